@@ -24,7 +24,9 @@ SETTING = (
 # Words in the names of columns. The first list that has one of a name's words decides.
 WORDS = {
     "-": "duration length len seconds sec rate frames size samples gender sex age accent start end "
-    "offset phonemes phoneme phones pinyin ipa",
+    "offset phonemes phoneme phonemized phones pinyin ipa arpabet g2p pred predicted prediction "
+    "hypothesis hyp asr translation translated domain prompt notes ref reference description "
+    "instruct instruction context style emotion",
     "language": "language lang locale",
     "split": "split subset partition",
     "speaker": "speaker speakers spk spkr client narrator reader voice talker singer",
@@ -40,10 +42,10 @@ RAW = {"raw", "original", "orig", "punctuated"}
 LANGUAGES = frozenset(code for code in codes_by_name() if len(code) <= 3) | {"jp", "cn"}
 # Scripts that put no spaces between words, as Unicode names their letters.
 UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
-# How a sentence is said, not who says it.
+# How a sentence is said, or whether it is something, not who says it.
 STYLES = frozenset(
     "neutral normal happy sad angry calm fear fearful disgust disgusted surprise surprised amused "
-    "sleepy excited whisper whispering bored anger happiness sadness reading".split()
+    "sleepy excited whisper whispering bored anger happiness sadness reading true false".split()
 )
 FEW_ROWS = 4  # fewer say nothing about how often a value occurs
 
@@ -108,7 +110,7 @@ def role_of(name: str) -> str:
         return ""  # a text, or a path
     for role, known in WORDS.items():
         if set(words) & set(known.split()):
-            return role
+            return "id" if role == "text" and "id" in words else role
     return ""
 
 
@@ -208,6 +210,11 @@ def _audio_column(traits: list[Trait]) -> int:
     return max(range(len(traits)), key=lambda i: traits[i].recordings)
 
 
+def _names_recordings(trait: Trait) -> bool:
+    distinct = len(set(trait.values)) == len(trait.values) > 1
+    return distinct and trait.recordings == 1
+
+
 def _kind(values: list[str]) -> str:
     if not values:
         return "empty"
@@ -231,6 +238,7 @@ def _kind(values: list[str]) -> str:
 
 def is_sentence(value: str) -> bool:
     """Tell whether a value has several words, or is long in a script without spaces."""
+    value = value.replace("፡", " ")  # the Ethiopic space
     words = letters(value).split()
     if len(words) > 1 and " " in value.strip():
         return True
@@ -242,6 +250,9 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
     """Return the columns, or the reason why they are not clear."""
     width = len(traits)
     audio = _audio_column(traits)
+    names = [i for i, trait in enumerate(traits) if _names_recordings(trait)]
+    if width > 2 and any(traits[i].values != traits[names[0]].values for i in names):
+        return f"columns {names[0] + 1} and {names[1] + 1} both name recordings"
     others = [i for i in range(width) if i != audio and (width == 2 or traits[i].kind != "empty")]
     if audio == 0 and width <= 4 and _is_pair(traits):
         # LJSpeech: id|text|normalised, and the kit's own fourth column with the speaker.
@@ -251,6 +262,10 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
         speaker = None if last == "number" else 3
         return Columns(audio=0, texts=(2, 1), speaker=speaker, width=width)
     if len(others) == 1:
+        labels = traits[others[0]]
+        is_label = labels.kind in ("few", "language", "split", "style")
+        if is_label and len(labels.values) >= FEW_ROWS and not all(map(is_sentence, labels.values)):
+            return "no column looks like sentences"
         return Columns(audio=audio, texts=(others[0],), width=width)
     texts = [i for i in others if traits[i].kind == "sentences"]
     rest = [i for i in others if i not in texts and traits[i].kind not in ("number", "style")]
@@ -268,7 +283,9 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
     if len(speakers) > 1:
         return "several columns could be the speaker"
     several = any(len(set(traits[i].values)) > 1 for i in languages)
-    if not speakers and (several or len(languages) > 1):
+    if not several and len(languages) > 1:  # GPT-SoVITS's speaker, with the name of a language
+        speakers = speakers or languages[:1]
+    if not speakers and several:
         return "a column could be the speaker or the language"
     return Columns(
         audio=audio,
@@ -297,6 +314,9 @@ def _is_pair(traits: list[Trait]) -> bool:
 
 def _similar(one: Trait, other: Trait) -> bool:
     """Tell whether two columns hold the same sentences, one of them perhaps in another spelling."""
+    sizes = [sum(map(len, trait.values)) / max(1, len(trait.values)) for trait in (one, other)]
+    if 2 * min(sizes) < max(sizes):  # one holds keywords, say
+        return False
     if len(one.values) == len(other.values):
         pairs = list(zip(one.values, other.values))
     else:  # the normalised text is missing in some rows: compare all words

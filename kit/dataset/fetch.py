@@ -6,9 +6,11 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.base.files import digest, write_atomic
+from kit.base.formatting import join_names
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import recognise
+from kit.dataset.recordings import Recordings
 from kit.dataset.splits import canonical_split, has_known_split
 
 HUB = "hf://"
@@ -45,7 +47,7 @@ def fetch_dataset(
     level = [source]
     for _ in range(4):
         datasets = [folder for folder in level if _is_dataset(folder)]
-        if len(datasets) == 1:
+        if len(datasets) == 1 and Recordings(datasets[0]).folders():
             return datasets[0]
         if datasets and _is_dataset(source, below=True):
             return source  # a folder for each speaker
@@ -64,6 +66,16 @@ def fetch_dataset(
     try:
         recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
+        visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
+        archives = [path for path in visible if path.is_file() and archive_suffix(path)]
+        if len(visible) == len(archives) == 1:
+            return fetch_dataset(archives[0], Path(into) / "inner", archive, hub, progress)
+        if archives:
+            names = join_names([path.name for path in archives], 8)
+            raise DatasetError(
+                f"{source} holds archives ({names}) and no dataset beside them: unpack them there, "
+                "or name one of them as DATA."
+            ) from error
         raise DatasetError(f"{error} Its subfolders hold none either.") from error
     return source
 

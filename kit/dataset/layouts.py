@@ -26,6 +26,7 @@ from kit.dataset.recordings import (
     bad_row,
     check_record,
     choose_base,
+    is_phonemes,
     label_of,
     stays_inside,
 )
@@ -33,6 +34,7 @@ from kit.dataset.splits import (
     canonical_split,
     has_known_split,
     hold_out,
+    speakers_in_names,
     speakers_of_folders,
     split_of,
     split_of_table,
@@ -46,10 +48,11 @@ from kit.dataset.tables import (
     read_tables,
     tables_of_recordings,
 )
-from kit.dataset.text_files import folders_of_texts, read_text_files
+from kit.dataset.text_files import folders_of_texts, has_own_texts, read_text_files
 from kit.streams.file import BadRecord, special_file_kind
 from kit.streams.lines import JsonLines
 from kit.streams.open import rows
+from kit.text.normalize import letters
 
 # The usual keys of JSON records, in the order in which they are preferred.
 AUDIO_KEYS = (
@@ -60,7 +63,8 @@ SPEAKER_KEYS = "speaker speaker_id speaker_name spk client_id".split()
 HEAD_BYTES = 4096
 SPACE = b"\xef\xbb\xbf \r\n\t"  # before a JSON text
 MAX_TABLES = 100
-MAX_DEPTH = 4  # of folders in which tables are looked for
+NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
+MAX_DEPTH = 6  # of folders in which tables are looked for
 MAX_JSON_BYTES = 2**26  # of a file that is read at once
 
 
@@ -95,7 +99,11 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     has no rows, a table lacks a column or it is not clear which column is what, or the recordings'
     folder is gone.
     """
-    layout, tables = recognise(Path(source))
+    source = Path(source)
+    layout, tables = recognise(source)
+    is_below = source.is_dir() and tables[0].parent != source
+    if is_below and not config.audio_root and not Recordings(tables[0].parent).folders():
+        config = dataclasses.replace(config, audio_root=str(source))
     refused: list[Finding] = []
     notes: list[str] = []
 
@@ -115,11 +123,8 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             f"{error.filename or tables[0]} cannot be read: {error.strerror}. Is its disk mounted, "
             "and may this user read it?"
         ) from error
-    speakers = speakers_of_folders({record.file for record in records})
-    if speakers and any(record.speaker for record in records):
-        speakers = {}
-    if speakers:
-        notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
+    has_speakers = any(record.speaker for record in records)
+    speakers = {} if has_speakers else speakers_of_folders({record.file for record in records})
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
     bases = dict.fromkeys(record.base for record in records)
@@ -130,13 +135,23 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
                 f"{base} is gone: a drive unplugged, a mount that ended, a wrong `audio_root`? "
                 "Nothing was written; connect it again and run again."
             )
+    if not config.columns:
+        _require_words(records)
     rows = Spool(_valid_rows(records, speakers, folders, config, refused))
+    rows, conflicts = without_conflicts(rows)
     rows, repeated = first_of_each_id(rows)
+    if not (has_speakers or speakers):
+        speakers = speakers_in_names(row.audio for row in rows)
+        if speakers:
+            named = (dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
+            rows = Spool(named)
+    if speakers:
+        notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     names = join_names([label_of(table, tables) for table in tables], 8)
     return Dataset(
         layout="; ".join([f"{layout.name}: {names}", *notes]),
         rows=hold_out(rows, config),
-        refused=refused + repeated,
+        refused=refused + conflicts + repeated,
     )
 
 
@@ -161,11 +176,46 @@ def _valid_rows(
             yield row
 
 
+def _require_words(records: Spool) -> None:
+    """Raise DatasetError where most texts are phonemes or pinyin."""
+    spoken = list(itertools.islice((record for record in records if record.text), SAMPLE_ROWS))
+    phonemes = [record for record in spoken if is_phonemes(record.text)]
+    if 2 * len(phonemes) > len(spoken):
+        first = phonemes[0]
+        raise DatasetError(
+            f"{first.file}, line {first.line}: the texts are phonemes or pinyin, not words: "
+            f"{shorten(first.text, 60)}. Give the words as they are written (in a table with both, "
+            "name the columns with COLUMNS or --columns). The kit makes phonemes itself: PHONEMES "
+            'or --phonemes. To train on these signs anyway, say so: COLUMNS = "audio|text" for two '
+            "columns, --set manifest.columns=..."
+        )
+
+
+def without_conflicts(rows: Spool) -> tuple[Spool, list[Finding]]:
+    """Leave out every row of a recording that has several texts, with a finding for each."""
+    several = repeated_hashes(row.audio for row in rows)
+    first: dict[str, Utterance] = {}
+    conflicts = set()
+    for row in rows if several else ():
+        if hash(row.audio) in several:
+            known = first.setdefault(row.audio, row)
+            if letters(known.text) != letters(row.text):
+                conflicts.add(row.audio)
+    findings = []
+    for row in rows if conflicts else ():
+        if row.audio in conflicts:
+            other = first[row.audio]
+            reason = f"another text for its recording is in {other.file}, line {other.line}"
+            if other == row:
+                reason = "another line gives its recording another text"
+            fix = "keep the line that is right; a part of a recording needs a file of its own"
+            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
+    return rows.where(lambda row: row.audio not in conflicts) if conflicts else rows, findings
+
+
 def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
     """Return the first row of each id, and findings about the others."""
-    hashes = np.fromiter((hash(row.id) for row in rows), np.int64, len(rows))
-    values, counts = np.unique(hashes, return_counts=True)
-    several = set(values[counts > 1].tolist())  # hashes of ids that may be repeated
+    several = repeated_hashes(row.id for row in rows)
     if not several:
         return rows, []
     first: dict[str, tuple[int, Utterance]] = {}
@@ -179,6 +229,13 @@ def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
                 repeated[number] = bad_row(row.file, row.line, row.id, reason, cure)
     unique = (row for number, row in enumerate(rows) if number not in repeated)
     return Spool(unique), list(repeated.values())
+
+
+def repeated_hashes(names: Iterable[str]) -> set[int]:
+    """The hashes of names that may occur more than once; 8 bytes of memory a name."""
+    hashes = np.fromiter((hash(name) for name in names), np.int64)
+    values, counts = np.unique(hashes, return_counts=True)
+    return set(values[counts > 1].tolist())
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
@@ -214,10 +271,15 @@ def recognise(source: Path, below: bool = True) -> tuple[DatasetLayout, list[Pat
                 if tables:
                     return layout, tables
         datasets = _datasets_below(source) if below else {}
-        if len(datasets) == 1:
-            return next(iter(datasets.items()))
         if below and not datasets and folders_of_texts(source):
             return TEXTS, [source]
+        if below and not datasets:  # VITS has filelists/ beside the recordings
+            for folder in _folders_below(source):
+                tables = _other_tables(folder, source)
+                if tables and not Recordings(folder).folders():
+                    datasets.setdefault(LAYOUTS[-1], []).extend(tables)
+        if len(datasets) == 1:
+            return next(iter(datasets.items()))
     elif source.is_file():
         for layout in LAYOUTS:
             known = source.suffix.lower() in layout.suffixes
@@ -272,10 +334,13 @@ def _audio_folder(table: Path, config: ManifestConfig) -> Path:
 
 
 def _ljspeech_tables(folder: Path) -> list[Path]:
-    """Return the splits without the table of all rows, which repeats them."""
+    """Return the splits, or the table of all rows, which repeats them, without its copies."""
     tables = sorted(folder.glob("metadata*.csv"))
-    has_train = any(split_of_table(table.stem) == "train" for table in tables)
-    return [table for table in tables if not has_train or table.stem != "metadata"]
+    splits = [table for table in tables if has_known_split(table.stem)]
+    if any(split_of_table(table.stem) == "train" for table in splits):
+        return splits
+    all_rows = [table for table in tables if table.stem == "metadata"]
+    return sorted(all_rows + splits) if all_rows else tables
 
 
 # --- Common Voice -------------------------------------------------------------------------------
@@ -298,7 +363,7 @@ def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record
                 yield bad_row(label, number, "", values.reason)
                 continue
             if not {"path", "sentence"} <= values.keys():
-                if tables_of_recordings([table]):
+                if tables_of_recordings([table], None):
                     yield from read_tables(tables, config)
                     return
                 raise DatasetError(
@@ -327,10 +392,16 @@ def _jsonl_tables(folder: Path) -> list[Path]:
     if one.is_file():
         return [one]
     lines = sorted(folder.glob("*.jsonl"))
-    return lines or [p for p in sorted(folder.glob("*.json")) if p.is_file() and _is_manifest(p)]
+    if lines:
+        return lines
+    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
+    recordings = Recordings(folder)
+    # Whisper and Emilia write one for each recording.
+    files = [path for path in files if not recordings.find(path.stem)]
+    return [path for path in files if _is_manifest(path, recordings)]
 
 
-def _is_manifest(path: Path) -> bool:
+def _is_manifest(path: Path, recordings: Recordings) -> bool:
     """Tell whether a .json file lists recordings, and is no configuration or one's own text."""
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
@@ -338,13 +409,12 @@ def _is_manifest(path: Path) -> bool:
         return True
     if not head.lstrip(SPACE).startswith((b"{", b"[")):
         return False
-    recordings = Recordings(path.parent)
     lines = itertools.islice(_json_rows(path), SAMPLE_ROWS)
     try:
         names = [_audio(values) for _, values in lines if isinstance(values, dict)]
     except KitError:
         return False
-    return 2 * sum(bool(n) and recordings.find_below(str(n)) != "" for n in names) > len(names)
+    return 2 * sum(bool(n) and recordings.lists(str(n)) for n in names) > len(names)
 
 
 def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
@@ -356,6 +426,7 @@ def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
         records = [values for _, values in lines if not isinstance(values, BadRecord)]
         step = max(1, len(records) // SAMPLE_ROWS)
         names = [_audio(values) for values in records[::step]]
+        parts = {str(_audio(values)) for values in records if values.get("offset")}
         folder = _audio_folder(table, config)
         base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
         for number, values in lines:
@@ -365,7 +436,7 @@ def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
                 reason = values.reason
             else:
                 name = str(values.get("id", ""))
-                reason, cure = _json_problem(values)
+                reason, cure = _json_problem(values, parts)
             if reason:
                 yield bad_row(label, number, name, reason, cure=cure)
                 continue
@@ -431,7 +502,7 @@ def _audio(values: dict) -> object:
     return audio.get("path") if isinstance(audio, dict) else audio  # as `datasets` writes it
 
 
-def _json_problem(values: dict) -> tuple[str, str]:
+def _json_problem(values: dict, parts: set[str]) -> tuple[str, str]:
     """Return (reason, fix) for an object that is not a record, else empty strings."""
     audio = _audio(values)
     text = _value(values, TEXT_KEYS, "text")
@@ -443,7 +514,7 @@ def _json_problem(values: dict) -> tuple[str, str]:
     others = [_value(values, SPEAKER_KEYS, "speaker"), values.get("id"), values.get("split")]
     if non_utf8_problem("".join([audio, text, *map(str, others)])):  # \u escapes can spell it
         return "half of a surrogate pair, which is not a character", "save the table as UTF-8"
-    if values.get("offset"):
+    if "offset" in values and audio in parts:
         reason = f"a part of a recording (offset {values['offset']}), which is not supported"
         return reason, "split the recording into one file a sentence"
     return "", ""
@@ -476,8 +547,17 @@ def _kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
                 f"{table.parent} has a file `segments`: its recordings hold several utterances "
                 "each. Split them into one file an utterance first (Kaldi's extract-segments)."
             )
-        texts = {name: text for _, name, text in _id_lines(table.parent / "text")}
-        speakers = {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
+        texts = {}
+        doubled = set()
+        for _, name, text in _id_lines(table.parent / "text"):
+            if texts.setdefault(name, text) != text:
+                doubled.add(name)
+        speakers = {
+            name: speaker
+            for _, speaker, names in _id_lines(table.parent / "spk2utt")
+            for name in names.split()
+        }
+        speakers |= {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
         lines = _id_lines(table)
         folder = _audio_folder(table, config)
         base, in_subfolders = choose_base(folder, folder, [audio for *_, audio in lines])
@@ -485,6 +565,8 @@ def _kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
             text = texts.get(name, "")
             speaker = speakers.get(name, "")
             reason, cure = encoding_problem(f"{name} {audio} {text} {speaker}")
+            if name in doubled:
+                reason, cure = "`text` has two lines with this id", "keep the right one"
             if audio.endswith("|"):
                 reason = "a command, not a recording"
                 cure = "run it and name the file it makes"
@@ -507,15 +589,16 @@ def _kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
 # --- other tables -------------------------------------------------------------------------------
 
 
-def _other_tables(folder: Path) -> list[Path]:
-    """Return the tables that name recordings in the folder; those with the name of a split, if any.
+def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
+    """Return the tables in a folder that name recordings there, or in `audio_root`.
 
-    A list of all rows beside the lists of the splits would repeat them.
+    Those with the name of a split, if any: a list of all rows would repeat them.
     """
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLE_SUFFIXES]
-    if len(files) > MAX_TABLES:  # a text for each recording
+    files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
+    if len(files) > MAX_TABLES or has_own_texts(files, folder):
         return []
-    tables = tables_of_recordings([path for path in files if path.is_file()])
+    tables = tables_of_recordings(files, audio_root)
     splits = [path for path in tables if has_known_split(path.stem)]
     return splits if any(canonical_split(p.stem) == "train" for p in splits) else tables
 

@@ -21,10 +21,24 @@ from kit.text.normalize import letters, normalize
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
 KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
-UNREADABLE_SUFFIXES = (".sph", ".pt", ".npy")
+UNREADABLE_SUFFIXES = (".sph", ".pt", ".npy", ".caf", ".au", ".wv", ".ape", ".3gp")
 MAX_PATH_CHARACTERS = 1000  # longer values of a table are texts, not paths
 SHOWN = 3  # recordings in a message
 RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
+# What pandas and Excel write where a cell is empty, or its formula wrong.
+NO_VALUE = frozenset({"nan", "null", "none", "n/a", "#n/a", "<na>", "#name?", "#ref!", "#value!"})
+# What no text is spoken with: {reason: sign of it}.
+NOT_SPOKEN = {
+    "markup": re.compile(r"</?[a-zA-Z][^<>]*>|&(#\d+|amp|lt|gt|quot|nbsp);|\{\\rtf"),
+    "JSON": re.compile(r'^\s*[{\[]+\s*"'),
+    "times": re.compile(r"-->|\d\d:\d\d[.,]\d{3}|[\[(]\d{1,2}:\d\d(:\d\d)?[\])]"),
+    "the name of a file": re.compile(r"^\S+\.(txt|lab|json|wav|mp3|flac|ogg|opus|m4a)\b", re.I),
+    "the label of a speaker": re.compile(r"^\W*speaker[ _]\d+", re.I),
+    "an address of the web": re.compile(r"https?://\S+"),
+}
+# Signs of IPA that hardly any spelling has; syllables and sounds with a figure for tone or stress.
+IPA = re.compile("[ɹɾʁʃʒɪʌɑɒɐɚɝɜɡˈˌː]")
+PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +162,7 @@ class Recordings:
         for tail, path in self._same_name(parts).items():
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
-            known = not before or is_absolute(name) or before == _parts(self.base.name)
+            known = not before or is_absolute(name) or before[-1:] == _parts(self.base.name)
             if known and tuple(parts[-len(tail) :]) == tail:
                 matches[tail] = path
         longest = max(map(len, matches), default=0)
@@ -198,7 +212,13 @@ class PathIndex:
 def _walk(base: Path) -> Iterator[str]:
     """Yield the files below `base` as relative paths, in order, without hidden ones."""
     order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
-    for folder, subfolders, files in os.walk(base):
+    seen = set()
+    for folder, subfolders, files in os.walk(base, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # links may lead in a circle
+            subfolders.clear()
+            continue
+        seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
         files.sort()
         files.sort(key=lambda f: order.get(os.path.splitext(f)[1].lower(), 99))
@@ -210,7 +230,7 @@ def _walk(base: Path) -> Iterator[str]:
 def _parts(name: str) -> list[str]:
     """Return the parts of a path in one spelling: composed, lower case, without audio suffix."""
     name = unicodedata.normalize("NFC", name).casefold().replace("\\", "/")
-    name = re.sub(r"^[a-z]:", "", name).strip()
+    name = re.sub(r"^[a-z]:|^dummy\d*/", "", name).strip()  # VITS's lists have DUMMY1/
     if has_suffix(name):
         name = os.path.splitext(name)[0]
     return [part for part in name.split("/") if part not in ("", ".")]
@@ -222,8 +242,8 @@ def has_suffix(name: str) -> bool:
 
 
 def is_absolute(name: str) -> bool:
-    """Tell whether a path is absolute, here or on Windows, or begins with a variable: `$root/`."""
-    return bool(re.match(r"[A-Za-z]:[\\/]|[\\/]|[${]", name))
+    """Tell whether a path is absolute, here or on Windows, a URL, or has a variable: `$root/`."""
+    return bool(re.match(r"[A-Za-z]:[\\/]|[\\/]|[${]|\w+://", name))
 
 
 def stays_inside(name: str) -> bool:
@@ -236,22 +256,45 @@ def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool
     """Return the folder that the paths `names` start from, and whether to search its subfolders.
 
     It is `usual` if most names are there; else `folder`, a folder below it with recordings, or
-    `folder` with its subfolders; and `usual` again where most are nowhere.
+    `folder` with its subfolders, whichever has most; and `usual` again where most are nowhere.
+    Where two folders have as many, a name that is in both is in neither.
     """
 
-    def has_most(base: Path, below: bool = False) -> bool:
+    def count(base: Path, below: bool = False) -> int:
         recordings = Recordings(base)
         find = recordings.find_below if below else recordings.find
-        return 2 * sum(bool(find(name)) for name in names) >= max(1, len(names))
+        return sum(bool(find(name)) for name in names)
 
-    if not names or has_most(usual):
+    if not names or 2 * count(usual) >= len(names):
         return usual, False
-    for base in (folder, *Recordings(folder).folders()[:5]):
-        if base != usual and has_most(base):
-            return base, False
-    if has_most(folder, below=True):
+    below = Recordings(folder).folders()[:5]
+    counts = {base: count(base) for base in (folder, *below)}
+    best = max(counts, key=counts.get)
+    in_subfolders = count(folder, below=True)
+    if in_subfolders > counts[best]:
         return folder, True
-    return usual, False
+    if 2 * counts[best] < len(names):
+        return usual, False
+    is_clear = best == folder or list(counts.values()).count(counts[best]) == 1
+    return (best, False) if is_clear else (folder, True)
+
+
+def is_phonemes(text: str) -> bool:
+    """Tell whether a text is written as it sounds: IPA, ARPABET (HH AH0 L OW1), pinyin (ni3)."""
+    words = text.split()
+    with_figures = sum(bool(PINYIN.fullmatch(word)) for word in words)
+    return len(set(IPA.findall(text))) > 1 or (len(words) > 1 and 3 * with_figures >= len(words))
+
+
+def _text_problem(text: str) -> tuple[str, str]:
+    """Return (reason, fix) for a text that cannot be what is said, else empty strings."""
+    if text.strip().lower() in NO_VALUE:
+        return f"the text is empty: {text!r}", "write what is said, or remove the line"
+    for kind, sign in NOT_SPOKEN.items():
+        match = sign.search(text)
+        if match:
+            return f"the text has {kind}, which nobody says: {match[0]!r}", "write what is said"
+    return "", ""
 
 
 def check_record(
@@ -262,8 +305,11 @@ def check_record(
     audio = find(record.audio)
     name = record.id or (recordings.id_of(audio) if audio else record.audio)
     text = normalize(record.text, config.language)
-    kind, reason, cure = "row", "", ""
-    if not audio and not stays_inside(record.audio):
+    kind = "row"
+    reason, cure = _text_problem(record.text)
+    if reason:
+        pass
+    elif not audio and not stays_inside(record.audio):
         inside = record.base.name or str(record.base)
         reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
         cure = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
@@ -279,6 +325,8 @@ def check_record(
     elif not audio:
         kind = "missing"
         reason = recordings.problem(record.audio)
+        if "have this name" in reason:
+            cure = "name the right folder in the table, or with --set manifest.audio_root="
     if reason:
         name = record.id or record.audio
         return Finding(
@@ -288,7 +336,7 @@ def check_record(
         id=name,
         audio=audio,
         text=text,
-        speaker=record.speaker or "speaker",
+        speaker="speaker" if record.speaker.lower() in ("", "nan") else record.speaker,
         split=record.split or "train",
         line=record.line,
         file=record.file,

@@ -25,8 +25,10 @@ TEST = frozenset({"test", "testing", "testset"})
 MIN_HELD_OUT = 5
 # Folders that divide the recordings of one person.
 PARTS = re.compile(
-    r"(chapter|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+", re.I
+    r"(book|chapter|ch|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+",
+    re.I,
 )
+GENDERS = frozenset({"male", "female", "m", "f"})  # folders of several speakers each
 
 
 def _words(name: str) -> set[str]:
@@ -93,6 +95,28 @@ def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
     for label in set(labels):
         parts = Path(label).parts[:-1]
         folders[label] = [p for p in parts if not has_known_split(p) and not PARTS.fullmatch(p)]
+    without_gender = {}
+    for label, parts in folders.items():
+        without_gender[label] = [p for p in parts if p.lower() not in GENDERS]
+    return _first_difference(without_gender) or _first_difference(folders)
+
+
+def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
+    """Return {recording: speaker}, where it is in a folder whose name is in its own name, too.
+
+    AISHELL has S0002/BAC009S0002W0122.wav, MLS 10/20/10_20_000001.flac. {} where there is just one.
+    """
+    names = {}
+    for path in paths:
+        *folders, name = Path(path).parts
+        known = [f for f in folders if len(f) > 1 and re.search(r"\d", f) and f in name]
+        names[path] = [folder for folder in known if not PARTS.fullmatch(folder)][:1]
+        if not names[path]:
+            return {}
+    return _first_difference(names)
+
+
+def _first_difference(folders: dict[str, list[str]]) -> dict[str, str]:
     depth = 0
     while folders and all(len(parts) > depth for parts in folders.values()):
         names = {label: parts[depth] for label, parts in folders.items()}

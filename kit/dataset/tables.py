@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -37,6 +38,7 @@ NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}
 QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
 HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
+NO_TEXT = re.compile(r"[\d.,:\s-]*|\w+://\S*")
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 Lines = Callable[[], Iterator[str]]  # each call reads the file again
 UNIX_ENDS = "save the table with the line ends of Unix, or of Windows"
@@ -214,15 +216,17 @@ def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: s
     return bad_row(label, row.line, name, reason, cure)
 
 
-def tables_of_recordings(files: list[Path]) -> list[Path]:
+def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Path]:
     """Return the files of which most rows name recordings, unlike a README's; by their beginning.
 
-    All are in one folder.
+    All are in one folder. Where some have a text, those with figures and paths alone are left out.
     """
     if not files:
         return []
-    is_recording = _recording_check(*_folders(files[0], ManifestConfig()))
+    root = str(audio_root) if audio_root else ""
+    is_recording = _recording_check(*_folders(files[0], ManifestConfig(audio_root=root)))
     tables = []
+    with_text = []
     for path in files:
         try:
             raw = read_table(path, is_recording, max_bytes=HEAD_BYTES)
@@ -231,7 +235,11 @@ def tables_of_recordings(files: list[Path]) -> list[Path]:
         sample = raw.sample[1:] or raw.sample  # without a header
         if raw.width > 1 and 2 * raw.most_recordings(sample, is_recording) >= len(sample) > 0:
             tables.append(path)
-    return tables
+            columns = zip(*sample, strict=True)
+            spoken = [sum(not NO_TEXT.fullmatch(cell) for cell in column) for column in columns]
+            if sum(2 * count > len(sample) for count in spoken) > 1:  # the recording, and its text
+                with_text.append(path)
+    return with_text or tables
 
 
 # --- from bytes to rows -------------------------------------------------------------------------
@@ -327,11 +335,22 @@ def _contains(ascending: Sequence[int], number: int) -> bool:
 
 
 def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
-    """Count the rows and their usual number of columns."""
-    widths = collections.Counter(-1 if row.problem else len(row.cells) for row in split())
+    """Count the rows and their columns: the usual number or a header's, without empty ones behind."""
+    first: TableRow | None = None
+    widths = collections.Counter()
+    filled = 0  # columns, up to the last one that is not always empty
+    for row in split():
+        first = first or row
+        widths[-1 if row.problem else len(row.cells)] += 1
+        if any(row.cells[filled:]):
+            filled = max(i for i, cell in enumerate(row.cells, 1) if cell)
     count = widths.total()
     del widths[-1]
     width = max(widths, key=lambda width: (widths[width], width), default=0)
+    if first and names_columns(first.cells):
+        width = len(first.cells)
+    if filled < width:
+        width = max(filled, min(width, 2))
     return RawTable(path=path, separator=separator, width=width, count=count, split=split)
 
 

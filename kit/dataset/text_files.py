@@ -5,10 +5,11 @@ LibriTTS); LibriSpeech's `*.trans.txt`, Kaldi's `text` alone, JSUT's `id:text`, 
 `( id "text" )`.
 """
 
+import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError
@@ -18,48 +19,66 @@ from kit.dataset.splits import split_of_folders
 from kit.dataset.tables import encoding_problem, read_lines
 
 # Of a recording's own text; where it has several, the first of these is taken.
-ENDINGS = (".normalized.txt", ".txt", ".lab", ".json", ".original.txt")
+SUBTITLES = (".srt", ".vtt", ".tsv")
+ENDINGS = (".normalized.txt", ".txt", ".lab", ".json", *SUBTITLES, ".original.txt")
 LIST_SUFFIXES = (".txt", ".data", ".list", "")
 MICROPHONES = ("", "_mic1")  # VCTK records with two; its texts name neither
 SAMPLE = 50  # files or lines that are looked at to recognise the layout
-LINE = re.compile(r'(?:\(\s*)?([^\s:]+)(?::|\s)\s*"?(.*?)"?(?:\s*\))?')
-TIMES = re.compile(r"(0|\d+\.\d+)\s+\d+(\.\d+)?\s")  # of HTK's labels and Audacity's
+LINE = re.compile(r'(?:\(\s*)?([^\s:]+)(?::|\s)\s*(?:(?:=>?|->|:)\s)?"?(.*?)"?(?:\s*\))?')
+# Of labels: Audacity's, HTK's, Festival's.
+TIMES = re.compile(r"(separator ;.*?)?(# )?(0|\d+[.,]\d+)\s+\d+([.,]\d+)?\s")
+CUES = re.compile(r"\d[\d:.,]*\s*(-->|\t)\s*\d[\d:.,]*[^\n\t]*[\n\t]")  # times of a subtitle
 
 
 def folders_of_texts(folder: Path) -> list[Path]:
     """Return [folder] if some text below it belongs to a recording there, else []."""
-    recordings = Recordings(folder)
+    at = functools.cache(Recordings)
+    recordings = at(folder)
     if not recordings.folders():
         return []
     paths = list(_text_paths(folder))
     step = max(1, len(paths) // SAMPLE)
     own = any(_own_recording(path, folder, recordings) for path in paths[::step])
-    return [folder] if own or any(_is_list(path, recordings) for path in paths[::step]) else []
+    return [folder] if own or any(_is_list(path, folder, at) for path in paths[::step]) else []
+
+
+def has_own_texts(files: list[Path], folder: Path) -> bool:
+    """Tell whether most of some files in a folder are each the text of a recording beside it."""
+    if not files:
+        return False
+    recordings = Recordings(folder)
+    names = [(path.name.lower(), _ending(path)) for path in files]
+    own = [n for n, end in names if n.endswith(end) and recordings.find(n.removesuffix(end))]
+    return len(own) > 1 or len(own) == len(files)
 
 
 def read_text_files(
     folders: list[Path], config: ManifestConfig
 ) -> Iterator[Record | Finding | str]:
     """Read the texts below `folders`; a recording without one becomes a finding."""
+    at = functools.cache(Recordings)
     for folder in folders:
-        recordings = Recordings(folder)
+        recordings = at(folder)
         paths = list(_text_paths(folder))
         texts = {}  # {recording: its own text file}
+        own = set()
         for path in sorted(paths, key=lambda path: ENDINGS.index(_ending(path))):
             audio = _own_recording(path, folder, recordings)
             if audio:
                 texts.setdefault(audio, path)
-        lists = [path for path in paths if _is_list(path, recordings)]
+                own.add(path)
+        lists = [path for path in paths if path not in own and _is_list(path, folder, at)]
         labels = [folder / "_", *texts.values(), *lists]  # names start from `folder`
         named = set()
-        for audio, path in sorted(texts.items()):
-            named.add(audio)
-            yield _own_record(path, audio, folder, labels)
         for path in lists:
-            for record in _list_records(path, folder, recordings, labels):
+            for record in _list_records(path, folder, at, labels):
                 if isinstance(record, Record):
                     named.add(recordings.find_below(record.audio))
                 yield record
+        for audio, path in sorted(texts.items()):
+            if audio not in named:
+                yield _own_record(path, audio, folder, labels)
+        named.update(texts)
         for audio in recordings.paths():
             second = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
             if audio not in named and second not in named:
@@ -104,18 +123,28 @@ def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
 def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Record | Finding:
     label = label_of(path, labels)
     try:
-        text = " ".join(" ".join(read_lines(path)).split())
+        text = "".join(read_lines(path))
         reason, cure = encoding_problem(text)
         if reason:
             return bad_row(label, 1, "", reason, cure=cure)
-        if path.suffix.lower() == ".json":
-            text = json.loads(text)["text"]
+        speaker = ""
+        if path.suffix.lower() in SUBTITLES:
+            text = _spoken_of_subtitles(text)
+        elif path.suffix.lower() == ".json":
+            values = json.loads(text)
+            segments = [segment["text"] for segment in values.get("segments") or []]
+            text = values.get("text") or " ".join(segments)
+            speaker = str(values.get("speaker") or "")
+        text = " ".join(text.split())
     except DatasetError as error:
         return bad_row(label, 1, "", str(error))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         reason = 'an object with a "text" expected, as Whisper writes'
         return bad_row(label, 1, "", reason)
-    if not isinstance(text, str) or TIMES.match(text):
+    if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
+        reason = "a line of a table in a text file of its own"
+        return bad_row(label, 1, "", reason, cure="write what is said, and nothing else")
+    if TIMES.match(text):
         return bad_row(label, 1, "", "labels with times, not a text", cure="write what is said")
     return Record(
         file=label,
@@ -124,12 +153,25 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
         audio=os.path.relpath(audio, folder),
         base=folder,
         text=text,
+        speaker=speaker,
         split=split_of_folders(label),
         in_subfolders=True,
     )
 
 
-def _is_list(path: Path, recordings: Recordings) -> bool:
+def _spoken_of_subtitles(text: str) -> str:
+    """Return the words of SRT, VTT, or Whisper's TSV, without times, numbers and headers."""
+    cues = CUES.split(text)[2::2]
+    # The number of the next cue, or its name, is behind an empty line.
+    return " ".join(re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in cues)
+
+
+def _find(name: str, path: Path, folder: Path, at: Callable[[Path], Recordings]) -> str:
+    """Return the recording that the list `path` means: the one below its own folder, if any."""
+    return at(path.parent).find_below(name) or at(folder).find_below(name)
+
+
+def _is_list(path: Path, folder: Path, at: Callable[[Path], Recordings]) -> bool:
     """Tell whether most lines of a file begin with a recording's name."""
     if path.suffix.lower() not in LIST_SUFFIXES:
         return False
@@ -137,7 +179,7 @@ def _is_list(path: Path, recordings: Recordings) -> bool:
         lines = _list_lines(path)[:SAMPLE]
     except (DatasetError, OSError):
         return False
-    hits = sum(bool(recordings.find_below(name)) for _, name, text in lines if text)
+    hits = sum(bool(_find(name, path, folder, at)) for _, name, text in lines if text)
     return bool(lines) and 2 * hits > len(lines)
 
 
@@ -152,11 +194,11 @@ def _list_lines(path: Path) -> list[tuple[int, str, str]]:
 
 
 def _list_records(
-    path: Path, folder: Path, recordings: Recordings, labels: list[Path]
+    path: Path, folder: Path, at: Callable[[Path], Recordings], labels: list[Path]
 ) -> Iterator[Record | Finding]:
     label = label_of(path, labels)
     for number, name, text in _list_lines(path):
-        audio = recordings.find_below(name)
+        audio = _find(name, path, folder, at)
         reason, cure = encoding_problem(f"{name} {text}")
         if reason:
             yield bad_row(label, number, name, reason, cure=cure)
@@ -164,7 +206,7 @@ def _list_records(
         yield Record(
             file=label,
             line=number,
-            id=recordings.id_of(audio) if audio else "",
+            id=at(folder).id_of(audio) if audio else "",
             audio=os.path.relpath(audio, folder) if audio else name,
             base=folder,
             text=text,

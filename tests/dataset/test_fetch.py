@@ -57,6 +57,16 @@ def test_an_ljspeech_zip_from_a_mac_is_found(tmp_path):
         packed.writestr("__MACOSX/voice/wavs/a.wav", "junk")
         packed.writestr(".hidden/x.jsonl", "{}")
     assert fetch_dataset(tmp_path / "voice.zip", tmp_path / "into").name == "voice"
+    (tmp_path / "mine").mkdir()
+    with zipfile.ZipFile(tmp_path / "mine" / "voice.zip", "w") as packed:  # again, in another
+        packed.write(tmp_path / "voice.zip", "voice.zip")
+    for source in (tmp_path / "mine", tmp_path / "mine" / "voice.zip"):
+        into = tmp_path / f"into {source.name}"
+        (row,) = read_dataset(fetch_dataset(source, into), ManifestConfig()).rows
+        assert row.text == "ሰላም"
+    (tmp_path / "mine" / "metadata.csv").write_text("a|ሰላም\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"archives \(voice\.zip\).*unpack them"):
+        fetch_dataset(tmp_path / "mine", tmp_path / "into 3")
 
 
 def test_a_folder_is_taken_as_it_stands(tmp_path):

@@ -128,9 +128,11 @@ def test_ids_keep_their_zeros_and_words_like_na(tmp_path):
 
 
 def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
-    kept, (refusal,) = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")
+    kept, (refusal,) = noted(tmp_path, f"a|{TEXT}\na|{TEXT}\n")
     assert kept == {"a": TEXT} and refusal.line == 2
     assert refusal.reason == "this id is already used in metadata.csv, line 1"
+    kept, refused = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")  # nobody knows which is right
+    assert not kept and sorted(finding.line for finding in refused) == [1, 2]
 
 
 def test_recordings_may_be_in_folders_below_wavs(tmp_path):

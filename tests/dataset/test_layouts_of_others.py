@@ -127,6 +127,7 @@ def test_columns_are_found(tmp_path, kind):
 
 UNCLEAR = {
     "two languages": lines("c{i}|{t}|ceci est encore une phrase numero {i} {t[0]}"),
+    "keywords": lines("c{i}|{t} and so on it goes, as was said|{t}"),
     "two speakers": lines("c{i}|{t}|{s}|x{s}"),
     "a speaker for each": lines("c{i}|{t}|person{i}"),
     "two texts in the header": "path|text|sentence\n" + lines("c{i}|{t}|un mot {i}"),
@@ -527,6 +528,149 @@ TEXT_FILES = {
         },
         ALL_ONE,
     ),
+    "labels beside Festival's list": (
+        clips("wav/c{i}.wav"),
+        {"etc__txt.done.data": lines('( c{i} "{t}" )'), "lab__c1.lab": "#\n0.05 125 pau\n"},
+        ALL_ONE,
+    ),
+    "AISHELL": (
+        clips("wav/train/S0{n}/B9S0{n}W{i}.wav"),
+        {"transcript__a.txt": lines("B9S0{n}W{i} {t}")},
+        ["S00", "S01"] * 5,
+    ),
+    "MLS": (
+        clips("train/audio/1{n}/7/1{n}_7_{i}.flac"),
+        {
+            "train__transcripts.txt": lines("1{n}_7_{i}\t{t}"),
+            "train__segments.txt": lines("1{n}_7_{i}\thttp://x.org/y.mp3\t1.5\t4.{i}"),
+        },
+        ["10", "11"] * 5,
+    ),
+    "LibriTTS-R": (
+        clips("1{n}/7/1{n}_7_{i}.wav"),
+        texts("1{n}/7/1{n}_7_{i}.normalized.txt")
+        | {"10__7__10_7.trans.tsv": lines("1{n}_7_{i}\tNo. {t}\t{t}")}
+        | {"10__7__10_7.book.tsv": lines("1{n}_7_{i}\tNo. {t}\tx {t}\t0.5\t1.5")},
+        ["10", "11"] * 5,
+    ),
+    "JVS": (
+        [f"jvs{n}/parallel/wav/V_{i}.wav" for i in range(5) for n in range(2)],
+        {
+            f"jvs{n}__parallel__transcripts.txt": "".join(
+                f"V_{i}:{TEXTS[2 * i + n]}\n" for i in range(5)
+            )
+            for n in range(2)
+        },
+        ["jvs0", "jvs1"] * 5,
+    ),
+    "M-AILABS": (
+        clips("by_book/x/y/{n}male/s{n}/bk/wavs/c{i}.wav"),
+        {
+            f"by_book__x__y__{n}male__s{n}__bk__metadata.csv": "".join(
+                f"c{i}|{text}|{text}\n" for i, text in enumerate(TEXTS) if i % 2 == n
+            )
+            for n in range(2)
+        },
+        ["0male", "1male"] * 5,
+    ),
+    "Emilia": (
+        clips("EN/c{i}.mp3"),
+        {
+            f"EN__c{i}.json": json.dumps({"wav": f"EN/c{i}.mp3", "text": t, "speaker": f"s{i % 2}"})
+            for i, t in enumerate(TEXTS)
+        },
+        TWO,
+    ),
+    "WhisperX": (
+        clips("c{i}.wav"),
+        {f"c{i}.json": json.dumps({"segments": [{"text": t}]}) for i, t in enumerate(TEXTS)},
+        ALL_ONE,
+    ),
+    "SRT": (
+        clips("c{i}.wav"),
+        texts("c{i}.srt", "1\n00:00:00,000 --> 00:00:01,000\n{t}\n\n"),
+        ALL_ONE,
+    ),
+    "VTT": (
+        clips("c{i}.wav"),
+        texts("c{i}.vtt", "WEBVTT\n\n00:00.00 --> 00:02.00\n{t}\n"),
+        ALL_ONE,
+    ),
+    "Whisper's TSV": (
+        clips("c{i}.wav"),
+        texts("c{i}.tsv", "start\tend\ttext\n0\t9\t{t}\n"),
+        ALL_ONE,
+    ),
+    "arrows": (wavs(), {"list.txt": lines("c{i}.wav -> {t}")}, ALL_ONE),
+    "VITS": (
+        clips("wav/p{n}/c{i}.wav"),
+        {"filelists__all_train.txt": lines("DUMMY2/p{n}/c{i}.wav|{n}|{t}")},
+        ["0", "1"] * 5,
+    ),
+    "GPT-SoVITS": (
+        clips("output/slicer_opt/a.wav_{i}.wav"),
+        {"output__asr_opt__slicer_opt.list": lines("output\\slicer_opt\\a.wav_{i}.wav|vo|en|{t}")},
+        ["vo"] * 10,
+    ),
+    "Kaldi's spk2utt": (
+        wavs(),
+        {
+            "wav.scp": lines("u{i} wavs/c{i}.wav"),
+            "text": lines("u{i} {t}"),
+            "spk2utt": "s0 u0 u2 u4 u6 u8\ns1 u1 u3 u5 u7 u9\n",
+        },
+        TWO,
+    ),
+    "Label Studio": (
+        clips("upload/ab-c{i}.wav"),
+        {
+            "project.json": json.dumps(
+                [
+                    {"audio": f"/data/upload/1/ab-c{i}.wav", "id": i + 1, "transcription": t}
+                    for i, t in enumerate(TEXTS)
+                ]
+            )
+        },
+        ALL_ONE,
+    ),
+    "Common Voice 17's columns": (
+        clips("audios/c{i}.mp3"),
+        {
+            "all.tsv": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\n"
+            + lines("{s}\tc{i}.mp3\tf{i}\t{t}\t"),
+            "invalidated.tsv": "path\tsentence\n" + lines("c{i}.mp3\tnot {t}"),
+        },
+        TWO,
+    ),
+    "copies of the table": (
+        wavs(),
+        {"metadata.csv": lines("c{i}|{t}"), "metadata (1).csv": lines("c{i}|old {t}")},
+        ALL_ONE,
+    ),
+    "separators at the end of some": (
+        wavs(),
+        {
+            "metadata.csv": "".join(
+                f"{k}|{v}{'|' * (i % 2)}\n" for i, (k, v) in enumerate(JSON.items())
+            )
+        },
+        ALL_ONE,
+    ),
+    "a voice to imitate": (
+        [*wavs(), "ref.wav"],
+        {"a.csv": "ref_audio,audio,text\n" + lines("ref.wav,wavs/c{i}.wav,{t}")},
+        ALL_ONE,
+    ),
+    "a description in JSON": (
+        wavs(),
+        {"a.jsonl": lines('{{"audio": "wavs/c{i}.wav", "text_style": "x", "my_text": "{t}"}}')},
+        ALL_ONE,
+    ),
+    "phonemes beside the text": (
+        wavs(),
+        {"metadata.csv": "audio|phonemized_text|text\n" + lines("c{i}|ðə dˈɔɡ {i}|{t}")},
+        ALL_ONE,
+    ),
 }
 
 
@@ -540,6 +684,73 @@ def test_a_text_is_that_of_its_recording(tmp_path, kind):
     assert [row.speaker for row in rows] == speakers
     assert [Path(row.audio) for row in rows] == [tmp_path / name for name in recordings[:10]]
     assert {row.split for row in rows} == {"train"}
+
+
+NO_TEXTS = {
+    "IPA": {"metadata.csv": lines("c{i}|ðə dˈɔɡ ɹˈæn {i}|0")},
+    "IPA in JSON": {"a.jsonl": lines('{{"audio": "wavs/c{i}.wav", "text": "wˈɜːdz {i}"}}')},
+    "ARPABET": {"metadata.csv": lines("c{i}|{{HH AH0 L OW1}} {{W ER1 L D {i}}}")},
+    "pinyin": {"metadata.csv": lines("c{i}|jin1 tian1 hao{n}")},
+    "tags": {"metadata.csv": lines("c{i}|<speak>{t}</speak>")},
+    "labels of speakers": texts("wavs/c{i}.txt", "SPEAKER_00: {t}"),
+    "times in brackets": texts("wavs/c{i}.txt", "[00:01] {t}"),
+    "its own name": texts("wavs/c{i}.txt", "c0.wav\n{t}"),
+    "a line of a table for each": {f"wavs__c{i}.txt": f"c{i}: {t}" for i, t in enumerate(TEXTS)},
+    "JSON in .txt": texts("wavs/c{i}.txt", '{{"text": "{t}"}}'),
+    "speakers alone": {"metadata.csv": lines("c{i}|{s}")},
+    "entities": {"metadata.csv": lines("c{i}|{t} &amp; more")},
+    "empty cells of pandas": {"metadata.csv": "audio,text\n" + lines("c{i}.wav,NaN")},
+    "errors of Excel": {"metadata.csv": "audio,text\n" + lines("c{i}.wav,#NAME?")},
+    "names of files": {"metadata.csv": "audio,text_file\n" + lines("c{i}.wav,txt/c{i}.txt")},
+    "subtitles called .txt": texts("wavs/c{i}.txt", "1\n00:00:00,000 --> 00:00:02,000\n{t}\n"),
+    "labels with commas": texts("wavs/c{i}.txt", "0,000\t2,000\t{t}\n"),
+    "RTF": texts("wavs/c{i}.txt", "{{\\rtf1 {t}}}"),
+    "a table for each": texts("wavs/c{i}.txt", "x|{t}\n"),
+    "two texts for a recording": {"metadata.csv": lines("c{i}|{t}") + lines("c{i}.wav|not {t}")},
+    "parts of one recording": {"m.csv": "file,start,end,text\n" + lines("c0.wav,{i},9,{t}")},
+    "parts in JSON": {"m.json": lines('{{"audio_filepath": "c0", "offset": {i}, "text": "{t}"}}')},
+    "two lines in Kaldi's text": {
+        "wav.scp": lines("u{i} wavs/c{i}.wav"),
+        "text": lines("u{i} {t}") + lines("u{i} not {t}"),
+    },
+    "commas in an unquoted text": {"metadata.csv": "audio,text\n" + lines("c{i}.wav,{t}, and")},
+    "what listeners refused": {"invalidated.tsv": "path\tsentence\n" + lines("c{i}.wav\t{t}")},
+    "two columns of recordings": {"metadata.csv": lines("c{i}|c{n}{i}|{t}")},
+}
+
+
+@pytest.mark.parametrize("kind", NO_TEXTS)
+def test_what_is_no_text_is_not_trained(tmp_path, kind):
+    files = [*wavs(), *[f"wavs/c{i % 2}{i}.wav" for i in range(10) if "two columns" in kind]]
+    folder = folder_of(tmp_path, files, **NO_TEXTS[kind])
+    try:
+        assert not read(folder).rows
+    except DatasetError as error:
+        assert str(folder) in str(error) or "COLUMNS" in str(error)
+
+
+def test_phonemes_are_read_where_the_user_says_so(tmp_path):
+    folder = folder_of(tmp_path, wavs(), **{"metadata.csv": lines("c{i}|ðə dˈɔɡ {i}")})
+    assert len(read(folder, columns="audio|text").rows) == 10
+
+
+def test_a_name_in_two_folders_is_a_question(tmp_path):
+    files = [f"{folder}/{i}.wav" for folder in "ab" for i in range(5)]
+    table = "".join(f"{i}|{TEXTS[i]}\n" for i in range(5))
+    folder = folder_of(tmp_path, files, **{"metadata.csv": table})
+    result = read(folder)
+    assert not result.rows and "a/0, b/0" in result.refused[0].reason
+    assert "audio_root" in result.refused[0].cure
+    assert len(read(folder, audio_root=str(folder / "b")).rows) == 5
+
+
+def test_linked_folders_are_searched_and_circles_left(tmp_path):
+    table = "path,text\n" + lines("c{i},{t}")
+    folder = folder_of(tmp_path / "mine", [], **{"audio__list.csv": table})
+    folder_of(tmp_path / "away", wavs())
+    (folder / "audio" / "x").symlink_to(tmp_path / "away")
+    (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
+    assert len(read(folder).rows) == 10
 
 
 def test_folders_say_the_split_of_their_texts(tmp_path):
