@@ -335,7 +335,7 @@ def _contains(ascending: Sequence[int], number: int) -> bool:
 
 
 def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
-    """Count the rows and their columns: the usual number or a header's, without empty ones behind."""
+    """Count the rows and columns: the usual number, or a header's, without empty ones behind."""
     first: TableRow | None = None
     widths = collections.Counter()
     filled = 0  # columns, up to the last one that is not always empty

@@ -99,10 +99,11 @@ class Setup:
         timings = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
         return Result(line=f"{title}: {timings}", pictures=[picture])
 
-    def memory(self) -> Result:
-        """The planned memory of a training step by part, and its peak beside the device's."""
+    @property
+    def workload(self) -> Workload:
+        """The preset's step on this machine, at the longest lengths that the model accepts."""
         run = self.active
-        work = Workload(
+        return Workload(
             hw=run.hw,
             precision=run.precision.value,
             model=build(GPTConfig, run.section("model")),
@@ -111,6 +112,11 @@ class Setup:
             data=build(DataConfig, run.section("data")),
             **run.section("memory"),
         )
+
+    def memory(self) -> Result:
+        """The planned memory of a training step by part, and its peak beside the device's."""
+        run = self.active
+        work = self.workload
         plan = plan_bytes(work.model, work.step)
         limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
         run.record(train={"planned_bytes": plan.peak_bytes})

@@ -1,0 +1,154 @@
+"""The exercises of the notebooks: the hidden answer scores all points, the attempt does not."""
+
+import ast
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import torch
+from helpers import CPU
+
+from kit.base.config import build, load_preset
+from kit.base.errors import KitError
+from kit.base.hardware import Hardware
+from kit.batches.batching import DataConfig, padding_waste
+from kit.model.gpt import SpeechGPT, weighted_loss
+from kit.model.sequence import GPTConfig
+from kit.notebook import exercises
+from kit.text.normalize import letters
+from kit.training.config import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.preflight import Workload
+from kit.tuning.recommend import Trial
+from kit.tuning.trials import make_batches, preset_task
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+CARD = Hardware(
+    device="cuda", name="a card", cores=8, ram_bytes=2**36, memory_bytes=2**36, capability=(8, 0)
+)
+
+
+def cells_of(name: str) -> list:
+    (path,) = FOLDER.glob(f"{name}_*.ipynb")
+    cells = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells
+    return [cell for cell in cells if cell.id.startswith(f"exercise-{name}")]
+
+
+def run_cells(name: str, names: dict, answered: bool) -> dict:
+    """Run the exercise of a notebook whose kernel has `names`; return the points and their most."""
+    cells = cells_of(name)
+    (answer,) = (cell.source for cell in cells if cell.id.endswith("-answer"))
+    code = re.fullmatch(r"(?s)<details><summary>Answer</summary>.*?```python\n(.*?)```.*", answer)
+    for cell in cells:
+        if cell.cell_type == "code":
+            attempt = cell.id.endswith("-try")
+            *body, last = ast.parse(code[1] if attempt and answered else cell.source).body
+            exec(compile(ast.Module(body, []), cell.id, "exec"), names)
+            if cell.id.endswith("-score"):
+                return eval(compile(ast.Expression(last.value), cell.id, "eval"), names).figures
+            exec(compile(ast.Module([last], []), cell.id, "exec"), names)
+    raise AssertionError("no cell scores it")
+
+
+def require_points(name: str, names: dict) -> None:
+    """The attempt gets fewer points than there are, then the answer gets them all."""
+    attempt = run_cells(name, names, answered=False)
+    assert attempt["points"] < attempt["of"]
+    answer = run_cells(name, names, answered=True)
+    assert answer["points"] == answer["of"]
+
+
+def test_every_lesson_has_an_exercise():
+    for name in ("00", "01", "02", "03", "04", "05", "07"):
+        title = cells_of(name)[0].source
+        assert title.startswith("## Exercise\n")
+
+
+@pytest.mark.parametrize("preset", ["tiny", "cpu", "t4", "8gb", "12gb", "24gb", "80gb"])
+def test_00_halves_the_memory_of_a_step(preset):
+    sections = load_preset(preset)
+    work = Workload(
+        hw=CPU if preset in ("tiny", "cpu") else CARD,
+        model=build(GPTConfig, sections["model"]),
+        train=build(TrainConfig, sections["train"]),
+        speed=build(SpeedConfig, sections["speed"]),
+        data=build(DataConfig, sections["data"]),
+    )
+    require_points("00", {"setup": SimpleNamespace(workload=work)})
+
+
+def test_01_pads_less_with_few_lengths():
+    torch.manual_seed(0)
+    lengths = (90 * torch.randn(400).mul(0.4).exp()).int().tolist()
+    config = DataConfig(effective_batch=16, micro_batch=8)
+    stream = SimpleNamespace(lengths=lengths)
+    share = padding_waste(lengths, config)["any order"]
+    run = SimpleNamespace(figure=lambda *names: share)
+    require_points("01", {"prep": SimpleNamespace(data_config=config, stream=stream), "run": run})
+
+
+def test_02_learns_in_twelve_steps():
+    task = preset_task(load_preset("tiny"), CPU, 1, ((12, 40), (16, 50)) * 16)
+    parts = {"torch": torch, "SpeechGPT": SpeechGPT, "weighted_loss": weighted_loss}
+    training = SimpleNamespace(batches=lambda: make_batches(task))
+    guess = math.log(task.model.code_vocab)
+    require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
+
+
+@pytest.mark.parametrize("transcript", ["", "a brown fox", "the quick brown fox"])
+def test_03_counts_wrong_letters(transcript):
+    scores = SimpleNamespace(transcripts=(transcript,))
+    data = SimpleNamespace(
+        held_out=[SimpleNamespace(text="the quick brown fox")],
+        spoken={"held_out": SimpleNamespace(scores=scores)},
+    )
+    require_points("03", {"evaluation": SimpleNamespace(data=data), "letters": letters})
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_04_draws_from_the_best_codes(spread):
+    torch.manual_seed(0)
+    require_points("04", {"torch": torch, "logits": spread * torch.randn(1, 200)})
+
+
+def trial(label: str, steps_per_s: float, mib: int, loss_change: float = 0.0) -> Trial:
+    return Trial(
+        kind="alone",
+        label=label,
+        on=(label,),
+        steps_per_s=steps_per_s,
+        peak_memory_bytes=mib * 2**20,
+        loss=5.0,
+        loss_change=loss_change,
+        tolerance=0.01,
+    )
+
+
+TRIALS = [
+    trial("Baseline", 1.0, 900),
+    trial("fused", 2.0, 800),
+    trial("half", 1.9, 500),
+    trial("recomputed", 1.2, 300),
+    trial("broken", 4.0, 100, loss_change=0.2),
+]
+
+
+def test_05_saves_memory_at_little_cost():
+    require_points("05", {"benchmark": SimpleNamespace(ran=TRIALS)})
+
+
+def test_05_names_what_was_measured():
+    with pytest.raises(KitError, match="recomputed"):
+        exercises.switches("recompute", TRIALS)
+
+
+def test_07_picks_tokens_that_are_used():
+    spelt = {number: [1] * (2 + number % 7) for number in range(100, 160)}
+    rows = [SimpleNamespace(text=str(number)) for number in spelt for _ in range(160 - number)]
+    prepare = SimpleNamespace(checked=SimpleNamespace(kept=rows))
+    new = SimpleNamespace(encode=lambda text: [int(text), 1])
+    names = {"tune": SimpleNamespace(prepare=prepare), "new": new, "spelt": spelt}
+    require_points("07", names)
