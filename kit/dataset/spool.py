@@ -13,7 +13,7 @@ IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
 class Spool(Sequence):
-    """`values`, in their order, each read again whenever it is asked for: 8 bytes each in memory.
+    """`values`, in their order, each read again whenever it is used: 8 bytes each in memory.
 
     So what is changed in a value is not kept; a slice is a list.
     """

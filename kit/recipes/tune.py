@@ -35,7 +35,6 @@ from kit.tuning.trials import (
     read_results,
 )
 from kit.tuning.tune import (
-    OutOfTime,
     Tried,
     axes_of,
     is_better,
@@ -167,7 +166,7 @@ class Tuning:
         if self.best is not None and not again:
             left_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
             if left_s <= 0:
-                raise OutOfTime
+                raise TimeoutError
         took_s = int(time.monotonic() - self.started_s)
         label = ", ".join(changed_settings(self.start, work)) or "as they were"
         self.tick(took_s, int(60 * self.config.tune_minutes), label)

@@ -101,10 +101,6 @@ def is_better(new: Tried, old: Tried) -> bool:
     return as_fast and new.memory_bytes <= (1 - LEAST_SAVING) * old.memory_bytes
 
 
-class OutOfTime(Exception):
-    """Raised by `measure` when the time for the search is used up."""
-
-
 def search(
     start: Workload,
     axes: Sequence[list[dict]],
@@ -116,7 +112,8 @@ def search(
     """Yield the best so far: the start, then after each axis, until nothing changes any more.
 
     `axes` are settings of SpeedConfig that are varied together; the micro-batch is always varied.
-    `measure(work, steps)` returns a trial's figures. All that was tried is appended to `tried`.
+    `measure(work, steps)` returns a trial's figures, or raises TimeoutError at the end of the
+    search's time. All that was tried is appended to `tried`.
     Raises KitError if the start itself cannot be measured.
     """
     few = max(1, steps // 4)
@@ -148,7 +145,7 @@ def search(
                         best = winner
                         changed = True
                 yield best
-    except OutOfTime:
+    except TimeoutError:
         return
 
 

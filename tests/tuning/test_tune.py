@@ -12,7 +12,6 @@ from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import Workload, changed_settings
 from kit.tuning.tune import (
-    OutOfTime,
     Target,
     axes_of,
     is_better,
@@ -142,7 +141,7 @@ def test_when_time_is_up_the_best_so_far_stays():
     def measure(work, steps):
         calls.append((work, steps))
         if len(calls) > 12:
-            raise OutOfTime
+            raise TimeoutError
         return figures(work)
 
     best, _ = found("", measure)
