@@ -338,7 +338,7 @@ def _ljspeech_tables(folder: Path) -> list[Path]:
     tables = sorted(folder.glob("metadata*.csv"))
     splits = [table for table in tables if has_known_split(table.stem)]
     if any(split_of_table(table.stem) == "train" for table in splits):
-        return splits
+        return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
     all_rows = [table for table in tables if table.stem == "metadata"]
     return sorted(all_rows + splits) if all_rows else tables
 
