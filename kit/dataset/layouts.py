@@ -101,7 +101,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     """
     source = Path(source)
     layout, tables = recognise(source)
-    is_below = source.is_dir() and tables[0].parent != source
+    is_below = source.is_dir() and source not in (tables[0], tables[0].parent)
     if is_below and not config.audio_root and not Recordings(tables[0].parent).folders():
         config = dataclasses.replace(config, audio_root=str(source))
     refused: list[Finding] = []
