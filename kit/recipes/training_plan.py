@@ -426,10 +426,10 @@ class TrainingPlan:
             TrainConfig, vars(self.config), max_steps=train["max_steps"], num_train_epochs=0.0
         )
         config = build(TrainConfig, vars(self.config.for_steps(config.max_steps)), **train)
-        if config != self.config:
-            warms_up = config.warmup_steps < config.max_steps
-            fix = f"must be below Max steps ({config.max_steps:,})."
-            require(warms_up, config, "warmup_steps", fix)
+        steps = (config.warmup_steps, config.max_steps)
+        unchanged = steps == (self.config.warmup_steps, self.config.max_steps)
+        fix = f"must be below Max steps ({config.max_steps:,})."
+        require(unchanged or steps[0] < steps[1], config, "warmup_steps", fix)
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
