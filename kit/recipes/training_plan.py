@@ -55,16 +55,16 @@ GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
 UNCHANGED = "before-panel.json"
 # Settings that the panel offers beside the switches: label and meaning.
 FIELDS = {
+    "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
     "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
     "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
-    "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
     "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
+    GPUS: ("GPUs", "How many train together, each with its share of a batch"),
     "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
     "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
     "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
     "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
-    GPUS: ("GPUs", "How many train together, each with its share of a batch"),
 }
 DATA_FIELDS = ("effective_batch", "micro_batch")
 TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
@@ -352,29 +352,34 @@ class TrainingPlan:
 
     def fields(self) -> list[Field]:
         """What the panel offers beside the switches, with the values that it has not changed."""
-        unchanged = self._unchanged()
-        fields = []
-        for name, value in self._field_values().items():
-            if name == "muon_lr" and self.config.optimizer != "muon":
-                continue
-            label, comment = FIELDS[name]
-            preset = unchanged.get(name, value)
-            field = Field(name=name, label=label, value=value, preset=preset, comment=comment)
-            fields.append(dataclasses.replace(field, more=name in MORE_FIELDS))
+        values = self._field_values()
         gpus = gpus_offered(self.active)
         if gpus:
-            label, comment = FIELDS[GPUS]
-            fields.append(Field(name=GPUS, label=label, value=gpus, preset=1, comment=comment))
-        return fields
+            values[GPUS] = gpus
+        presets = values | {GPUS: 1} | self._unchanged()
+        return [
+            Field(
+                name=name,
+                label=label,
+                value=values[name],
+                preset=presets[name],
+                comment=comment,
+                more=name in MORE_FIELDS,
+            )
+            for name, (label, comment) in FIELDS.items()
+            if name in values
+        ]
 
     def _unchanged(self) -> dict:
         """What the fields were that a panel has changed."""
         return parse_object(read_run_file(self.active.path(UNCHANGED)) or "{}", UNCHANGED)
 
     def _field_values(self) -> dict:
-        fields = {name: getattr(self.data.config, name) for name in DATA_FIELDS}
-        fields |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
-        return fields | {"recompute_every": self.speed.recompute_every}
+        values = {name: getattr(self.data.config, name) for name in DATA_FIELDS}
+        values |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
+        if self.config.optimizer != "muon":
+            del values["muon_lr"]
+        return values | {"recompute_every": self.speed.recompute_every}
 
     def values(self) -> dict:
         """Switches and fields before any change in the panel."""

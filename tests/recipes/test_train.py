@@ -327,7 +327,6 @@ def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatc
 
     fields["effective_batch"].text.value = "8"
     assert "keeps its effective batch" in fields["effective_batch"].problem.value
-    fields["effective_batch"].reset.click()  # to 8, too
     training.shown.retired.set()
     again = Training(start(tmp_path.name))
     assert again.config == training.config
