@@ -51,7 +51,7 @@ def padding(share: float, most: float, shapes: Collection[int], window: int, row
     )
 
 
-def warm_up(losses: Sequence[float], guess: float, margin: float = 0.5) -> Result:
+def warm_up(losses: Sequence[float], guess: float, margin: float = 0.3) -> Result:
     """Notebook 02: the last of `losses` is `margin` below guessing, and none is far above it."""
     low, high = guess - margin, guess + margin
     return score(
