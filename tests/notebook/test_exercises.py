@@ -149,6 +149,6 @@ def test_07_picks_tokens_that_are_used():
     spelt = {number: [1] * (2 + number % 7) for number in range(100, 160)}
     rows = [SimpleNamespace(text=str(number)) for number in spelt for _ in range(160 - number)]
     prepare = SimpleNamespace(checked=SimpleNamespace(kept=rows))
-    new = SimpleNamespace(encode=lambda text: [int(text), 1])
+    new = SimpleNamespace(spell=str, tokenize=lambda text: [int(text), 1])
     names = {"tune": SimpleNamespace(prepare=prepare), "new": new, "spelt": spelt}
     require_points("07", names)
