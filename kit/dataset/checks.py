@@ -7,7 +7,6 @@ same recording twice, an unusual pace, letters of another script). The limits ar
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 import unicodedata
 from array import array
@@ -160,34 +159,51 @@ class DatasetStats:
 def dataset_stats(
     rows: Sequence[Utterance], measures: dict, config: ManifestConfig
 ) -> DatasetStats:
-    rates_hz = collections.Counter(measures[row.audio].rate_hz for row in rows)
-    not_trained = {row.text for row in rows if row.split != "train"}
-    trained = {row.text for row in rows if row.split == "train" and row.text in not_trained}
+    paces = array("d")
+    audio_hashes, text_hashes = array("q"), array("q")  # of their keys: a set would be too large
+    rates_hz = collections.Counter()
+    letter_counts = collections.Counter()  # in all texts
+    text_counts = collections.Counter()  # of a letter: how many texts have it
+    not_trained = set()
+    for row in rows:
+        measure = measures[row.audio]
+        paces.append(pace_of(row, measure))
+        if measure.digest:
+            audio_hashes.append(hash(measure.digest))
+        text_hashes.append(hash((row.speaker, row.text)))
+        rates_hz[measure.rate_hz] += 1
+        letter_counts.update(row.text)
+        text_counts.update(set(row.text))
+        if row.split != "train":
+            not_trained.add(row.text)
+    audio_repeats, text_repeats = repeated(audio_hashes), repeated(text_hashes)
+    same_audio = collections.defaultdict(list)
+    same_text = collections.defaultdict(list)
+    trained = set()
+    for row in rows if audio_repeats or text_repeats or not_trained else ():
+        digest = measures[row.audio].digest
+        if digest and hash(digest) in audio_repeats:
+            same_audio[digest].append(row)
+        if hash((row.speaker, row.text)) in text_repeats:
+            same_text[row.speaker, row.text].append(row)
+        if row.split == "train" and row.text in not_trained:
+            trained.add(row.text)
     return DatasetStats(
-        pace=usual_paces((pace_of(r, measures[r.audio]) for r in rows), config.pace_deviations),
+        pace=usual_paces(paces, config.pace_deviations),
         odd_rates_hz=_odd_rates(rates_hz, config.odd_share),
-        odd_scripts=_odd_scripts((row.text for row in rows), config.odd_share),
-        rare_letters=_rare_letters(rows),
-        same_audio=groups_of_several(rows, lambda row: measures[row.audio].digest),
-        same_text=groups_of_several(rows, lambda row: (row.speaker, row.text)),
+        odd_scripts=_odd_scripts(letter_counts, config.odd_share),
+        rare_letters=_rare_letters(text_counts, len(rows)),
+        same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
+        same_text={key: same for key, same in same_text.items() if len(same) > 1},
         training_texts=trained,
         most_repeats=config.most_repeats or math.inf,
     )
 
 
-def groups_of_several(rows: Sequence[Utterance], key: Callable) -> dict:
-    """Return {key: rows} where several rows have the same key, which is not None or "".
-
-    Only these are held in memory.
-    """
-    hashes = array("q", (hash(key(row)) for row in rows if key(row)))
+def repeated(hashes: array) -> set[int]:
+    """Return the values that occur more than once."""
     values, counts = np.unique(hashes, return_counts=True)
-    several = set(values[counts > 1].tolist())
-    groups = collections.defaultdict(list)
-    for row in rows if several else ():
-        if key(row) and hash(key(row)) in several:
-            groups[key(row)].append(row)
-    return {name: same for name, same in groups.items() if len(same) > 1}
+    return set(values[counts > 1].tolist())
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
@@ -210,9 +226,9 @@ def _odd_rates(counts: collections.Counter, share: float) -> dict[int, int]:
     return {rate: usual_hz for rate, n in counts.items() if n < share * counts.total()}
 
 
-def _odd_scripts(texts: Iterable[str], share: float) -> set[str]:
+def _odd_scripts(letter_counts: collections.Counter, share: float) -> set[str]:
     counts = collections.Counter()
-    for letter, count in collections.Counter(itertools.chain.from_iterable(texts)).items():
+    for letter, count in letter_counts.items():
         counts[script(letter)] += count
     counts.pop("", None)
     return {name for name, count in counts.items() if count < share * counts.total()}
@@ -226,11 +242,10 @@ def script(letter: str) -> str:
     return unicode_script(letter)
 
 
-def _rare_letters(rows: Sequence[Utterance]) -> set[str]:
+def _rare_letters(counts: collections.Counter, texts: int) -> set[str]:
     """Return letters that only one or two texts have, out of a thousand or more."""
-    if len(rows) < 1000:
+    if texts < 1000:
         return set()
-    counts = collections.Counter(itertools.chain.from_iterable(set(row.text) for row in rows))
     return {letter for letter, count in counts.items() if count <= 2 and letter.isalpha()}
 
 

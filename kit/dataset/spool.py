@@ -4,11 +4,12 @@ import pickle
 import tempfile
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kit.base.files import disk_errors
 
+BLOCK = 256  # values read at a time
 IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
@@ -46,11 +47,24 @@ class Spool(Sequence):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = self.numbers[index]
-        start = self.starts[number]
+        return pickle.loads(self._read(number, number + 1))
+
+    def __iter__(self) -> Iterator:
+        for first in range(0, len(self), BLOCK):
+            numbers = self.numbers[first : first + BLOCK]
+            if numbers[-1] - numbers[0] > 4 * BLOCK:  # a few values far apart
+                yield from (self[i] for i in range(first, first + len(numbers)))
+                continue
+            data = self._read(numbers[0], numbers[-1] + 1)
+            before = self.starts[numbers[0]]
+            for number in numbers:
+                start, end = self.starts[number] - before, self.starts[number + 1] - before
+                yield pickle.loads(data[start:end])
+
+    def _read(self, first: int, end: int) -> bytes:
         with self.lock:
-            self.file.seek(start)
-            data = self.file.read(self.starts[number + 1] - start)
-        return pickle.loads(data)
+            self.file.seek(self.starts[first])
+            return self.file.read(self.starts[end] - self.starts[first])
 
     def __eq__(self, other) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):

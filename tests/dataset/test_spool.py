@@ -51,6 +51,14 @@ def test_some_of_it_keep_their_order_and_some_of_those(values):
     assert pickle.loads(pickle.dumps(odd)) == odd
 
 
+def test_values_far_apart_and_many_are_read_in_order(monkeypatch):
+    monkeypatch.setattr(spool, "BLOCK", 4)
+    values = Spool(range(1000))
+    assert list(values) == list(range(1000))
+    for step in (3, 100):
+        assert list(values.where(lambda n, step=step: n % step == 1)) == list(range(1, 1000, step))
+
+
 def made_dataset(folder, rows: int):
     (folder / "wavs").mkdir(parents=True)
     lines = []
