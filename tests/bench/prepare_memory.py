@@ -1,8 +1,8 @@
 """Memory of the table and manifest part of `prepare`, in bytes a row: no audio, no clip statistics.
 
-`python tests/bench/prepare_memory.py 1000000` makes an LJSpeech folder of so many empty recordings
-with texts of random words, checks it as 01_data_prep does, with made clip statistics in place of
-measured ones, and prints the peak: resident memory above that of the imports, or with --trace what
+`PYTHONPATH=. python tests/bench/prepare_memory.py 1000000` makes an LJSpeech folder of so many
+empty recordings with texts of random words, checks it as 01_data_prep does, with made clip
+statistics, and prints the peak: resident memory above that of the imports, or with --trace what
 Python allocated and the lines that hold most of it.
 """
 
