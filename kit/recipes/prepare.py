@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from kit.audio.clip import load_wave
+from kit.audio.clip import load_wave, read_clip
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
@@ -49,7 +49,7 @@ from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.progress_line import Ticker
-from kit.notebook.result import Result
+from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.prepare_parts import (
@@ -210,6 +210,7 @@ class Preparation:
         return Result(
             line="\n".join(filter(None, lines)),
             pictures=draw_data_report(self.checked),
+            sounds=[sound_of_clip(row) for row in self.checked.kept[:1]],
             grid=findings_table(self.checked.refused),
         )
 
@@ -464,6 +465,11 @@ class Preparation:
         """Let the base voice speak sentences that training mixes in, so that it forgets less."""
         run = self.active_run
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
+
+
+def sound_of_clip(row: Utterance) -> Sound:
+    wave, rate_hz = read_clip(row.audio)
+    return Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz)
 
 
 def draw_data_report(report: DataReport) -> list:

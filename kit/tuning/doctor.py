@@ -32,19 +32,20 @@ MAX_RESERVED = 1.3  # times the peak
 MAX_SLOWDOWN = 1.5  # seconds a token, against the first steps
 
 
-def step_shares(rows: list[dict]) -> dict[str, float]:
+def step_shares(rows: list[dict], skipped: int = SKIPPED) -> dict[str, float]:
     """The share of each phase of the newest steps of a log; {} where it has none."""
-    rows = timed_rows(rows)[-RECENT:]
+    rows = timed_rows(rows, skipped)[-RECENT:]
     total_s = sum(row["step_s"] for row in rows)
     return {
         words: sum(row[name] for row in rows) / total_s for name, words in PHASES.items() if rows
     }
 
 
-def timed_rows(rows: list[dict]) -> list[dict]:
-    """The rows of the newest start that have phases, without its first steps."""
-    start = max((i for i, row in enumerate(rows) if row.get("wall_s") is None), default=0)
-    return [row for row in rows[start + SKIPPED :] if row.get("forward_s")]
+def timed_rows(rows: list[dict], skipped: int = SKIPPED) -> list[dict]:
+    """The rows of the newest start that have phases, without its first `skipped` steps."""
+    starts = [i for i, row in enumerate(rows) if "wall_s" in row and row["wall_s"] is None]
+    first = max(starts, default=0) + skipped
+    return [row for row in rows[first:] if row.get("forward_s")]
 
 
 def diagnose(

@@ -52,6 +52,7 @@ from kit.training.switches import (
 )
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
+from kit.tuning.doctor import step_shares
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -287,6 +288,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         "seconds": sum(event.step_s for event in timed),
         "first_step_s": events[0].step_s,
         "step_seconds": [event.step_s for event in timed],
+        "shares": step_shares([dataclasses.asdict(event) for event in timed], skipped=0),
         "tokens": sum(event.tokens for event in timed),
         "steps": len(timed),
         "loss": sum(event.loss for event in last) / len(last),

@@ -409,6 +409,7 @@ def trial_rows(
     rounds = thirds(figures["step_seconds"])
     more["spread"] = spread(rounds)
     more["first_step_s"] = figures["first_step_s"]
+    more["shares"] = figures["shares"]  # of a step, by phase
     more["tflops"] = flops_a_step(task) * trial.steps_per_s / 1e12
     same = trial.parity is not False and not trial.recompilations
     more["status"] = "ok" if same else "off"
