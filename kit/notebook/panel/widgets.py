@@ -47,8 +47,8 @@ class FieldBox:
     def __init__(self, field: Field):
         self.field = field
         self.text = widgets.Text(value=str(field.value), description=field.label)
-        self.text.style = {"description_width": "110px"}
-        self.text.layout = {"width": "210px"}
+        self.text.style = {"description_width": "122px"}
+        self.text.layout = {"width": "222px"}
         set_tooltip(self.text, f"{field.comment}. Preset: {field.preset}")
         self.reset = button("", "undo", "", f"{field.label}: back to the preset, {field.preset}")
         self.reset.layout = {"width": "34px"}
