@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,6 @@ def test_every_command_is_one_that_the_command_line_takes(page):
     for words in re.findall(r"python -m kit ([^`#\n]+)", message):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
-        options = parser().parse_args(words.split())
+        options = parser().parse_args(shlex.split(words.split(" | ")[0]))
         known = {} if "one_minus_sqrt" in words else parse_settings(options.set)
         check_settings(known, load_preset("tiny"))

@@ -150,7 +150,8 @@ def test_lengths_for_a_compiler_are_drawn_reported_and_recorded(prepared):
     lengths = prepared[1][9]
     fixed = preparation.active_run.figure("data", "fixed_lengths")
     assert tuple(fixed) == fixed_lengths(preparation.cache)
-    assert f"torch.compile: {', '.join(map(str, fixed))} tokens" in str(lengths)
+    words = f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens"
+    assert words in str(lengths)
     drawn = [axes.get_title("left") for axes in lengths.pictures[0].axes]
     assert [title.split("\n")[0] for title in drawn] == ["text pieces", "codes", "tokens"]
 
@@ -270,7 +271,7 @@ def test_refused_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         preparation.require_usable()
     spared = Preparation(start("refused"), str(folder), max_rejected_percent=100.0)
     spared.check()
-    assert "2 rows in" in str(spared.require_usable())
+    assert "2 clips" in str(spared.require_usable())
     rows = (spared.active_run.folder / "fixed.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
 

@@ -35,11 +35,11 @@ def save_picture(data: bytes, name: str, caption: str) -> str:
     return f"![{caption}](tour/{name}.png)"
 
 
-def save_sound(data: bytes, name: str, caption: str) -> str:
+def save_sound(data: bytes, name: str, _caption: str) -> str:
     """Save a WAV file as MP3; returns a link to it."""
     wave, rate_hz = soundfile.read(io.BytesIO(data))
     soundfile.write(FOLDER / f"{name}.mp3", wave, rate_hz, format="MP3")
-    return f"[listen: {len(wave) / rate_hz:.1f} s](tour/{name}.mp3 '{caption}')"
+    return f"[listen: {len(wave) / rate_hz:.1f} s](tour/{name}.mp3)"
 
 
 def plain(html: str) -> str:
