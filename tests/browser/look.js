@@ -59,8 +59,10 @@ while (walker.nextNode()) {
   const element = walker.currentNode.parentElement;
   const place = element.closest(".jp-OutputArea-output, .jp-RenderedMarkdown");
   if (!place || !walker.currentNode.data.trim() || !seen(element)) continue;
-  // The colours of buttons are JupyterLab's own.
-  if (element.closest("style, script, button, [disabled], .jp-InternalAnchorLink")) continue;
+  // The colours of buttons, headers and highlighted code are JupyterLab's own; a hidden sign says
+  // nothing that the words beside it do not.
+  const own = "button, [disabled], .jp-InternalAnchorLink, .jp-RenderedMarkdown pre, [class*=-header]";
+  if (element.closest(`style, script, [aria-hidden=true], ${own}`)) continue;
   if (element.closest(".widget-checkbox")?.querySelector("input:disabled")) continue;
   const style = getComputedStyle(element);
   const size = parseFloat(style.fontSize);

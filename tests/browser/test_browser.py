@@ -74,7 +74,10 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """What JupyterLab shows: copies of the notebooks, so that saving them changes none."""
-    folder = tmp_path_factory.mktemp("lab")
+    clone = tmp_path_factory.mktemp("lab")
+    (clone / "kit").symlink_to(ROOT / "kit")
+    folder = clone / "notebooks"
+    folder.mkdir()
     for path in NOTEBOOKS:
         shutil.copy(path, folder)
     return folder

@@ -279,9 +279,9 @@ def _step_time(row: dict) -> str:
         return ""
     parts, names = [], []
     for key, (name, colour) in PHASES.items():
-        if not times[key]:
-            continue
         share = times[key] / total_s
+        if share < 0.005:
+            continue
         parts.append(f'<div style="width:{100 * share:.2f}%;background:{colour}"></div>')
         square = f'<span style="color:{colour}" aria-hidden="true">&#9632;</span>'
         names.append(f'<span style="white-space:nowrap">{square} {name} {share:.0%}</span>')
