@@ -369,6 +369,7 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
             assert report["settings"]["data"]["micro_batch"] == 2
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
+    web.show(driver, ".widget-checkbox")
     measured = r"\d\.\d\dx, [+-][\d.]+ [MG]iB here"
     assert re.search(measured, web.text_of(driver, ".widget-html-content"))
 
