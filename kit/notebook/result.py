@@ -60,7 +60,7 @@ class Result:
         parts = [f"<p>{'<br>'.join(lines)}</p>"]
         if self.link:
             parts.append(link_html(self.link))
-        parts += [picture_html(picture) for picture in self.pictures]
+        parts += [picture_html(picture, lines[:1]) for picture in self.pictures]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.compared:
             parts.append(compared_html(self.compared))
@@ -71,11 +71,17 @@ class Result:
         return "".join(parts)
 
 
-def picture_html(picture: Figure) -> str:
-    """`picture` as an image that is sharp on dense screens and never wider than the cell."""
+def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
+    """`picture` as an image that is sharp on dense screens and never wider than the cell.
+
+    Read aloud, it is its titles and `lines`, which are HTML.
+    """
+    titles = [html.escape(axes.get_title(loc="left")) for axes in picture.axes]
+    words = ". ".join(filter(None, [*titles, *lines])).replace("\n", " ").replace("'", "&#x27;")
     data = base64.b64encode(png(picture)).decode()
     width_px = shown_width_px(picture)
-    return f"<img style='max-width:100%' width={width_px} src='data:image/png;base64,{data}'>"
+    size = f"style='max-width:100%' width={width_px}"
+    return f"<img {size} alt='{words}' src='data:image/png;base64,{data}'>"
 
 
 def sound_html(sound: Sound) -> str:

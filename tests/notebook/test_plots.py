@@ -1,6 +1,8 @@
 """Pictures that are pictures, whatever the rows; ticks where something happened."""
 
+import html
 import io
+import re
 import time
 
 import numpy as np
@@ -9,6 +11,7 @@ from PIL import Image
 
 from kit.notebook import plots
 from kit.notebook.live_plot import LossFigure, roomy
+from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves, smooth, thin
 from kit.notebook.style import png
 
@@ -182,3 +185,10 @@ def test_heatmaps_share_a_colour_scale_and_no_empty_axes_are_shown():
     assert [axes.get_title(loc="left") for axes in shown] == list(maps)
     assert {axes.images[0].get_clim() for axes in shown} == {(0, 1.0)}
     assert shown[0].get_ylabel() == "text piece" and shown[1].get_ylabel() == ""
+
+
+def test_a_picture_of_a_result_can_be_read_aloud():
+    figure = plots.bars(["a"], [1.0], title="Padding, 'grid' < 5 %")
+    drawn = Result(line="5 % of <all>\nmore", pictures=[figure])._repr_html_()
+    alt = re.search(r"<img [^>]*alt='([^']*)'", drawn)[1]
+    assert html.unescape(alt) == "Padding, 'grid' < 5 %. 5 % of <all>"
