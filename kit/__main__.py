@@ -456,8 +456,7 @@ def run_command(
     answer = answer or Answer({})
     if not options.command.needs_run or "voice" in options:
         for result in options.command.results(options.run, options):
-            print_result(result, options.tables)
-            answer.add(result)
+            print_result(result, options.tables, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.settings import open_settings, parse_settings
@@ -469,8 +468,7 @@ def run_command(
         settings = parse_settings(options.set)
         run = open_settings(options.run, options.preset, options.use, settings)
         for result in options.command.results(run, options):
-            print_result(result, options.tables)
-            answer.add(result)
+            print_result(result, options.tables, answer)
         return 0
     ranks = join_ranks(options.command.own_gpu)
     interrupts.ranks = ranks
@@ -490,8 +488,7 @@ def run_command(
     print(run, flush=True)
     answer.fields |= {"run": run.name, "folder": str(run.folder)}
     for result in options.command.results(run, options):
-        print_result(result, options.tables)
-        answer.add(result)
+        print_result(result, options.tables, answer)
         if interrupts.signals:
             break
     if ranks.several:
@@ -503,10 +500,11 @@ def run_command(
     return GATE_FAILED if answer.failed else 0
 
 
-def print_result(result, tables: bool) -> None:
-    """Print the result's line, and its tables if asked for."""
+def print_result(result, tables: bool, answer: Answer) -> None:
+    """Print the result's line, and its tables if asked for; `answer` keeps all of it."""
     from kit.base.formatting import text_grid, text_table
 
+    answer.add(result)
     print(result, flush=True)
     if tables and result.grid:
         print(text_grid(result.grid), flush=True)

@@ -29,7 +29,7 @@ from kit.dataset.data_report import (
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import write_data_report
 from kit.dataset.splits import hold_out, require_training_rows
-from kit.dataset.spool import Spool
+from kit.dataset.spool import Spool, values_repeated
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.
@@ -176,7 +176,7 @@ def dataset_stats(
         text_counts.update(set(row.text))
         if row.split != "train":
             not_trained.add(row.text)
-    audio_repeats, text_repeats = repeated(audio_hashes), repeated(text_hashes)
+    audio_repeats, text_repeats = values_repeated(audio_hashes), values_repeated(text_hashes)
     same_audio = collections.defaultdict(list)
     same_text = collections.defaultdict(list)
     trained = set()
@@ -198,12 +198,6 @@ def dataset_stats(
         training_texts=trained,
         most_repeats=config.most_repeats or math.inf,
     )
-
-
-def repeated(hashes: array) -> set[int]:
-    """Return the values that occur more than once."""
-    values, counts = np.unique(hashes, return_counts=True)
-    return set(values[counts > 1].tolist())
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:

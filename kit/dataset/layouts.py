@@ -14,8 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
 from kit.dataset.columns import role_of
@@ -39,7 +37,7 @@ from kit.dataset.splits import (
     split_of,
     split_of_table,
 )
-from kit.dataset.spool import Spool
+from kit.dataset.spool import Spool, values_repeated
 from kit.dataset.tables import (
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
@@ -193,7 +191,7 @@ def _require_words(records: Spool) -> None:
 
 def without_conflicts(rows: Spool) -> tuple[Spool, list[Finding]]:
     """Leave out every row of a recording that has several texts, with a finding for each."""
-    several = repeated_hashes(row.audio for row in rows)
+    several = values_repeated(hash(row.audio) for row in rows)
     first: dict[str, Utterance] = {}
     conflicts = set()
     for row in rows if several else ():
@@ -215,7 +213,7 @@ def without_conflicts(rows: Spool) -> tuple[Spool, list[Finding]]:
 
 def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
     """Return the first row of each id, and findings about the others."""
-    several = repeated_hashes(row.id for row in rows)
+    several = values_repeated(hash(row.id) for row in rows)
     if not several:
         return rows, []
     first: dict[str, tuple[int, Utterance]] = {}
@@ -229,13 +227,6 @@ def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
                 repeated[number] = bad_row(row.file, row.line, row.id, reason, cure)
     unique = (row for number, row in enumerate(rows) if number not in repeated)
     return Spool(unique), list(repeated.values())
-
-
-def repeated_hashes(names: Iterable[str]) -> set[int]:
-    """The hashes of names that may occur more than once; 8 bytes of memory a name."""
-    hashes = np.fromiter((hash(name) for name in names), np.int64)
-    values, counts = np.unique(hashes, return_counts=True)
-    return set(values[counts > 1].tolist())
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kit.base.files import disk_errors
 
 BLOCK = 256  # values read at a time
@@ -78,3 +80,9 @@ class Spool(Sequence):
 
     def __reduce__(self):
         return Spool, (list(self),)  # for another process
+
+
+def values_repeated(hashes: Iterable[int]) -> set[int]:
+    """The hashes that occur more than once; 8 bytes of memory each, where a set would be large."""
+    values, counts = np.unique(np.fromiter(hashes, np.int64), return_counts=True)
+    return set(values[counts > 1].tolist())

@@ -308,9 +308,10 @@ class Training(TrainingPlan):
         """Record the figures of the run; save a reference clip of each speaker with the model."""
         head = self.alignment_head()
         self.data.save_references(head)
-        figures = run_figures(self.rows())
+        rows = self.rows()
+        figures = run_figures(rows)
         ran = self.active.figure("train", "ran") or {}
-        advice = self.advice(self.rows())
+        advice = self.advice(rows)
         finetuning = finetuning_figures(self.model, self.finetuning)
         finetuning["rehearsal"] = self.data.rehearsal_figures()
         self.active.record(
@@ -319,7 +320,7 @@ class Training(TrainingPlan):
                 "finished": self.finished,
                 "alignment_head": head and head._asdict(),
                 "finetune": finetuning,
-                "step_shares": step_shares(self.rows()),
+                "step_shares": step_shares(rows),
                 "advice": advice,
             }
         )

@@ -4,9 +4,14 @@ import time
 
 import torch
 
-# Waiting for a batch; copying it to the device; the passes; summing the gradients of several ranks;
-# clipping, optimizers and the average of the weights.
-PHASES = ("data", "copy", "forward", "backward", "reduce", "update")
+PHASES = {  # of a step, in their order, and what each is called in the record
+    "data": "waiting for data",
+    "copy": "copying",  # the batch to the device
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "summing gradients",  # of several ranks
+    "update": "update",  # clipping, optimizers and the average of the weights
+}
 
 
 class StepClock:

@@ -10,18 +10,11 @@ from collections.abc import Container
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware
 from kit.batches.code_stream import loader_workers
+from kit.training.step_clock import PHASES
 
 SKIPPED = 5  # steps at each start: compiling, filling caches
 RECENT = 100  # steps that a diagnosis looks at
 FEWEST = 10  # ... at least
-PHASES = {
-    "data_s": "waiting for data",
-    "copy_s": "copying",
-    "forward_s": "forward",
-    "backward_s": "backward",
-    "reduce_s": "summing gradients",
-    "update_s": "update",
-}
 MAX_DATA = 0.1
 MAX_COPY = 0.05
 MAX_REDUCE = 0.2
@@ -37,7 +30,9 @@ def step_shares(rows: list[dict], skipped: int = SKIPPED) -> dict[str, float]:
     rows = timed_rows(rows, skipped)[-RECENT:]
     total_s = sum(row["step_s"] for row in rows)
     return {
-        words: sum(row[name] for row in rows) / total_s for name, words in PHASES.items() if rows
+        words: sum(row[f"{phase}_s"] for row in rows) / total_s
+        for phase, words in PHASES.items()
+        if rows
     }
 
 
@@ -63,7 +58,8 @@ def diagnose(
     gpu = hw.device == "cuda"
     device = "GPU" if gpu else "processor"
     step_s = statistics.fmean(row["step_s"] for row in recent)
-    mean_s = {name: statistics.fmean(row[name] for row in recent) for name in (*PHASES, "sync_s")}
+    names = [f"{phase}_s" for phase in (*PHASES, "sync")]
+    mean_s = {name: statistics.fmean(row[name] for row in recent) for name in names}
     share = {name: seconds / step_s for name, seconds in mean_s.items()}
     wall_s = sum(row["wall_s"] for row in recent)
     evaluating = sum(row["eval_s"] for row in recent) / wall_s

@@ -80,7 +80,7 @@ COLUMNS = {
     "coqui with folders": ("metadata.csv", lines("wavs/c{i}.wav|{t}|{s}"), TWO),
     "a speaker of two words": ("metadata.csv", lines("c{i}|{t}|Ann Lee"), ["Ann Lee"] * 10),
     "Piper": ("metadata.csv", lines("c{i}|{s}|{t}"), TWO),
-    "GPT-SoVITS": ("esd.list", lines("/root/raw/wavs/c{i}.wav|{s}|en|{t}"), TWO),
+    "GPT-SoVITS": ("esd.list", lines("/workspace/raw/wavs/c{i}.wav|{s}|en|{t}"), TWO),
     "VITS": ("list.txt", lines("wavs/c{i}.wav|{n}|{t}"), [str(i % 2) for i in range(10)]),
     "text first": ("metadata.csv", lines("{t}|c{i}.wav"), ALL_ONE),
     "other columns": (
