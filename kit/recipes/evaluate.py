@@ -34,8 +34,8 @@ from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
-from kit.training.health import training_checks
 from kit.training.logs import held_out_losses, read_log
+from kit.tuning.doctor import training_checks
 
 SAMPLES = 3  # recordings saved to samples/
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference

@@ -18,15 +18,13 @@ from kit.base.hardware import (
     matmul_ms,
     versions,
 )
-from kit.batches.batching import DataConfig
-from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import too_few_hours
 from kit.recipes.run_source import RunSource
+from kit.recipes.trained_parts import workload
 from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
@@ -101,17 +99,7 @@ class Setup:
 
     @property
     def workload(self) -> Workload:
-        """The preset's step on this machine, at the longest lengths that the model accepts."""
-        run = self.active
-        return Workload(
-            hw=run.hw,
-            precision=run.precision.value,
-            model=build(GPTConfig, run.section("model")),
-            train=self.train,
-            speed=build(SpeedConfig, run.section("speed")),
-            data=build(DataConfig, run.section("data")),
-            **run.section("memory"),
-        )
+        return workload(self.active)
 
     def memory(self) -> Result:
         """The planned memory of a training step by part, and its peak beside the device's."""

@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import os
-import pickle
 from collections.abc import Callable
 
 import torch
@@ -27,16 +26,16 @@ from kit.recipes.trained_parts import (
     describe_finetuning,
     describe_rehearsal,
     finetuning_of,
+    workload,
 )
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import recognizer_accuracy_lines, training_gate
 from kit.training.config import TrainConfig
-from kit.training.launch import TrainingProcess
 from kit.training.logs import read_log
-from kit.training.switches import LABELS, SpeedConfig, switches, wants_few_shapes
+from kit.training.run import TrainingProcess
+from kit.training.switches import LABELS, SpeedConfig, load_choice, switches, wants_few_shapes
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
-from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight
-from kit.tuning.recommend import load_choice
+from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight, trial_rows
 from kit.tuning.session_plan import (
     SessionLimits,
     SessionPlan,
@@ -47,7 +46,6 @@ from kit.tuning.session_plan import (
     resolve_steps,
     shortened,
 )
-from kit.tuning.trials import trial_rows
 
 TRIAL_STEPS = 8
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
@@ -227,7 +225,8 @@ class TrainingPlan:
         if not verdict.fits:
             verdict = in_process(largest_micro_batch, work)
             work = work.with_rows(verdict.micro_batch)
-            self.data.with_passes_of(verdict.micro_batch)
+            rows = verdict.micro_batch
+            self.data.config = dataclasses.replace(self.data.config, micro_batch=rows)
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
         self.verdict = verdict
         planned = plan_bytes(self.model, work.step)
@@ -243,18 +242,15 @@ class TrainingPlan:
 
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
-        run = self.active
         speed = speed or self.speed
-        return Workload(
+        return workload(
+            self.active,
             model=self.model,
             train=self.config,
             finetuning=self.finetuning,
             speed=speed,
             data=self.data.padded(self.will_pad(speed)),
-            hw=run.hw,
-            precision=run.precision.value,
             **self.data.longest_row,
-            **run.section("memory"),
         )
 
     @once
@@ -491,17 +487,8 @@ def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> in
 
 
 def in_process(function: Callable, *arguments):
-    """What `function(*arguments)` returns in a process of its own; this one keeps no memory.
-
-    Tensors travel as bytes: shared memory is too small for them in many containers.
-    """
-    packed = pickle.dumps((function, arguments))
-    return pickle.loads(run_in_process(_unpack_and_call, packed, preload=(__name__,)))
-
-
-def _unpack_and_call(packed: bytes) -> bytes:
-    function, arguments = pickle.loads(packed)
-    return pickle.dumps(function(*arguments))
+    """What `function(*arguments)` returns in a process of its own; this one keeps no memory."""
+    return run_in_process(function, *arguments, preload=(__name__,))
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:

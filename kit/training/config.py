@@ -9,6 +9,14 @@ CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in ha
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
 AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
 AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
+PHASES = {  # of a step, in their order, and what each is called in the record
+    "data": "waiting for data",
+    "copy": "copying",  # the batch to the device
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "summing gradients",  # of several ranks
+    "update": "update",  # clipping, optimizers and the average of the weights
+}
 NOT_NEGATIVE = ("num_train_epochs", "eval_epochs", "save_epochs", "warmup_steps", "spike")
 NOT_NEGATIVE += ("gate_every", "gate_patience", "patience", "rollbacks")
 NOT_NEGATIVE += ("lr_plateau_patience", "early_stopping_patience")
@@ -147,7 +155,7 @@ class StepEvent:
     memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
     memory_now_bytes: int = 0  # at the end of the step, as above; 0: unknown
     reserved_bytes: int = 0  # what the GPU allocator holds, with cached blocks; 0: no GPU
-    # Where the step's time went (see step_clock.py); of a GPU: the device's own seconds.
+    # Where the step's time went (PHASES); of a GPU: the device's own seconds.
     data_s: float = 0.0  # waiting for the batch
     copy_s: float = 0.0  # to the device
     forward_s: float = 0.0

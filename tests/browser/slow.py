@@ -15,8 +15,8 @@ from kit.notebook.panel.widgets import Field
 from kit.recipes.training_plan import FIELDS as LABELLED
 from kit.recipes.training_plan import GPUS, MORE_FIELDS
 from kit.training.config import StepEvent, TrainConfig
-from kit.training.launch import STOP
 from kit.training.logs import jsonl_log, read_log
+from kit.training.run import STOP
 from kit.training.switches import LABELS, Switch
 
 REASONS = {

@@ -10,7 +10,7 @@ from helpers import PATIENCE_S, until
 from kit.base.errors import KitError
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.notebook.panel.widgets import Field
-from kit.training.launch import PROFILE, STOP
+from kit.training.run import PROFILE, STOP
 from kit.training.switches import Switch
 
 SWITCHES = [
@@ -128,6 +128,7 @@ def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
 
     with pytest.raises(KeyboardInterrupt):
         panel._interruptible(interrupted)
+    process.thread.join(PATIENCE_S)
 
 
 def test_a_finished_run_is_not_started_again_without_a_person(log, capsys):

@@ -136,7 +136,7 @@ def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub
     shutil.rmtree(runs_folder / "releases")
     Preparation(again, base_model=RELEASE)  # the run has its copy
     Preparation(again, base_model=f"{RELEASE}@other", accept_license="CPML")  # the same weights
-    with pytest.raises(KitError, match="has no revision lost"):
+    with pytest.raises(KitError, match="at revision lost"):
         Preparation(again, base_model=f"{RELEASE}@lost", accept_license="CPML")
 
 

@@ -454,21 +454,6 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     assert "tensorboard" not in reported
 
 
-def test_wandb_project_alone_still_turns_wandb_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "kit.recipes.training_samples.tensorboard_log", lambda *_: (None, "no TensorBoard")
-    )
-    monkeypatch.setattr(
-        "kit.recipes.training_samples.wandb_log", lambda *given: (print, str(given[:2]))
-    )
-    monkeypatch.setenv("WANDB_PROJECT", "voices")
-    training = Training(active(tmp_path))
-    with pytest.warns(Note, match=r"train.boards: \[tensorboard, wandb\]"):
-        assert training.listeners()[2:] == (print,)
-    reported = capsys.readouterr().out
-    assert "no TensorBoard" in reported and f"('voices', '{tmp_path.name}')" in reported
-
-
 def test_an_unknown_board_is_named(tmp_path):
     with pytest.raises(KitError, match=r"boards.*'wandbb'.*tensorboard, wandb, trackio"):
         Training(active(tmp_path, train={"boards": ["wandbb"]}))

@@ -20,9 +20,9 @@ from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import Field, View
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
 from kit.notebook.run_plots import thin
-from kit.training.health import health_line
-from kit.training.launch import PROFILE, STOP, TrainingProcess
 from kit.training.logs import add_row, read_log
+from kit.training.run import PROFILE, STOP, TrainingProcess
+from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # a frame every half second,
 COST = 0.01  # or less often, so that drawing takes at most this share of the time
