@@ -39,7 +39,7 @@ from kit.releases.xtts_v2.model import (
     DVAE_FILE,
     MEL_STATS_FILE,
     VOCABULARY_FILE,
-    WEIGHTS_FILES,
+    WEIGHTS_FILE,
     load_xtts,
 )
 from kit.tuning.memory_plan import count_parameters
@@ -47,7 +47,7 @@ from kit.tuning.memory_plan import count_parameters
 RELEASE = "hf://coqui/XTTS-v2"
 # Revisions that have been tested: the files of a repository may change at any time.
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
-NEEDED = (WEIGHTS_FILES[0], CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
+NEEDED = (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
 # As a run records it; the name comes first.
 ACCEPTED = f"{LICENCE}, accepted: neither the model nor its speech may be sold"
@@ -217,9 +217,8 @@ def inherited_licence(run: Run) -> str:
 
 def release_weights(folder: Path) -> str:
     """The name of the weights of an XTTS in `folder`; "" if there is none."""
-    if not (folder / VOCABULARY_FILE).is_file():
-        return ""
-    return next((name for name in WEIGHTS_FILES if (folder / name).is_file()), "")
+    complete = all((folder / name).is_file() for name in (WEIGHTS_FILE, VOCABULARY_FILE))
+    return WEIGHTS_FILE if complete else ""
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:
