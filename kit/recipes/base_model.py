@@ -7,12 +7,11 @@ weights. They are copied into the run's folder: the original may be deleted.
 import dataclasses
 import os
 import re
-import warnings
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
 from kit.base.config import build, merge
-from kit.base.errors import KitError, Note
+from kit.base.errors import KitError
 from kit.base.files import file_digest, write_atomic
 from kit.base.hub import fetched, list_files
 from kit.base.run import Run, read_run_file
@@ -196,9 +195,6 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
 def require_licence(name: Path | str, licence: str) -> None:
     """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is that of XTTS-v2."""
     licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
-    if not licence and "KIT_LICENCE" in os.environ:
-        warnings.warn("KIT_LICENCE is now called KIT_ACCEPT_LICENSE.", Note, stacklevel=2)
-        licence = os.environ["KIT_LICENCE"]
     if licence == LICENCE:
         return
     given = f", not {licence!r}" if licence else ""

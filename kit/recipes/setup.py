@@ -10,7 +10,6 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.base.hardware import (
     PRODUCT,
-    Choice,
     attention_backend,
     choose_preset,
     describe_speed,
@@ -73,7 +72,7 @@ class Setup:
         """What suits the machine, each choice with its reason."""
         run = self.active
         hw = run.hw
-        choices: dict[str, Choice] = {
+        choices = {
             "threads": run.threads,
             "precision": run.precision,
             "attention kernel": attention_backend(hw, run.precision.value),
@@ -133,8 +132,7 @@ class Setup:
         use = self.active.use
         self.active.record(setup={"use": use or "none"})
         if not use:
-            preset = self.active.preset_name
-            return Result(line="use: none, the preset as it is", figures={"preset": preset})
+            return Result(line="use: none, the preset as it is")
         return Result(line=f"use: {use}", figures=advice_table(use_advice(use)))
 
     def time(self) -> Result:

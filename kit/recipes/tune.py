@@ -76,19 +76,23 @@ def check(run: ActiveRun) -> Iterator[Result]:
 
 
 class Tuning:
-    """Searches for the fastest settings under `target` and writes them as a preset to `path`.
+    """Searches for the fastest settings under `target` and writes them as a preset to `write`.
 
     All of it takes about `minutes`; 0 takes the preset's. Raises KitError for a target that cannot
     be read or reached, and for a path that is not a .yaml file.
     """
 
-    def __init__(self, run: ActiveRun, path: Path, target: str = "", minutes: float = 0):
+    def __init__(
+        self, run: ActiveRun, write: Path | str = "", target: str = "", minutes: float = 0
+    ):
         self.active = run
-        self.path = Path(path).expanduser()
+        self.path = Path(write).expanduser()
         if self.path.suffix != ".yaml":
-            raise KitError(f"{path}: a preset's file ends in .yaml, such as configs/mine.yaml.")
+            raise KitError(
+                f"--write {write}: a preset's file ends in .yaml, such as configs/mine.yaml."
+            )
         if self.path.resolve() == preset_path(run.preset_name).resolve():
-            raise KitError(f"{path} is the preset that is tuned: write another file.")
+            raise KitError(f"{write} is the preset that is tuned: write another file.")
         self.target_text = target
         self.target = parse_target(target)
         self.config = build(

@@ -112,8 +112,8 @@ class SlowTrainer:
         )
 
 
-def tone(text: str, choices: dict) -> bytes:
-    """Half a second of a hum as WAV bytes. Raises ValueError for an empty text."""
+def tone(text: str, choices: dict, reference: str) -> tuple[bytes, str]:
+    """Half a second of a hum as WAV bytes, and no remark. Raises ValueError for an empty text."""
     if not text.strip():
         raise ValueError("There is nothing to speak: type a sentence first.")
     samples = (int(9000 * math.sin(0.08 * n)) for n in range(11_025))
@@ -121,4 +121,4 @@ def tone(text: str, choices: dict) -> bytes:
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 22_050, 0, "NONE", ""))
         file.writeframes(array("h", samples).tobytes())
-    return buffer.getvalue()
+    return buffer.getvalue(), ""
