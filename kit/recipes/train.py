@@ -142,7 +142,7 @@ class Training(TrainingPlan):
         if finished_steps(self.active.folder) >= work.train.max_steps:
             raise KitError(
                 f"This run has finished its {work.train.max_steps:,} steps. Choose more of them "
-                "(Max steps in the panel, or MAX_STEPS) to train it further."
+                "(Max steps or Epochs in the panel, or MAX_STEPS) to train it further."
             )
         notes = []
         if self.verdict.tried:

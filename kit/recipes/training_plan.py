@@ -1,5 +1,6 @@
 """The plan of a training: does it fit, how long does it take, which switches are on?"""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -48,6 +49,7 @@ from kit.tuning.session_plan import (
 )
 
 TRIAL_STEPS = 8
+EPOCHS = "num_train_epochs"
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
 # A file in a run's folder: the settings that a panel has changed, as they were before.
 UNCHANGED = "before-panel.json"
@@ -57,6 +59,7 @@ FIELDS = {
     "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
     "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
     "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
+    EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
     GPUS: ("GPUs", "How many train together, each with its share of a batch"),
     "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
@@ -375,7 +378,8 @@ class TrainingPlan:
         values |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
         if self.config.optimizer != "muon":
             del values["muon_lr"]
-        return values | {"recompute_every": self.speed.recompute_every}
+        # Epochs that a preset or person asked for are in `max_steps` by now.
+        return values | {EPOCHS: 0, "recompute_every": self.speed.recompute_every}
 
     def values(self) -> dict:
         """Switches and fields before any change in the panel."""
@@ -413,6 +417,7 @@ class TrainingPlan:
         most = max_processes(self.active)
         if gpus not in range(1, most + 1):
             raise KitError(f"GPUs must lie in 1 to {most}, got {gpus}.", field=GPUS)
+        epochs = speed.pop(EPOCHS)
         batches = {name: speed.pop(name) for name in DATA_FIELDS}
         train = {name: speed.pop(name) for name in TRAIN_FIELDS if name in speed}
         effective_batch = self.data.config.effective_batch
@@ -423,6 +428,8 @@ class TrainingPlan:
                 field="effective_batch",
             )
         work = self.workload(build(SpeedConfig, speed))
+        if epochs:
+            train["max_steps"] = self._steps_of(epochs, train["max_steps"], batches)
         config = build(
             TrainConfig, vars(self.config), max_steps=train["max_steps"], num_train_epochs=0.0
         )
@@ -434,11 +441,22 @@ class TrainingPlan:
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
+    def _steps_of(self, epochs: float, max_steps: int, batches: dict) -> int:
+        """The steps of a panel's `epochs`. Raises KitError where Max steps was changed, too."""
+        data = copy.copy(self.data)
+        data.config = build(DataConfig, vars(self.data.config), **batches)
+        changed_steps = max_steps if max_steps != self.config.max_steps else 0
+        try:
+            return steps_asked(changed_steps, epochs, data.epoch_steps)
+        except KitError as error:
+            raise KitError(str(error), field=EPOCHS) from error
+
     def keep(self, work: Workload, values: dict) -> None:
         """Train with the batches and settings of `work`, now and whenever the run is opened.
 
         They are saved with the run's settings; what they were before a panel changed them, too.
         """
+        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
         now = self._field_values()
         unchanged = now | self._unchanged()
         unchanged = {n: v for n, v in unchanged.items() if v != values.get(n, v)}

@@ -349,7 +349,8 @@ def run_trials(
     measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
     """
     trained = dataclasses.asdict(task) | {"train": by_former_names("train", task.train)}
-    del trained["train"]["boards"]  # they change no measurement, and earlier results have none
+    for name in ("boards", "gate_epochs"):  # they change no measurement; earlier results lack them
+        del trained["train"][name]
     key = digest(trained, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
     path = Path(folder) / f"{key}.jsonl"
     found = read_results(path)

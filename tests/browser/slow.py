@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kit.base.config import build
 from kit.notebook.panel.widgets import Field
+from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.training_plan import FIELDS as LABELLED
-from kit.recipes.training_plan import GPUS, MORE_FIELDS
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.logs import jsonl_log, read_log
 from kit.training.run import STOP
@@ -32,7 +32,8 @@ SWITCHES = [
     for name, (on, ok, why) in REASONS.items()
 ]
 PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
-PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1, GPUS: 1}
+PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1}
+PRESET |= {EPOCHS: 0, GPUS: 1}
 FIELDS = [
     Field(name=name, label=label, value=value, preset=value, comment=comment, more=more)
     for (name, (label, comment)), value, more in (

@@ -92,6 +92,10 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert (long.warmup_steps, long.eval_steps, long.gate_every) == (500, 250, 1000)
     assert resolve_steps(EPOCHS, 500, asked=1).eval_steps == 1
     assert resolve_steps(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
+    each = dataclasses.replace(EPOCHS, eval_epochs=0.5, save_epochs=2, gate_epochs=1)
+    for asked in (0, 300):
+        counted = resolve_steps(each, 500, asked)
+        assert (counted.eval_steps, counted.save_steps, counted.gate_every) == (250, 1000, 500)
     assert TrainConfig(max_steps=2000, eval_steps=500).for_steps(4000).eval_steps == 500
 
 
