@@ -66,7 +66,7 @@ class Command:
             argument_default=argparse.SUPPRESS,
         )
         own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False, json=False)
-        folder = "the run's folder (KIT_RUN, or demo)"
+        folder = "the run's folder (KIT_RUN, or the run used last)"
         if self.takes == "preset":
             folder = "a run, for its settings and lengths (the preset alone)"
         own.add_argument("--run", metavar="NAME", help=folder)

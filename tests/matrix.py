@@ -148,7 +148,8 @@ def run_cells(name: str, **parameters) -> dict:
     cell's id as a note.
     """
     path = ROOT / "notebooks" / f"{name}.ipynb"
-    book, names = nbformat.read(path, as_version=nbformat.NO_CONVERT), {"__name__": "__notebook__"}
+    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    names = {"__name__": "__notebook__", "display": draw}
     for cell in (cell for cell in book.cells if cell.cell_type == "code"):
         source = TransformerManager().transform_cell(cell.source)
         try:
@@ -167,10 +168,15 @@ def run_cell(source: str, where: str, names: dict) -> None:
     ends_with_value = tree.body and isinstance(tree.body[-1], ast.Expr)
     last = ast.Expression(tree.body.pop().value) if ends_with_value else None
     exec(compile(tree, where, "exec"), names)
-    value = eval(compile(last, where, "eval"), names) if last else None
-    if value is not None:
-        print(value)
-        getattr(value, "_repr_html_", str)()
+    draw(eval(compile(last, where, "eval"), names) if last else None)
+
+
+def draw(*values) -> None:
+    """Print and draw `values`, as IPython's `display`."""
+    for value in values:
+        if value is not None:
+            print(value)
+            getattr(value, "_repr_html_", str)()
 
 
 def parameters(row: Row, name: str, runs: Path) -> dict:

@@ -79,6 +79,7 @@ def test_each_parameter_is_a_field_of_a_colab_form_below_its_comment(path):
     """Colab reads only such lines, and writes the new value into them."""
     kinds = {str: "string", int: "integer", float: "number", dict: "raw"}
     lines = code_cells(path)[1].source.splitlines()
+    lines = [line for line in lines if not line.startswith("# @markdown ")]  # a note in the form
     assert len(lines) % 2 == 0
     for comment, line in zip(lines[::2], lines[1::2]):
         assert comment.startswith("# ")

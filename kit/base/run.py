@@ -4,6 +4,7 @@ Notebooks share only `runs/<name>/`, which they find by KIT_RUN, KIT_PRESET and 
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -39,7 +40,9 @@ COMMANDS = {
 SETTINGS = "settings.yaml"  # in a run's folder
 RECORD_WAIT_S = 400.0  # longer than the lock of a lost machine counts (lock.py's STALE_S)
 RELEASES_FOLDER = "releases"  # of published voices that runs begin with
-KIT_FOLDERS = ("codes", "bench", RELEASES_FOLDER)  # beside the runs: no run may have their names
+LAST_RUN = "last-run"  # a file beside the runs: the name of the one that was opened last
+# Beside the runs: no run may have their names.
+KIT_FOLDERS = ("codes", "bench", RELEASES_FOLDER, LAST_RUN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +79,12 @@ class Run:
         """Raise KitError if the run was started with another value of `name`."""
         original = read_run_file(self.folder / name) or value
         if original != value:
+            taken = {path.name for path in self.folder.parent.iterdir()}
+            free = next(n for i in itertools.count(2) if (n := f"{self.name}-{i}") not in taken)
             raise KitError(
                 f"The run `{self.name}` was started with the {name} `{original}`, but `{value}` "
-                f"was requested. Choose another RUN (--run, or KIT_RUN), or delete {self.places()}."
+                f'was requested. Start a new run, RUN = "{free}" (--run {free}), or delete '
+                f"{self.places()}."
             )
 
     def save_settings(self, sections: dict) -> "Run":
@@ -159,7 +165,7 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
 
 
 def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
-    """Return the run `name` (default: KIT_RUN, else "demo"); nothing is written.
+    """Return the run `name` (default: KIT_RUN, else `last_run`); nothing is written.
 
     Its preset is `preset`, else KIT_PRESET, else that the run was started with, else what fits the
     machine; KitError if the run was started with another. Merged into it are, in this order, the
@@ -188,11 +194,30 @@ def load_use(name: str) -> dict:
 
 
 def run_folder(name: str = "") -> Path:
-    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), which may not exist."""
+    """Return the folder of the run `name` (default: KIT_RUN, else `last_run`); it may not exist."""
     setting = "RUN" if name else "KIT_RUN"
-    name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, KIT_FOLDERS)
-    runs = os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs"
-    return Path(runs) / name
+    if not name:
+        name = os.environ["KIT_RUN"] if "KIT_RUN" in os.environ else last_run()
+    return runs_folder() / require_folder_name(name, setting, KIT_FOLDERS)
+
+
+def runs_folder() -> Path:
+    return Path(os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs")
+
+
+def places_of_runs() -> list[Path]:
+    """Return the runs' folder and, where KIT_MIRROR is set, that of their copies."""
+    mirror = os.environ.get("KIT_MIRROR")
+    return [runs_folder(), Path(mirror)] if mirror else [runs_folder()]
+
+
+def last_run() -> str:
+    """Return the name of the run that was opened last, here or with the copies; else "demo"."""
+    for place in places_of_runs():
+        name = read_run_file(place / LAST_RUN).strip()
+        if name and (place / name).is_dir():
+            return name
+    return "demo"
 
 
 def read_settings(path: Path) -> dict:

@@ -46,7 +46,7 @@ class CorpusConfig:
     def __post_init__(self):
         spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
         fix = (
-            f"the built-in corpus exists in {' and '.join(spoken)}. For another language name "
+            f"the built-in corpus exists in {', '.join(spoken)}. For another language name "
             f"recordings of your own (DATA, --data), or write configs/words/{self.language}.yaml "
             "with the slots of en.yaml beside it."
         )

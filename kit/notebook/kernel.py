@@ -39,15 +39,15 @@ def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
 
 
 def print_results() -> None:
-    """Where a program runs the notebook, print a cell's Result as well: a log has no values."""
+    """Where a program runs the notebook, print each Result as well: a log has no displays."""
     shell = get_ipython()
     if shell is not None and not is_watched():
-        shell.events.register("post_run_cell", _print_result)
+        shell.display_formatter.formatters["text/plain"].for_type(Result, _print_result)
 
 
-def _print_result(cell) -> None:
-    if isinstance(cell.result, Result):
-        print(cell.result, flush=True)
+def _print_result(result: Result, printer, _cycle: bool) -> None:
+    print(result, flush=True)
+    printer.text(str(result))
 
 
 class Clicks:

@@ -5,6 +5,7 @@ Held-out sentences are spoken, transcribed by the recogniser and compared with t
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 
 from kit.audio.clip import load_wave
 from kit.base.config import build
@@ -53,7 +54,6 @@ class Evaluation:
         self.active_run = run
         config = build(EvaluateConfig, run.section("evaluate"))
         self.data = EvaluationData(run, sentences or config.sentences)
-        self.weights = list(self.data.voices)[-1]  # until `best_of_several` knows the better ones
 
     def __str__(self) -> str:
         data = self.data
@@ -86,18 +86,18 @@ class Evaluation:
     def hear(self, number: int = 0) -> Result:
         """Play held-out sentence `number`, from 0: recording, codec, and the voice.
 
-        The voice speaks once with the last weights, then with `self.weights` and `best_of`.
+        The voice speaks once with the last weights, then with the better weights and `best_of`.
         """
         data = self.data
         row = data.held_out[number]
         recording = data.recording(row)
         once = data.voices["raw"].speak([row.text], row.speaker, data.read_once)[0]
-        spoken = data.voices[self.weights].speak([row.text], row.speaker, data.sampling)[0]
+        spoken = data.voices[data.best].speak([row.text], row.speaker, data.sampling)[0]
         waves = {
             "recording": recording,
             "codec": data.codec.round_trip(recording),
             "raw, one candidate": once.wave,
-            self.best_of(self.weights): spoken.wave,
+            self.best_of(data.best): spoken.wave,
         }
         (transcript,) = transcribe(data.recognizer, [spoken.wave], data.rate_hz)
         return Result(
@@ -123,7 +123,6 @@ class Evaluation:
     def best_of_several(self) -> Result:
         """The better weights, with the most likely of several candidates for each sentence."""
         best = self.data.best
-        self.weights = best
         chosen = self.data.spoken["held_out"].scores
         scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
         figures = chosen.figures() | {"weights": best, "candidates": self.data.sampling.best_of}
@@ -152,14 +151,23 @@ class Evaluation:
         line = f"CER by kind of sentence: {error_rates(scores)}"
         return self.record(line, figures, picture, scores_table(scores))
 
-    def speaker_conditioning(self) -> Result:
-        """Loss per code with the speaker's own reference, and with another speaker's."""
+    @cached_property
+    def speaker_losses(self) -> dict[str, SpeakerLoss]:
+        """Loss per code of each speaker with the own reference and with another's; recorded."""
         data = self.data
         clips = [
             LabeledClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
             for row in data.held_out[:SPEAKER_CLIPS]
         ]
-        losses = loss_by_speaker(data.voices[self.weights], clips)
+        losses = loss_by_speaker(data.voices[data.best], clips)
+        if losses:
+            figures = {name: vars(loss) for name, loss in losses.items()}
+            self.active_run.record(eval={"whose_voice": figures})
+        return losses
+
+    def speaker_conditioning(self) -> Result:
+        """Loss per code with the speaker's own reference, and with another speaker's."""
+        losses = self.speaker_losses
         if not losses:
             return Result(line="Speaker conditioning: not evaluated, there is only one speaker.")
         groups = {
@@ -170,10 +178,9 @@ class Evaluation:
         picture = grouped_bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
+        lines = [line + ", ".join(costs), *problems_of(speaker_checks(self.active_run))]
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
-        result = self.record(line + ", ".join(costs), figures, picture)
-        problems = problems_of(speaker_checks(self.active_run))
-        return dataclasses.replace(result, line="\n".join([result.line, *problems]))
+        return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""
@@ -207,6 +214,7 @@ class Evaluation:
         """The gate: is it intelligible, does it end, keep its pace and use the reference?"""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
+        _ = self.speaker_losses  # recorded: the checks read them
         checks = voice_checks(self.active_run, scores, floor_cer)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."

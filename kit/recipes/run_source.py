@@ -1,8 +1,13 @@
 """Which recordings a run is made from, and the settings that suit them."""
 
 import dataclasses
+import itertools
+import json
+import re
+from pathlib import Path
 
 from kit.base.config import build, merge
+from kit.base.run import KIT_FOLDERS, places_of_runs
 from kit.inference.sampling import GenerateConfig
 from kit.recipes.active_run import ActiveRun
 from kit.text.normalize import language_code
@@ -74,3 +79,37 @@ def section_for_run(run: ActiveRun, name: str) -> dict:
 def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
     """The sampling settings for the voice of `run`, with the fields `over` replaced."""
     return build(GenerateConfig, section_for_run(run, "generate"), **over)
+
+
+# Names of folders and tables that say nothing about the data: the folder above them does.
+COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
+
+
+def name_for_data(data: str, language: str) -> str:
+    """Return the name of a run for `data`: of the one that has it, else a new one.
+
+    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
+    """
+    code = language_code(language or "am")
+    if data in ("record", "upload"):
+        return "my-voice"
+    name = "demo" if code == "am" else f"demo-{code}"
+    if data.startswith("hf://"):
+        name = data.removeprefix("hf://")
+    elif data:
+        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
+        name = next((n for n in names if n.lower() not in {"", *COMMON_NAMES, *KIT_FOLDERS}), "")
+    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in numbered if _source_of(each) in (None, (data, code)))
+
+
+def _source_of(name: str) -> tuple[str, str] | None:
+    """The data and the language of the run `name`; None before 01_data_prep."""
+    for place in places_of_runs():
+        try:
+            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
+            return source["data"], language_code(source["language"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None

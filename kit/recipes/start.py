@@ -5,6 +5,7 @@ the notebook's output. Imports only the standard library at the top: environment
 set before torch is loaded, and packages may be missing.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -16,11 +17,19 @@ DRIVE_FOLDER = "MyDrive/voicekit/runs"  # on Google Drive
 KAGGLE_OUTPUT = Path("/kaggle/working")  # what "Save Version" keeps
 
 
-def start(name: str = "", preset: str = "", use: str = "", settings: dict | None = None):
+def start(
+    name: str = "",
+    preset: str = "",
+    use: str = "",
+    settings: dict | None = None,
+    data: str | None = None,
+    language: str = "",
+):
     """Open the run `name` on this machine as an `ActiveRun`; creates it if it does not exist.
 
-    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `find_run` takes them;
-    `settings` ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
+    An empty `name` is KIT_RUN's, else what suits `data` and `language` if `data` is given, else
+    the run that was opened last. `preset` and `use` are as `find_run` takes them; `settings`
+    ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
     Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
     set_thread_waiting()
@@ -31,22 +40,35 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
         install_missing()
         keep_on_drive()
     from kit.base.config import rename_settings
-    from kit.base.errors import show_plain_notes
+    from kit.base.errors import DiskError, show_plain_notes
+    from kit.base.files import write_atomic
     from kit.base.hardware import allow_expandable_segments
-    from kit.base.run import find_run, run_folder
+    from kit.base.run import LAST_RUN, find_run, places_of_runs, read_run_file, run_folder
     from kit.notebook.kernel import plain_errors, print_results
     from kit.recipes.active_run import active_run, open_run_copy
+    from kit.recipes.run_source import name_for_data
     from kit.recipes.settings import check_settings
 
     allow_expandable_segments()
     plain_errors()
     show_plain_notes()
     print_results()
-    kept = open_run_copy(run_folder(name))
-    run = find_run(preset, use, name)
+    last = run_folder()
+    if data is not None and not name and "KIT_RUN" not in os.environ:
+        name = name_for_data(data, language)
+        if not run_folder(name).exists() and not (last / "manifest.jsonl").exists():
+            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
+            preset = preset or chosen  # in 00_setup, a moment ago
+            use = use or read_run_file(last / "use")
+    folder = run_folder(name)
+    kept = open_run_copy(folder)
+    run = find_run(preset, use, folder.name)
     settings = rename_settings(settings or {})
     check_settings(settings, run.preset)  # before anything is written
     run.begin()
+    for place in places_of_runs():
+        with contextlib.suppress(DiskError):
+            write_atomic(place / LAST_RUN, run.name)
     if settings:
         run = run.save_settings(settings)
     return active_run(run, kept)

@@ -105,11 +105,10 @@ class Training(TrainingPlan):
             self.active.hw.device, trainer.applied.precision, trainer.applied.on("compile")
         )
 
-    def panel(self, mode: str | None = None) -> None:
+    def panel(self) -> None:
         """Settings, Start, Stop and Profile around the run; an unfinished run resumes.
 
-        Checks that were not made before are made now, with a line each. `mode` is as
-        `TrainPanel.run` takes it: "plain" trains at once, with plain lines.
+        Checks that were not made before are made now, with a line each.
         """
         for step in self.checks():
             if step.__name__ not in self.results:
@@ -130,7 +129,7 @@ class Training(TrainingPlan):
             diagnose=self.advice,
             session_hours=self.limits.session_hours,
         )
-        self.shown.run(mode)
+        self.shown.run()
 
     def start(self, values: dict) -> None:
         """Start the training in a process of its own, or one a GPU, with a panel's `values`.

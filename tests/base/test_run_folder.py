@@ -140,7 +140,7 @@ def test_a_run_keeps_its_preset_for_life(place):
     first = open_run("tiny")
     assert (first.name, first.folder) == ("demo", place / "demo")
     assert open_run() == first == open_run("tiny")
-    with pytest.raises(KitError, match=r"started with the preset `tiny`.*`cpu`.*KIT_RUN"):
+    with pytest.raises(KitError, match=r"started with the preset `tiny`.*`cpu`.*demo-2"):
         open_run("cpu")
 
 
@@ -193,7 +193,7 @@ def test_the_commit_is_named_where_there_is_git(monkeypatch):
 def test_a_run_keeps_the_data_it_started_with(run):
     run.set_permanent("data", "my voice")
     run.set_permanent("data", "my voice")
-    with pytest.raises(KitError, match=r"started with the data `my voice`, .*KIT_RUN"):
+    with pytest.raises(KitError, match=r"started with the data `my voice`, .*mine-2"):
         run.set_permanent("data", "another")
 
 

@@ -1,6 +1,7 @@
 """What notebook 00 shows and records of this machine."""
 
 import re
+import shutil
 
 import pytest
 
@@ -8,6 +9,8 @@ from kit.__main__ import Interrupts, parser, run_command
 from kit.base.answer import Answer
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
+from kit.base.run import last_run
+from kit.recipes.run_source import RunSource, name_for_data
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 
@@ -24,6 +27,32 @@ def test_a_notebooks_start_lets_cudas_memory_grow_in_place(tmp_path, monkeypatch
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     start("mine", "tiny", "balanced")
     assert calls
+
+
+def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
+    monkeypatch.delenv("KIT_RUN")
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    assert start(preset="tiny", use="speed").name == "demo", "00_setup, before there are any data"
+    for data, name in (("", "demo"), ("/a/almaz/wavs", "almaz"), ("/b/almaz.tar.gz", "almaz-2")):
+        run = start(data=data, language="am")
+        assert (run.name, run.preset_name) == (name, "tiny"), "as 00_setup chose"
+        RunSource(data=data).begin(run)
+        assert start(data=data, language="am").name == name, "the same data, the same run"
+        assert start().name == name, "the later notebooks open it again"
+    names = {"hf://google/fleurs/am_et/train": "google-fleurs-am_et-train", "record": "my-voice"}
+    names |= {"/c/ድምፅ": "ድምፅ", "/data/codes": "voice"}
+    assert {data: name_for_data(data, "") for data in names} == names
+    assert name_for_data("", "en") == "demo-en"
+    assert name_for_data("/a/almaz/wavs", "en") == "almaz-3", "another language needs another run"
+    shutil.rmtree(tmp_path / "runs" / "almaz-2")
+    assert last_run() == "demo"
+
+
+def test_another_source_under_a_used_name_is_refused_with_a_free_name(run, tmp_path):
+    (tmp_path / "mine-2").mkdir()
+    run.set_permanent("data", "a folder")
+    with pytest.raises(KitError, match="mine-3"):
+        run.set_permanent("data", "another folder")
 
 
 def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):

@@ -239,9 +239,15 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
     assert "resumed from step 4" in rows[4]["note"]
 
 
+@pytest.fixture
+def watched(monkeypatch):
+    """A person sees the panel."""
+    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+
+
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     training = Training(saved(tmp_path))
-    training.panel("plain")
+    training.panel()
     said = capsys.readouterr().out
     for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: the pre"):
         assert words in said
@@ -249,13 +255,13 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     assert "<img" in training.curves()._repr_html_() and "<img" in training.fits()._repr_html_()
     assert "<img" in training.attention()._repr_html_()
     assert "held-out loss" in str(training.summary())
-    training.panel("plain")
+    training.panel()
     assert "It fits." not in capsys.readouterr().out, "each message comes once"
 
 
-def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path):
+def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path, watched):
     training = Training(saved(tmp_path))
-    training.panel("live")
+    training.panel()
     view = training.shown.view
     assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
     assert view.boxes["ema"].value and view.fields["micro_batch"].value == 8
@@ -270,7 +276,7 @@ def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_pat
     assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
 
-def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path):
+def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
     run = active(tmp_path)
     figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
     figures["sdpa"] = {"steps_per_s": 2.5, "peak_memory_bytes": 2**29}
@@ -278,7 +284,7 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     training = Training(run)
     figures = training.switches().figures
     assert "; 1.25x, -512.0 MiB here; " in figures["Fused attention (SDPA)"]
-    training.panel("live")
+    training.panel()
     view = training.shown.view
     cells = view.box.children[0].children  # of the switches
     texts = [part.value for cell in cells for part in getattr(cell, "children", ())]
@@ -298,10 +304,10 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert not fits and "too much" in words
 
 
-def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatch):
+def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatch, watched):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     training = Training(saved(tmp_path))
-    training.panel("live")
+    training.panel()
     view = training.shown.view
     fields = view.fields
     fields["warmup_steps"].text.value = "2"

@@ -40,11 +40,13 @@ import sys, time
 sys.path[:0] = {paths!r}.split({separator!r})
 from pathlib import Path
 from test_train import saved
+from kit.notebook.panel import train_panel
 from kit.recipes.train import Training
+train_panel.is_watched = lambda: True  # a person sees the panel
 if __name__ == "__main__":  # its trial processes import this file, too
     training = Training(saved(Path({folder!r}), **{long!r}))
     training.checks = lambda: (training.fits,)
-    training.panel("live")
+    training.panel()
     training.shown.start_clicked.set()
     time.sleep(600)
 """
@@ -79,7 +81,10 @@ def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
     assert process.new_rows() == []
 
 
-def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(tmp_path):
+def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
@@ -97,7 +102,7 @@ def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(tm
         until(lambda: steps_logged(folder) > before + 2)
         training = Training(active(folder, **LONG))
         assert training.process.running and training.process.holder.pid != kernel.pid
-        training.panel("live")
+        training.panel()
         view = training.shown.view
         until(lambda: not view.stop.disabled)
         view.profile.click()
@@ -121,9 +126,10 @@ def stopped(tmp_path_factory):
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_RANKS", "2")
+        patch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
         training = Training(saved(folder, **LONG))
         training.checks = lambda: (training.fits,)
-        training.panel("live")
+        training.panel()
         view = training.shown.view
         view.fields["gpus"].text.value = "2"
         view.start.click()
