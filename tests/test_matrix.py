@@ -40,7 +40,7 @@ def test_every_notebook_runs_to_its_end(row, runs, data, capsys, monkeypatch):
     said, left = capsys.readouterr().out, {path.name for path in (runs / row.name).glob("model-*")}
     one = row.use == "speed"
     assert left == {"model-raw.safetensors"} | (set() if one else {"model-ema.safetensors"})
-    assert ("One set of weights" in said) == one
+    assert ("weights: raw, ema" in said) != one
 
 
 def test_the_whole_matrix_has_every_preset_use_and_switch():
