@@ -71,6 +71,16 @@ def load_wave(path: str, sample_rate: int) -> "Tensor":
     return resampled(torch.from_numpy(wave), rate, sample_rate)
 
 
+def load_speech(path: str, sample_rate: int) -> "Tensor":
+    """The recording (L,) at `path`, without the silence around its speech.
+
+    With half a second before every sentence, an unsure voice begins with silence and stays with it.
+    """
+    import torch
+
+    return torch.from_numpy(trim_silence(load_wave(path, sample_rate).numpy(), sample_rate))
+
+
 def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
     """Resample a waveform (L,) with torchaudio; raises as `import_torchaudio` does."""
     if rate == new_rate:

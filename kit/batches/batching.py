@@ -4,6 +4,7 @@ A batch is padded to its longest row, so `plan_batches` puts like lengths togeth
 epoch, sorts it a window at a time, splits it into effective batches (of so many utterances or
 padded tokens) and shuffles those; `micro_batches` splits them into forward passes. A large corpus
 is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random from all of them.
+Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses them.
 """
 
 import bisect
@@ -19,6 +20,8 @@ from kit.base.config import MAX_SEED, require, require_least, require_within
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
 FEISTEL_ROUNDS = 8
+LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
+MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,3 +254,43 @@ def scrambled(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
+    return fewest_lengths(np.bincount(lengths))
+
+
+def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
+    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
+    max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
+    for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
+        best = grid
+        if cells <= max_cells:
+            break
+    return best
+
+
+def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease.
+
+    Dynamic programming over the last length but one.
+    """
+    candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
+    up_to = histogram.cumsum()
+    rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
+    grids = [(int(length),) for length in candidates]  # the best that end with each length
+    cells = rows * candidates
+    while True:
+        yield grids[-1], int(cells[-1])
+        longer = cells[:, None] + (rows - rows[:, None]) * candidates  # (W below, W)
+        longer[np.tril_indices(len(candidates))] = np.iinfo(np.int64).max
+        below = longer.argmin(axis=0)
+        better = longer.min(axis=0) < cells
+        if not better[-1]:
+            return
+        grids = [
+            (*grids[i], int(length)) if saves else grid
+            for i, length, saves, grid in zip(below, candidates, better, grids)
+        ]
+        cells = np.minimum(cells, longer.min(axis=0))

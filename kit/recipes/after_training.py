@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.audio.clip import load_speech
 from kit.audio.codec import ClipWithStates, Codec
 from kit.audio.recognizer import alphabet_of, recognizer_schedule, train_recognizer
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
-from kit.batches.encoding import load_speech
 from kit.dataset.manifest import read_manifest
 from kit.inference.code_reader import (
     READER,

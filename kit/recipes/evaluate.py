@@ -15,11 +15,8 @@ from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import (
     Check,
     EvaluateConfig,
-    LabeledClip,
     Scores,
-    SpeakerLoss,
     gate_checks,
-    loss_by_speaker,
     problems_of,
     save_samples,
     suggest_fix,
@@ -31,7 +28,7 @@ from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluation_data import EvaluationData, LabeledClip, SpeakerLoss, loss_by_speaker
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log

@@ -35,7 +35,8 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     from kit.base.hardware import allow_expandable_segments
     from kit.base.run import find_run, run_folder
     from kit.notebook.kernel import plain_errors, print_results
-    from kit.recipes.active_run import active_run, open_run_copy
+    from kit.recipes.active_run import active_run
+    from kit.recipes.run_copy import open_run_copy
     from kit.recipes.settings import check_settings
 
     allow_expandable_segments()

@@ -20,7 +20,7 @@ from kit.audio.spectrogram import Mel
 from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
-from kit.dataset.data_report import Utterance
+from kit.dataset.manifest import Utterance
 from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice

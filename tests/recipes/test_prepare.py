@@ -14,8 +14,7 @@ from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
-from kit.batches.code_cache import CodeCache
-from kit.batches.lengths import fixed_lengths
+from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,

@@ -18,7 +18,7 @@ from helpers import CPU, DATA, GPT, TRAIN, until
 
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
-from kit.batches.lengths import padding_lengths
+from kit.batches.batching import padding_lengths
 from kit.training import micro_batches
 from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials as trials
