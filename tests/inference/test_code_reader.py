@@ -16,7 +16,6 @@ from kit.inference.code_reader import (
     CodeReaderConfig,
     load_matching_reader,
     load_reader,
-    pad_codes,
     save_reader,
 )
 
@@ -111,10 +110,6 @@ def test_codes_are_taken_apart_as_the_codec_makes_them():
         assert torch.equal(((value + 1) * top[number]).round().long(), rest % levels)
         rest = rest // levels
     assert not rest.any()
-
-
-def test_what_is_added_is_not_reported():
-    assert pad_codes([torch.tensor([3]), torch.tensor([0, 1])]).tolist() == [[3, -1], [0, 1]]
 
 
 def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_path):

@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
-from kit.inference.compiled import CudaGraphSteps
 from kit.inference.decoder import Decoder, DecoderConfig, attend
 from kit.inference.generate import generate
 from kit.inference.kv_cache import KVCache
@@ -153,28 +152,6 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
 
 
-def test_a_batch_that_grows_the_cache_waits_for_nobody(model, monkeypatch):
-    """While a row is spoken, a larger batch takes other memory; afterwards it takes the graphs'."""
-    decoder = graphed(model, monkeypatch)
-    texts, codes, cond = rows(2)
-    alone = texts[:1], codes[:1], cond[:1]
-    wanted = decoded(Decoder(model), *alone)
-    with torch.inference_mode():
-        x, padding = decoder.prompt(alone[0], alone[2])
-        logits, cache = decoder.prefill(x, padding, codes.shape[1])
-        found = [logits]
-        for n, code in enumerate(codes[0]):
-            found.append(decoder.decode_one(code[None], n + 1, cache))
-            both = decoded(decoder, texts, codes, cond) if n == 3 else None
-            assert decoder.memory.rows == 1
-            if both is not None:
-                torch.testing.assert_close(both, decoded(Decoder(model), texts, codes, cond))
-        decoder.release(cache)
-    torch.testing.assert_close(torch.stack(found, dim=1), wanted)
-    decoded(decoder, texts, codes, cond)
-    assert decoder.memory.rows == 2
-
-
 def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
     decoder = graphed(model, monkeypatch)
     texts, codes, cond = rows(2)
@@ -219,16 +196,6 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
     assert decoder.rows_that_fit() == 2  # that are there already
-
-
-def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
-    decoder = Decoder(model)
-    decoded(decoder, *rows(2))
-    decoder.tidy()
-    assert decoder.memory.spare
-    monkeypatch.setattr("kit.inference.kv_cache.MAX_IDLE_BYTES", 1000)
-    decoder.tidy()
-    assert not decoder.memory.spare
 
 
 def test_rows_that_stay_move_up_in_the_same_memory():
@@ -318,26 +285,6 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
             check_compiled_int8(loud(seed=seed, layers=1), 1)
 
 
-def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(
-    one_layer, compiler, monkeypatch
-):
-    decoder = Decoder(one_layer, COMPILED)
-    for name in ("tuned", "untuned"):  # traced, and run without kernels of their own
-        graph = torch.compile(decoder.step, backend="eager", fullgraph=True, dynamic=True)
-        setattr(decoder.compiled, name, graph)
-    seconds = iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
-    monkeypatch.setattr(
-        "kit.inference.compiled.best_seconds", lambda work: work() is None or next(seconds)
-    )
-    for count in (1, 2, 1):
-        texts, codes, cond = rows(count)
-        found = decoded(decoder, texts, codes, cond)
-        torch.testing.assert_close(found, decoded(Decoder(one_layer), texts, codes, cond))
-    steps = decoder.compiled
-    assert [step is steps.tuned for step in steps.ready.values()] == [True, False]
-    assert next(seconds, None) is None
-
-
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
     wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
@@ -384,19 +331,6 @@ def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, 
     request = rows(count, codes=20)
     torch.testing.assert_close(decoded(decoder, *request), decoded(Decoder(model), *request))
     assert len(decoder.compiled.ready) > 4
-
-
-def test_buckets_of_positions(model):
-    decoder = Decoder(model)
-    steps = CudaGraphSteps(decoder, compiles=False)
-    decoder.max_positions = 1056  # XTTS-v2's
-    needed = [1, 256, 257, 512, 768, 769, 1056]
-    assert [steps.bucket(n) for n in needed] == [256, 256, 512, 512, 768, 1056, 1056]
-    decoder.max_positions = 304
-    assert {steps.bucket(n) for n in range(1, 305)} == {304}
-    steps.compiles = True  # each length would be compiled again
-    decoder.max_positions = 1056
-    assert steps.bucket(1) == 1056
 
 
 def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):

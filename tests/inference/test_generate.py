@@ -139,13 +139,6 @@ def test_of_several_candidates_the_likeliest_is_kept(model):
         assert any(torch.equal(kept.codes, r.codes) for r in ended)
 
 
-def test_greedy_readings_are_made_once(model):
-    texts, cond = requests(4)
-    greedy = dataclasses.replace(GREEDY, best_of=4)
-    wanted = generate(model, texts, cond, GREEDY)
-    assert plain(generate(model, texts, cond, greedy)) == plain(wanted)
-
-
 def test_generation_leaves_the_global_generator_alone(model):
     before = torch.get_rng_state()
     generate(model, *requests(), SAMPLED)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.base.errors import KitError
 from kit.inference import monotonic_alignment
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode, generate
@@ -104,15 +103,6 @@ def test_readings_are_scored_alike_alone_and_together(model, monkeypatch):
     assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["int8", "bf16"])
-def test_other_formats_look_alike(model, weights):
-    texts, codes, cond = readings()
-    whole = Decoder(model, DecoderConfig(alignment_head=HEAD))
-    rounded = Decoder(model, DecoderConfig(alignment_head=HEAD, weights=weights))
-    wanted = alignment_scores(whole, texts, cond, codes)
-    assert alignment_scores(rounded, texts, cond, codes) == pytest.approx(wanted, abs=0.3)
-
-
 def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     config = GenerateConfig(temperature=2.0, top_k=0, best_of=5, max_codes_per_text_id=1.0)
     texts, _, cond = readings()
@@ -144,10 +134,3 @@ def test_a_model_that_has_not_learnt_to_read_has_no_such_head(model):
         pack(GPT, [t], [c.tolist()], cond[i : i + 1]) for i, (t, c) in enumerate(zip(texts, codes))
     ]
     assert find_alignment_head(model, rows) is None
-
-
-def test_a_weight_that_makes_no_sense_is_refused():
-    with pytest.raises(KitError, match="follow"):
-        GenerateConfig(follow=-1.0)
-    with pytest.raises(KitError, match="follow"):
-        GenerateConfig(follow=math.nan)

@@ -6,9 +6,7 @@ import functools
 import itertools
 import json
 import math
-import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError
-from kit.base.hardware import Choice, usable_bytes
+from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch
 from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
@@ -147,14 +145,6 @@ def test_recomputed_layers_give_exact_gradients():
 def test_accumulated_micro_batches_train_as_the_whole(baseline, parts):
     split = losses(run(state(), random_batches(GPT, parts=parts)))
     assert split == pytest.approx(baseline, rel=2e-5)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_loss_falls(optimizer):
-    config = dataclasses.replace(TRAIN, max_steps=25, optimizer=optimizer, schedule="constant")
-    one = next(random_batches(GPT))
-    found = losses(run(state(config), itertools.repeat(one)))
-    assert found[-1] < 0.75 * found[0]
 
 
 def test_a_step_is_torchs_adamw_by_hand():
@@ -341,14 +331,6 @@ def test_a_cut_is_not_carried_to_a_larger_device(times, rows):
     assert other.micro_rows == 2
 
 
-def test_a_share_of_a_gpu_counts_as_its_memory(monkeypatch):
-    gpu = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
-    assert usable_bytes(gpu) == gpu.memory_bytes  # it is not here
-    monkeypatch.setattr("kit.base.hardware.is_here", lambda hw: True)
-    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda: 0.25)
-    assert usable_bytes(gpu) == gpu.memory_bytes // 4
-
-
 class Reads(TorchFunctionMode):
     """Counts how often Python asks for the value of a tensor: on a GPU it waits for each."""
 
@@ -423,24 +405,6 @@ def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, bas
     assert not compiled.applied.on("compile")
     assert "failed" not in compiled.applied.table()["Fused attention (SDPA)"]
     assert compiled.applied.table()["torch.compile"].startswith("off (asked for; ")
-
-
-def test_an_error_of_triton_that_is_no_runtime_error_stops_compiling(monkeypatch, baseline):
-    class TritonError(Exception):
-        __module__ = "triton.errors"
-
-    monkeypatch.setitem(sys.modules, "triton.errors", SimpleNamespace(TritonError=TritonError))
-    s = state()
-    compiles = [dataclasses.replace(row, on=row.name == "compile") for row in s.applied.switches]
-    s.applied = dataclasses.replace(s.applied, switches=tuple(compiles))
-
-    def fails(layer, x, recompute):
-        raise TritonError("PassManager::run failed")
-
-    s.model.gpt.run_layer = fails
-    events = run(s)
-    assert losses(events) == baseline
-    assert "PassManager::run failed" in events[0].note and not s.applied.on("compile")
 
 
 def test_an_error_that_is_no_shortage_is_not_hidden():

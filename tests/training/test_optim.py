@@ -6,23 +6,19 @@ import math
 import pytest
 import torch
 from helpers import TRAIN, tiny_model
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.config import load_preset
 from kit.base.errors import KitError
-from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig, pack
 from kit.recipes.settings import check_settings
 from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.optim import (
-    TOGETHER,
     Adaptation,
     Muon,
     lr_factor,
     make_optimizers,
     orthogonalize,
-    stacks,
 )
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
@@ -90,45 +86,6 @@ def test_what_listens_to_references_has_its_own_rate():
         p.requires_grad_(False)
     [adamw, _] = make_optimizers(model, config, fused=False)
     assert len(adamw.param_groups) == 2
-
-
-def latents_after(steps: int) -> tuple[Tensor, Tensor]:
-    """How two voices with codes of their own differ, after training as the demo does."""
-    settings = load_preset("cpu")["train"]
-    names = ("optimizer", "lr", "muon_lr", "conditioner_lr", "muon_steps")
-    config = TrainConfig(**{name: settings[name] for name in names})
-    shape = GPTConfig(
-        layers=2, width=64, heads=2, text_vocab=20, code_vocab=42, max_text=20, max_code=40,
-        latents=4, cond_blocks=1, perceiver_layers=1, perceiver_heads=4,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = SpeechGPT(shape)
-    optimizers = make_optimizers(model, config, fused=False)
-    chance = torch.Generator().manual_seed(1)
-    voices = 2 * torch.randn(2, shape.n_mels, 48, generator=chance) - 5
-    for step in range(steps):
-        who = torch.randint(2, (8,), generator=chance)
-        texts = torch.randint(3, 18, (8, 6), generator=chance)
-        codes = torch.randint(20, (8, 12), generator=chance) + 20 * who[:, None]
-        references = voices[who] + torch.randn(8, *voices.shape[1:], generator=chance)
-        batch = pack(shape, texts.tolist(), codes.tolist(), references)
-        text_loss, code_loss = model(batch)
-        loss = code_loss / len(batch.code_targets) + 0.1 * text_loss / len(batch.text_targets)
-        model.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * min(1.0, (step + 1) / 50)
-            optimizer.step()
-    with torch.no_grad():
-        return tuple(model.conditioner(voices))
-
-
-def test_at_the_demos_rates_two_voices_are_still_distinguished():
-    """At the rate of embeddings their latents became one, and every voice spoke like any other."""
-    one, other = latents_after(steps=100)
-    assert (one - other).abs().mean() > 0.2
 
 
 class Dtypes(TorchDispatchMode):
@@ -212,18 +169,6 @@ def test_muon_resumes_from_a_checkpoint_of_torchs():
     for number, kept in before.state_dict()["state"].items():
         (name,) = kept
         assert torch.equal(again["state"][number][name], kept[name])
-
-
-def test_a_stack_holds_equal_matrices_and_not_too_much():
-    made = matrices_with_gradients()
-    found = list(stacks(made))
-    assert [[tuple(p.shape) for p in stack] for stack in found] == [
-        [(48, 32), (48, 32)],
-        [(32, 96)],
-        [(32, 32)],
-    ]
-    large = [nn.Parameter(torch.empty(1024, 1024, device="meta")) for _ in range(5)]
-    assert [len(stack) for stack in stacks(large)] == [TOGETHER // 1024**2] * 2 + [1]
 
 
 def rates(losses, config=None) -> tuple[list[float], list[str]]:

@@ -112,18 +112,6 @@ def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> in
     return before
 
 
-def test_five_kills_lose_no_checkpoint_and_no_bit(processes, tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=60, save_steps=1)
-    whole = train_in(tmp_path / "whole", config)
-    folder = tmp_path / "killed"
-    begin = lambda: start(processes, folder, config)  # noqa: E731
-    step = killed_again_and_again(begin, folder, 5, 0.06)
-    rest = train_in(folder, config)
-    assert [figures(e) for e in rest] == [figures(e) for e in whole][step:]
-    assert [figures(r) for r in logged(folder)] == [figures(e) for e in whole]
-    assert weights(folder) == weights(tmp_path / "whole")
-
-
 def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path):
     config = dataclasses.replace(TRAIN, max_steps=150, save_steps=1, eval_steps=50)
     shape = real_config()
@@ -286,15 +274,6 @@ def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     assert list(again.run(ON, Event()))[-1].step == 9
 
 
-def test_a_line_cut_by_a_kill_does_not_spoil_the_log(whole, tmp_path):
-    for _ in itertools.islice(tiny_session(tmp_path).run(ON, Event()), 4):
-        pass
-    with open(tmp_path / "train.jsonl", "a") as log:
-        log.write('{"step": 5, "lo')
-    train_in(tmp_path)
-    assert [figures(r) for r in logged(tmp_path)] == [figures(e) for e in whole[1]]
-
-
 def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
     folder, events = whole
     session = tiny_session(folder)
@@ -344,17 +323,6 @@ def test_stop_in_or_between_steps_saves_a_checkpoint_to_resume_from(whole, tmp_p
     (tmp_path / "checkpoints" / ".step-0000003.safetensors.k1lled").write_bytes(b"half")
     assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][5:]
     assert not list((tmp_path / "checkpoints").glob(".step-*"))
-
-
-def test_a_damaged_newest_checkpoint_falls_back_and_says_so(whole, tmp_path):
-    stopped(tmp_path, 4, inside=True)
-    for _ in itertools.islice(tiny_session(tmp_path).run(ON, Event()), 3):
-        pass
-    newest = checkpoint.checkpoints(tmp_path / "checkpoints")[-1]
-    newest.write_bytes(newest.read_bytes()[:-50])
-    rest = train_in(tmp_path)
-    assert "damaged" in rest[0].note and "resumed from step 4" in rest[0].note
-    assert [figures(e) for e in rest] == [figures(e) for e in whole[1]][4:]
 
 
 def reshaped(tree: dict, name: str) -> dict:
@@ -460,14 +428,6 @@ def test_switches_may_change_between_two_halves(whole, tmp_path):
     }
     rest = train_in(tmp_path, values=other)
     assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[1][5:]], rel=0.05)
-
-
-def test_the_peak_of_a_run_is_that_of_its_steps(tmp_path, monkeypatch):
-    session, order = tiny_session(tmp_path), []
-    monkeypatch.setattr("kit.training.run.reset_peak_memory", order.append)
-    monkeypatch.setattr("kit.training.loop.peak_memory_bytes", lambda device: order.append("step"))
-    list(itertools.islice(session.run(ON, Event()), 2))
-    assert order == ["cpu", "step", "step"]
 
 
 def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monkeypatch):
