@@ -36,7 +36,7 @@ from kit.audio.streaming import AudioStream
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
-from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
+from kit.inference.candidates import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
 from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig

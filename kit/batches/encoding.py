@@ -19,8 +19,7 @@ import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, load_speech
 from kit.audio.codec import Codec, mels_and_codes
-from kit.audio.reference import reference_mel
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.spectrogram import Mel, MelConfig, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.base.processes import SINGLE_PROCESS, WorkGroup

@@ -22,7 +22,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
 from kit.dataset.manifest import read_manifest
-from kit.inference.code_reader import (
+from kit.inference.candidates import (
     READER,
     CodeReader,
     CodeReaderConfig,

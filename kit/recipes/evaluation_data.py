@@ -20,7 +20,7 @@ from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.code_reader import READER
+from kit.inference.candidates import READER
 from kit.inference.evaluate import Scores, save_samples, score, transcribe
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice

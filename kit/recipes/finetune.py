@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kit.audio.reference import load_reference
+from kit.audio.spectrogram import load_reference
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kit.audio.recognizer import load_recognizer
-from kit.audio.reference import load_reference
+from kit.audio.spectrogram import load_reference
 from kit.base.config import build, by_former_names
 from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest, read_result, save_result

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from kit.audio.codec import load_codec
-from kit.audio.reference import load_reference
-from kit.audio.spectrogram import front_end_config, make_front_end
+from kit.audio.spectrogram import front_end_config, load_reference, make_front_end
 from kit.base.config import build, by_former_names
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, write_atomic

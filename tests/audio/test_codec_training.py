@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kit.audio.codec import ClipWithStates
-from kit.audio.codec_training import CropShape, crops, state_crops, train_generator
+from kit.audio.vocoder import CropShape, crops, state_crops, train_generator
 from kit.base.errors import KitError
 
 SHAPE = CropShape(codes=4, code_samples=10, samples=35, margin=8)

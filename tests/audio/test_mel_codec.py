@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kit.audio.clip import load_wave, resampling_ratio
 from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_codec
-from kit.audio.layers import FSQ
+from kit.audio.fitting import FSQ
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.audio.vocoder import Vocoder, compare_waves

@@ -6,8 +6,7 @@ import soundfile
 import torch
 from released_sound import spoken
 
-from kit.audio.reference import load_reference, reference_mels, require_reference
-from kit.audio.spectrogram import Mel
+from kit.audio.spectrogram import Mel, load_reference, reference_mels, require_reference
 from kit.base.errors import Note, SpeechError
 
 RATE = 22_050

@@ -9,7 +9,7 @@ from helpers import trained_codec
 from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import recognizer_schedule, train_recognizer
 from kit.base.errors import KitError
-from kit.inference.code_reader import (
+from kit.inference.candidates import (
     MAX_MISMATCH,
     READER,
     CodeReader,

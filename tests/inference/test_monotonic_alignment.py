@@ -8,15 +8,15 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.inference import monotonic_alignment
-from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import decode, generate
-from kit.inference.monotonic_alignment import (
+from kit.inference import candidates
+from kit.inference.candidates import (
     FLOOR,
     alignment_scores,
     best_path_scores,
     text_attention,
 )
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import decode, generate
 from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.sequence import pack
 from kit.model.text_attention import AlignmentHead, find_alignment_head, text_attention_maps
@@ -97,7 +97,7 @@ def test_readings_are_scored_alike_alone_and_together(model, monkeypatch):
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     together = alignment_scores(decoder, texts, cond, codes)
     assert len(set(together)) == len(texts)
-    monkeypatch.setitem(monotonic_alignment.BATCH_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)
     assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
     pieces = [[mel] for mel in cond]
     assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)
