@@ -170,8 +170,7 @@ def triangles(hz: Tensor, sample_rate: int, n_fft: int) -> Tensor:
     return torch.minimum(up, down).clamp(min=0) * 2 / (right - left)
 
 
-# As XTTS-v2 takes them: its `gpt_cond_len` and `gpt_cond_chunk_len`.
-# Of references:
+# Of references, as XTTS-v2 takes them: its `gpt_cond_len` and `gpt_cond_chunk_len`.
 LONGEST_S = 30.0
 PIECE_S = 4.0
 MIN_PIECE_S = 0.33  # shorter remainders are dropped

@@ -30,7 +30,7 @@ from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import sampling_of
 
 # Splits: words that training never saw, long sentences, and known words in any order.
 HARDER = ("unseen", "long", "free_order")

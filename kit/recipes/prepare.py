@@ -65,9 +65,10 @@ from kit.recipes.prepare_parts import (
     train_or_load_tokenizer,
 )
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.run_source import RunSource, choose_source
-from kit.recipes.trained_parts import (
+from kit.recipes.run_parts import (
     START_FROM,
+    RunSource,
+    choose_source,
     describe_base_voice,
     load_base_tokenizer,
 )

@@ -33,7 +33,7 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.trained_parts import MODEL, TOKENIZER
+from kit.recipes.run_parts import MODEL, TOKENIZER
 from kit.recipes.training_data import (
     REHEARSAL,
     RehearsalRow,

@@ -21,7 +21,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import rows_of
-from kit.recipes.trained_parts import finetuning_of, workload
+from kit.recipes.run_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
 from kit.tuning.preflight import Workload, changed_settings, check_step, limit_memory
 from kit.tuning.recommend import LEFT_OUT

@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig, attend
+from kit.inference.decoder_steps import KVCache
 from kit.inference.generate import generate
-from kit.inference.kv_cache import KVCache
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import pack
 
@@ -227,7 +227,7 @@ def compiler(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
     # No step loses to another: beside other work the clock would choose which graphs are made.
-    monkeypatch.setattr("kit.inference.compiled.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
     # Kernels to choose from are compiled one by one: half a minute that tells nothing here.
     with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
         yield
@@ -307,7 +307,7 @@ def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
 @pytest.mark.parametrize("kept", [False, True])
 def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
     """Also where a text passes from graph to graph, each of more positions."""
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", bucket)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", bucket)
     decoder = graphed(model, monkeypatch, states=kept)
     texts, _, cond = rows(3)
     for _ in range(2):
@@ -326,7 +326,7 @@ def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", 4)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
     decoder = graphed(model, monkeypatch)
     request = rows(count, codes=20)
     torch.testing.assert_close(decoded(decoder, *request), decoded(Decoder(model), *request))
@@ -428,7 +428,7 @@ def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 def test_cuda_graphs_of_every_bucket_share_a_cache_that_grows(weights, monkeypatch):
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", 16)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
     model = loud().cuda()
     eager = Decoder(model, DecoderConfig(weights=weights))
     decoder = Decoder(model, DecoderConfig(weights=weights, graphs=True))

@@ -336,7 +336,7 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
         return pretended_capture(work, pool)
 
-    monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
+    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
     with pytest.warns(Note, match="4 texts.* with 2"):
         assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
     assert decoder.memory.rows == 2 and decoder.compiled is not None

@@ -81,7 +81,7 @@ def test_a_graphs_states_are_not_written_over(model, monkeypatch):
 def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
-    monkeypatch.setattr("kit.inference.compiled.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
     torch._dynamo.reset()
     model = opinionated_model(layers=1)
     texts, cond = requests(2)

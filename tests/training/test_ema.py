@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.training.ema import EMA
+from kit.training.optim import EMA
 
 
 def model() -> nn.Module:
