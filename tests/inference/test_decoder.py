@@ -72,6 +72,10 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
     return torch.stack(found)
 
 
+def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
+    return [row.codes.tolist() for row in generate(decoder, texts, cond, config)]
+
+
 def test_start_and_stop_are_those_of_the_configuration():
     model = loud(start_text_id=3, stop_text_id=0, start_code_id=5, stop_code_id=1)
     texts, codes, cond = rows(3)
@@ -240,9 +244,8 @@ def graphs() -> int:
 def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     decoder, eager = Decoder(one_layer, COMPILED), Decoder(one_layer)
     texts, codes, cond = rows(3)
-    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     before = graphs()
-    assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert said(decoder, texts, cond) == said(eager, texts, cond)
     [(case, seconds)] = decoder.warm_up_s.items()
     assert case[0] == 4 and seconds > 0  # filled up from 3 rows
     assert graphs() == before + 1
@@ -251,8 +254,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     for same in ([[1] * 3] * 4, [[1] * 18, *texts]):
         four = cond[[0, 1, 2, 0]]
         short = GenerateConfig(temperature=0, exact_codes=5)
-        wanted = [row.codes.tolist() for row in generate(eager, same, four, short)]
-        assert [r.codes.tolist() for r in generate(decoder, same, four, short)] == wanted
+        assert said(decoder, same, four, short) == said(eager, same, four, short)
     forced = [*texts, texts[0]], codes[[0, 1, 2, 0]], cond[[0, 1, 2, 0]]
     found = decoded(decoder, *forced)
     torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
@@ -287,19 +289,18 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
 
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
+    wanted = said(Decoder(one_layer), texts, cond)
     with ThreadPoolExecutor(2) as both:
-        asked = [both.submit(generate, decoder, texts, cond, GREEDY) for _ in range(2)]
-        for said in asked:
-            assert [row.codes.tolist() for row in said.result()] == wanted
+        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == wanted
 
 
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
+    wanted = said(Decoder(one_layer), texts, cond)
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         for _ in range(2):
-            assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+            assert said(decoder, texts, cond) == wanted
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
@@ -312,11 +313,8 @@ def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
     texts, _, cond = rows(3)
     for _ in range(2):
         for same in (texts, texts[::-1], texts[:1]):
-            wanted = [
-                r.codes.tolist() for r in generate(Decoder(model), same, cond[: len(same)], GREEDY)
-            ]
-            found = generate(decoder, same, cond[: len(same)], GREEDY)
-            assert [row.codes.tolist() for row in found] == wanted
+            part = same, cond[: len(same)]
+            assert said(decoder, *part) == said(Decoder(model), *part)
     made = [*decoder.warm_up_s]  # filled up from 3 rows; once for each
     if bucket == 256:
         assert made == [(4, decoder.max_positions), (1, decoder.max_positions)]
@@ -361,9 +359,9 @@ def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    wanted = said(Decoder(model), texts, cond)
     for _ in range(2):
-        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+        assert said(decoder, texts, cond) == wanted
     assert decoder.ran.endswith(
         "; no CUDA graph: CUDA error: operation not permitted when stream is capturing"
     )
@@ -381,9 +379,9 @@ def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 5))
     decoder.compiled.compiles = True
     decoder.compiled.tuned = fail
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    wanted = said(Decoder(model), texts, cond)
     for _ in range(2):
-        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+        assert said(decoder, texts, cond) == wanted
     assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
     assert decoder.compiled is not None and decoder.compiled.ready
     assert settings == [False]  # no templates on Turing
@@ -450,8 +448,7 @@ def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, mon
     decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
     assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
     texts, _, cond = rows(3)
-    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
-    assert [row.codes.tolist() for row in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert said(decoder, texts, cond) == said(eager, texts, cond)
     assert not decoder.warm_up_s
 
 

@@ -174,6 +174,7 @@ def exploding(session, steps, times: int = 99):
     return session
 
 
+GATED = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
 PATIENT = dataclasses.replace(TRAIN, max_steps=12, patience=1, rollbacks=2, save_steps=3)
 
 
@@ -220,32 +221,25 @@ def gate_with(cers):
     return lambda model: {"cer": next(answers), "eos_rate": 1.0}
 
 
-def test_the_averaged_voice_is_that_of_the_best_evaluation(tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
-    session = tiny_session(tmp_path, config)
-    session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
-    events = list(session.run(ON, Event()))
-    assert events[-1].step == 12 and session.finished() and not session.resumable()
-    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    ema, raw = (load_model(tmp_path / f"model-{n}.safetensors") for n in ("ema", "raw"))
-    last = checkpoint.load_newest(tmp_path / "checkpoints")[0]
-    for name, parameter in ema.named_parameters():
-        assert torch.equal(parameter, best["ema"][name])
-        assert torch.equal(dict(raw.named_parameters())[name], last["model"][name])
-    assert [row["gate"] for row in logged(tmp_path) if row["gate"]][1]["cer"] == 0.4
+def same_weights(folder: Path, name: str, tensors: dict) -> bool:
+    found = load_model(folder / f"model-{name}.safetensors").named_parameters()
+    return all(torch.equal(parameter, tensors[key]) for key, parameter in found)
 
 
-def test_without_an_average_the_weights_of_the_best_evaluation_stay(tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
-    session = tiny_session(tmp_path, config)
+@pytest.mark.parametrize("ema", [True, False])
+def test_the_voice_is_that_of_the_best_evaluation(tmp_path, ema):
+    session = tiny_session(tmp_path, GATED)
     session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
     (tmp_path / "model-ema.safetensors").write_bytes(b"of an earlier training with an average")
-    list(session.run({"ema": False}, Event()))
+    events = list(session.run({"ema": ema}, Event()))
+    assert events[-1].step == 12 and session.finished() and not session.resumable()
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    left = [path.name for path in tmp_path.glob("model-*")]
-    assert left == ["model-raw.safetensors"]
-    for name, parameter in load_model(tmp_path / left[0]).named_parameters():
-        assert torch.equal(parameter, best["model"][name])
+    last = checkpoint.load_newest(tmp_path / "checkpoints")[0]
+    assert same_weights(tmp_path, "raw", (last if ema else best)["model"])
+    if ema:
+        assert same_weights(tmp_path, "ema", best["ema"])
+    assert len(list(tmp_path.glob("model-*"))) == 1 + ema
+    assert [row["gate"] for row in logged(tmp_path) if row["gate"]][1]["cer"] == 0.4
 
 
 def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
@@ -258,18 +252,16 @@ def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monke
     events = list(session.run(ON, Event()))
     assert events[-1].step == 12 and session.finished() and not session.resumable()
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    for name, parameter in load_model(tmp_path / "model-ema.safetensors").named_parameters():
-        assert torch.equal(parameter, best["ema"][name])
+    assert same_weights(tmp_path, "ema", best["ema"])
 
 
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
-    session = tiny_session(tmp_path, config)
+    session = tiny_session(tmp_path, GATED)
     session.evaluate = gate_with([0.4, 0.5])
     for event in session.run(ON, Event()):
         if event.step == 6:
             break
-    again = tiny_session(tmp_path, config)
+    again = tiny_session(tmp_path, GATED)
     again.evaluate = gate_with([0.6, 0.7])
     assert list(again.run(ON, Event()))[-1].step == 9
 
@@ -279,11 +271,9 @@ def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
     session = tiny_session(folder)
     assert len(events) == 12 and session.finished() and not session.resumable()
     assert list(session.run(ON, Event())) == []
-    raw, ema = (load_model(folder / f"model-{n}.safetensors") for n in ("raw", "ema"))
     newest = checkpoint.load_newest(folder / "checkpoints")[0]
-    for name, parameter in raw.named_parameters():
-        assert torch.equal(parameter, newest["model"][name])
-        assert torch.equal(dict(ema.named_parameters())[name], newest["ema"][name])
+    assert same_weights(folder, "raw", newest["model"])
+    assert same_weights(folder, "ema", newest["ema"])
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in events]
     assert not list(folder.glob("*.lock*"))
 
@@ -383,8 +373,7 @@ def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
 
 
 def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
-    session = tiny_session(tmp_path, config)
+    session = tiny_session(tmp_path, GATED)
     session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)
     with pytest.warns(UserWarning, match=r"0000006.*damaged.*last step, 12"):
