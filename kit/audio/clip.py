@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kit.base.errors import DatasetError, KitError, Note
+from kit.base.files import special_file_kind
 from kit.base.formatting import shorten
-from kit.streams.file import special_file_kind
 
 if TYPE_CHECKING:
     from soundfile import SoundFile

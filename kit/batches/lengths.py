@@ -3,14 +3,16 @@
 Nothing is truncated: rows beyond a limit are refused in the data report.
 """
 
+import bisect
 import dataclasses
 import math
+import random
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
-from kit.batches.batching import EXTRA_TOKENS
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, padded, passes
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.dataset.data_report import Finding, Utterance, refuse
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
@@ -135,3 +137,55 @@ def percentile(column: np.ndarray, percent: float):
 
 def round_up(value: float, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
+
+
+def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
+
+    Only to report the padding it would save: its mask would rule out the fused causal kernels.
+    """
+    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
+        if fullest == len(room):
+            rows.append([])
+            left = row_tokens
+            row = len(rows) - 1
+        else:
+            left, row = room.pop(fullest)
+        rows[row].append(i)
+        bisect.insort(room, (left - lengths[i], row))
+    return rows
+
+
+def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding when each of `parts` is a padded batch."""
+    cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
+    return 1 - sum(lengths[i] for part in parts for i in part) / cells
+
+
+def padding_waste(
+    lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
+) -> dict[str, float]:
+    """Return the share of padding for every way to form batches."""
+    average = -(-config.effective_batch * sum(lengths) // len(lengths))
+    budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
+    order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
+    row_tokens = max(row_tokens, *lengths)
+    packed = []
+    for window in chunks(order, config.sort_window):
+        packed += pack_rows([lengths[i] for i in window], row_tokens)
+    return {
+        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
+        "neighbours in length": neighbours_waste(lengths, config),
+        "token budget": wasted(passes(lengths, budget), lengths, config),
+        "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
+    }
+
+
+def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding where a pass has `micro_batch` rows of like length."""
+    counted = dataclasses.replace(config, effective_tokens=0)
+    return wasted(passes(lengths, counted), lengths, config)

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,8 +20,6 @@ from kit.dataset.manifest import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
-
-OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,54 +129,3 @@ def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str
         "listen yourself, give it more `minutes` (preset, section `recognizer`) or more "
         "recordings, or use Whisper instead (--set recognizer.whisper=base)"
     )
-
-
-class Check(NamedTuple):
-    what: str
-    found: str
-    wanted: str
-    problem: str  # what is wrong and what to do; "" if it passes
-
-
-def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
-    """Return what may make a voice clearer, given training and held-out loss, if known."""
-    if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
-        return "train longer"
-    return (
-        f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
-        "steps do not help; more recordings would, or a base voice (BASE_MODEL in 01_data_prep, "
-        "--base-model)"
-    )
-
-
-def gate_checks(
-    scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
-) -> list[Check]:
-    """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
-    cer_limit = f"at most {worst_cer:.1%}"
-    ended = f"{scores.eos_rate:.1%} of them"
-    runaway = f"{scores.runaway_rate:.1%} over twice as long"
-    pace = f"{scores.duration_ratio:.2f} times the recordings"
-    blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = endless = runs_away = off_pace = ""
-    if scores.cer > worst_cer:
-        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    if scores.eos_rate < 1:
-        endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
-    if scores.runaway_rate > 0.02:
-        runs_away = (
-            f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
-        )
-    if not 0.8 < scores.duration_ratio < 1.25:
-        off_pace = f"speech lasts {pace}"
-    return [
-        Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
-        Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
-        Check("ends its sentences", ended, "all", endless),
-        Check("does not run away", runaway, "at most 2.0%", runs_away),
-        Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
-    ]
-
-
-def problems_of(checks: list[Check]) -> list[str]:
-    return [check.problem for check in checks if check.problem]

@@ -12,17 +12,16 @@ from kit.base.files import file_digest
 from kit.base.formatting import format_gib
 from kit.base.run import Run
 from kit.dataset.data_report import ManifestConfig
-from kit.inference.evaluate import (
+from kit.inference.evaluate import EvaluateConfig, Scores, save_samples, transcribe
+from kit.inference.verdicts import (
     Check,
-    EvaluateConfig,
-    Scores,
+    WordPair,
+    count_kinds,
     gate_checks,
     problems_of,
-    save_samples,
     suggest_fix,
-    transcribe,
+    word_stats,
 )
-from kit.inference.word_alignment import WordPair, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.result import Result

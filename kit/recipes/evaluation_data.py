@@ -23,9 +23,9 @@ from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import READER
 from kit.inference.evaluate import Scores, save_samples, score, transcribe
 from kit.inference.sampling import GenerateConfig
+from kit.inference.verdicts import WordPair, align_words
 from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
-from kit.inference.word_alignment import WordPair, align_words
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker

@@ -21,11 +21,17 @@ from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
+from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key
-from kit.batches.lengths import fit_positions, length_report, manifest_limits
+from kit.batches.lengths import (
+    fit_positions,
+    length_report,
+    manifest_limits,
+    neighbours_waste,
+    padding_waste,
+)
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset
