@@ -362,9 +362,8 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
         print_results(command.results(options.run, options), options, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.prepare_parts import broadcast_order, follow_orders
     from kit.recipes.settings import open_settings, parse_settings
-    from kit.training.ranks import join_ranks
+    from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()
     chosen = (options.run, options.preset, options.use, parse_settings(options.set))

@@ -40,8 +40,8 @@ from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
-from kit.inference.compiled import CudaGraphSteps
 from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder_steps import CudaGraphSteps
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.gpt import SpeechGPT
@@ -344,7 +344,7 @@ def pretended_capture(work, pool=None) -> tuple:
 
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
-    monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
+    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
     decoder.compiled = CudaGraphSteps(decoder, compiles=False)
     decoder.memory = decoder.compiled.memory

@@ -36,7 +36,7 @@ from kit.audio.streaming import AudioStream
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
-from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
+from kit.inference.candidates import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
 from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
@@ -46,7 +46,6 @@ from kit.model.weights import WEIGHTS, save_model
 from kit.recipes import prepare, prepare_parts
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.more_data import LongRecordings
-from kit.recipes.prepare_parts import follow_orders
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import SampleLog
@@ -54,7 +53,7 @@ from kit.releases.neucodec.codec import NeuCodec, encode_clip
 from kit.releases.neucodec.files import NeuCodecConfig
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.training.config import TrainConfig
-from kit.training.ranks import ALONE
+from kit.training.ranks import ALONE, follow_orders
 from kit.training.switches import SpeedConfig, apply
 from kit.tuning.preflight import Workload, preflight
 

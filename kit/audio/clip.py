@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kit.base.errors import DatasetError, KitError, Note
+from kit.base.files import special_file_kind
 from kit.base.formatting import shorten
-from kit.streams.file import special_file_kind
 
 if TYPE_CHECKING:
     from soundfile import SoundFile
@@ -69,6 +69,16 @@ def load_wave(path: str, sample_rate: int) -> "Tensor":
 
     wave, rate = read_clip(path)
     return resampled(torch.from_numpy(wave), rate, sample_rate)
+
+
+def load_speech(path: str, sample_rate: int) -> "Tensor":
+    """The recording (L,) at `path`, without the silence around its speech.
+
+    With half a second before every sentence, an unsure voice begins with silence and stays with it.
+    """
+    import torch
+
+    return torch.from_numpy(trim_silence(load_wave(path, sample_rate).numpy(), sample_rate))
 
 
 def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":

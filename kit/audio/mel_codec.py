@@ -19,21 +19,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.codec import ClipWithStates, Codec, Progress, require_codes
-from kit.audio.codec_training import (
+from kit.audio.fitting import FSQ, ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
+from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.vocoder import (
     Comparison,
     CropShape,
+    GriffinLim,
+    Pair,
     StateCrops,
+    Vocoder,
     crops,
     state_crops,
     train_generator,
-)
-from kit.audio.fitting import FitConfig, FitSchedule, Losses, fit_model
-from kit.audio.layers import FSQ, ConvNeXtBlock
-from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.vocoder import (
-    GriffinLim,
-    Pair,
-    Vocoder,
     train_vocoder,
 )
 from kit.base.config import require, require_least, require_within

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.fitting import FitConfig, FitSchedule, Losses, fit_model
-from kit.audio.layers import ConvNeXtBlock
+from kit.audio.fitting import ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import build, require_least, require_within
 from kit.base.errors import KitError

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 import wave
@@ -19,6 +20,9 @@ import numpy as np
 
 from kit.base.errors import DiskError, KitError, Note
 from kit.base.formatting import shorten
+
+SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+SPECIAL_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 # Names that Windows reserves for devices, with any suffix.
 RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
@@ -247,3 +251,8 @@ def encode_wav(samples: np.ndarray, sample_rate_hz: int) -> bytes:
         out.setframerate(sample_rate_hz)
         out.writeframes(pcm.tobytes())
     return file.getvalue()
+
+
+def special_file_kind(path: Path) -> str:
+    """The kind of a file that could block or never end when read, else ""; OSError without it."""
+    return SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")

@@ -4,9 +4,9 @@ A batch is padded to its longest row, so `plan_batches` puts like lengths togeth
 epoch, sorts it a window at a time, splits it into effective batches (of so many utterances or
 padded tokens) and shuffles those; `micro_batches` splits them into forward passes. A large corpus
 is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random from all of them.
+Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses them.
 """
 
-import bisect
 import dataclasses
 import hashlib
 import random
@@ -19,6 +19,8 @@ from kit.base.config import MAX_SEED, require, require_least, require_within
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
 FEISTEL_ROUNDS = 8
+LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
+MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,62 +138,10 @@ def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> 
     return groups
 
 
-def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
-
-    Only to report the padding it would save: its mask would rule out the fused causal kernels.
-    """
-    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
-        if fullest == len(room):
-            rows.append([])
-            left = row_tokens
-            row = len(rows) - 1
-        else:
-            left, row = room.pop(fullest)
-        rows[row].append(i)
-        bisect.insort(room, (left - lengths[i], row))
-    return rows
-
-
 def padded(length: int, config: DataConfig) -> int:
     """Return the tokens that a batch with a longest row of `length` is padded to."""
     multiple = -(-length // config.length_multiple) * config.length_multiple
     return next((n for n in config.grid_lengths if n >= length), multiple)
-
-
-def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
-    """Return the share of padding when each of `parts` is a padded batch."""
-    cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
-    return 1 - sum(lengths[i] for part in parts for i in part) / cells
-
-
-def padding_waste(
-    lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
-) -> dict[str, float]:
-    """Return the share of padding for every way to form batches."""
-    average = -(-config.effective_batch * sum(lengths) // len(lengths))
-    budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
-    order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
-    row_tokens = max(row_tokens, *lengths)
-    packed = []
-    for window in chunks(order, config.sort_window):
-        packed += pack_rows([lengths[i] for i in window], row_tokens)
-    return {
-        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
-        "neighbours in length": neighbours_waste(lengths, config),
-        "token budget": wasted(passes(lengths, budget), lengths, config),
-        "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
-    }
-
-
-def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
-    """Return the share of padding where a pass has `micro_batch` rows of like length."""
-    counted = dataclasses.replace(config, effective_tokens=0)
-    return wasted(passes(lengths, counted), lengths, config)
 
 
 def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[list[int]]:
@@ -251,3 +201,43 @@ def scrambled(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
+    return fewest_lengths(np.bincount(lengths))
+
+
+def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
+    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
+    max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
+    for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
+        best = grid
+        if cells <= max_cells:
+            break
+    return best
+
+
+def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease.
+
+    Dynamic programming over the last length but one.
+    """
+    candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
+    up_to = histogram.cumsum()
+    rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
+    grids = [(int(length),) for length in candidates]  # the best that end with each length
+    cells = rows * candidates
+    while True:
+        yield grids[-1], int(cells[-1])
+        longer = cells[:, None] + (rows - rows[:, None]) * candidates  # (W below, W)
+        longer[np.tril_indices(len(candidates))] = np.iinfo(np.int64).max
+        below = longer.argmin(axis=0)
+        better = longer.min(axis=0) < cells
+        if not better[-1]:
+            return
+        grids = [
+            (*grids[i], int(length)) if saves else grid
+            for i, length, saves, grid in zip(below, candidates, better, grids)
+        ]
+        cells = np.minimum(cells, longer.min(axis=0))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
+from kit.batches.batching import EXTRA_TOKENS, fewest_lengths
 from kit.batches.code_shards import ShardRows, Shards, touch
 from kit.batches.columns import Column
 from kit.batches.index import LENGTHS, Index, open_index
@@ -178,3 +179,9 @@ def slowest_pace(cache: CodeCache) -> float:
     """Return the 99th percentile of codes per text id, of at most SAMPLE_ROWS training rows."""
     rows = cache.sample_of_split("train")
     return float(np.quantile(cache.lengths(rows, "codes") / cache.lengths(rows, "texts"), 0.99))
+
+
+def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
+    """Return `padding_lengths` for the rows of all splits."""
+    rows = cache.histogram("tokens")
+    return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))

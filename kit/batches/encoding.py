@@ -5,7 +5,7 @@ own encoding, a changed text costs none, all runs share the folder, and processe
 claim only shows other builders which shard is in progress. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
-Shapes: L samples, N text ids.
+Shapes: N text ids.
 """
 
 import dataclasses
@@ -16,13 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from kit.audio.clip import KEPT_SILENCE_S, load_wave, trim_silence
+from kit.audio.clip import KEPT_SILENCE_S, load_speech
 from kit.audio.codec import Codec, mels_and_codes
-from kit.audio.reference import reference_mel
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.spectrogram import Mel, MelConfig, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
@@ -31,7 +28,7 @@ from kit.batches.batching import DataConfig, chunks
 from kit.batches.code_shards import Clip, claimed, make_room, shard_clips, sweep, touch
 from kit.batches.columns import as_bytes, load_tensors, save_columns, split_by
 from kit.batches.index import IndexRow, index_columns
-from kit.dataset.data_report import Utterance
+from kit.dataset.manifest import Utterance
 from kit.text.tokenizer import Tokenizer
 
 # Files of the cache, which may be removed to free space; other files in the folder are not.
@@ -180,14 +177,6 @@ def encode(
         "code_counts": np.array([len(c) for c in codes]),
         "references": np.stack(references),
     }
-
-
-def load_speech(path: str, rate_hz: int) -> Tensor:
-    """The recording (L,) at `path`, without the silence around its speech.
-
-    With half a second before every sentence, an unsure voice begins with silence and stays with it.
-    """
-    return torch.from_numpy(trim_silence(load_wave(path, rate_hz).numpy(), rate_hz))
 
 
 def text_ids(

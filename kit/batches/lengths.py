@@ -1,26 +1,25 @@
-"""Report how long the rows of a corpus are, and choose limits, padded lengths and positions.
+"""Report how long the rows of a corpus are, and choose limits and positions.
 
-Compiled models and CUDA graphs want few, fixed shapes. Nothing is truncated: rows beyond a limit
-are refused in the data report.
+Nothing is truncated: rows beyond a limit are refused in the data report.
 """
 
+import bisect
 import dataclasses
 import math
+import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from kit.batches.batching import EXTRA_TOKENS
-from kit.batches.code_cache import CodeCache
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, padded, passes
+from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.dataset.data_report import Finding, Utterance, refuse
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
-LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
-MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,47 +139,53 @@ def round_up(value: float, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
-def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
-    """Return `padding_lengths` for the rows of all splits."""
-    rows = cache.histogram("tokens")
-    return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
+def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
 
-
-def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
-    return fewest_lengths(np.bincount(lengths))
-
-
-def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
-    max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
-    for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
-        best = grid
-        if cells <= max_cells:
-            break
-    return best
-
-
-def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease.
-
-    Dynamic programming over the last length but one.
+    Only to report the padding it would save: its mask would rule out the fused causal kernels.
     """
-    candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
-    up_to = histogram.cumsum()
-    rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
-    grids = [(int(length),) for length in candidates]  # the best that end with each length
-    cells = rows * candidates
-    while True:
-        yield grids[-1], int(cells[-1])
-        longer = cells[:, None] + (rows - rows[:, None]) * candidates  # (W below, W)
-        longer[np.tril_indices(len(candidates))] = np.iinfo(np.int64).max
-        below = longer.argmin(axis=0)
-        better = longer.min(axis=0) < cells
-        if not better[-1]:
-            return
-        grids = [
-            (*grids[i], int(length)) if saves else grid
-            for i, length, saves, grid in zip(below, candidates, better, grids)
-        ]
-        cells = np.minimum(cells, longer.min(axis=0))
+    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
+        if fullest == len(room):
+            rows.append([])
+            left = row_tokens
+            row = len(rows) - 1
+        else:
+            left, row = room.pop(fullest)
+        rows[row].append(i)
+        bisect.insort(room, (left - lengths[i], row))
+    return rows
+
+
+def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding when each of `parts` is a padded batch."""
+    cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
+    return 1 - sum(lengths[i] for part in parts for i in part) / cells
+
+
+def padding_waste(
+    lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
+) -> dict[str, float]:
+    """Return the share of padding for every way to form batches."""
+    average = -(-config.effective_batch * sum(lengths) // len(lengths))
+    budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
+    order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
+    row_tokens = max(row_tokens, *lengths)
+    packed = []
+    for window in chunks(order, config.sort_window):
+        packed += pack_rows([lengths[i] for i in window], row_tokens)
+    return {
+        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
+        "neighbours in length": neighbours_waste(lengths, config),
+        "token budget": wasted(passes(lengths, budget), lengths, config),
+        "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
+    }
+
+
+def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding where a pass has `micro_batch` rows of like length."""
+    counted = dataclasses.replace(config, effective_tokens=0)
+    return wasted(passes(lengths, counted), lengths, config)

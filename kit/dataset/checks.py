@@ -25,9 +25,9 @@ from kit.dataset.data_report import (
     Utterance,
     refuse,
     rows_where,
+    write_data_report,
 )
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import write_data_report
 from kit.dataset.splits import hold_out, require_training_rows
 from kit.dataset.spool import Spool, values_repeated
 from kit.text.normalize import letters, unicode_script

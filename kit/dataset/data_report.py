@@ -15,6 +15,7 @@ from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import shorten
+from kit.dataset.manifest import Utterance, write_lines, write_manifest
 from kit.dataset.spool import Spool
 
 # How to fix each kind of finding, refusals first.
@@ -44,23 +45,6 @@ FIXES = {
 
 MAX_LISTED = 8  # refused rows in a message
 MAX_KINDS = 3  # reasons in a summary
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Utterance:
-    id: str
-    audio: str  # path of the recording
-    text: str  # normalised
-    speaker: str
-    split: str  # "train", "held_out", or another name that the dataset brings
-    line: int  # in its table, from 1
-    seconds: float = 0.0  # measured; 0 before that
-    silence_s: float = 0.0  # of them, at both ends, that training leaves out
-    file: str = ""  # its table
-
-    @property
-    def speech_s(self) -> float:
-        return self.seconds - self.silence_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -286,3 +270,10 @@ def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[st
     if len(findings) > max_rows:
         rows.append((f"and {len(findings) - max_rows:,} more", "", "", "", ""))
     return rows
+
+
+def write_data_report(report: DataReport, into: Path) -> None:
+    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
+    write_manifest(report.kept, into)
+    write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
+    write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))

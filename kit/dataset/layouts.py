@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
+from kit.base.files import special_file_kind
 from kit.base.formatting import join_names, non_utf8_problem, shorten
 from kit.dataset.columns import role_of
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
@@ -47,7 +48,7 @@ from kit.dataset.tables import (
     tables_of_recordings,
 )
 from kit.dataset.text_files import folders_of_texts, has_own_texts, read_text_files
-from kit.streams.file import BadRecord, special_file_kind
+from kit.streams.file import BadRecord
 from kit.streams.lines import JsonLines
 from kit.streams.open import rows
 from kit.text.normalize import letters

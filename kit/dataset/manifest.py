@@ -9,17 +9,26 @@ from pathlib import Path
 from kit.base.errors import DatasetError
 from kit.base.files import atomic_path
 from kit.base.formatting import shorten
-from kit.dataset.data_report import DataReport, Utterance
 
 # Types of the fields that are not str.
 FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
 
 
-def write_data_report(report: DataReport, into: Path) -> None:
-    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
-    write_manifest(report.kept, into)
-    _write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
-    _write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Utterance:
+    id: str
+    audio: str  # path of the recording
+    text: str  # normalised
+    speaker: str
+    split: str  # "train", "held_out", or another name that the dataset brings
+    line: int  # in its table, from 1
+    seconds: float = 0.0  # measured; 0 before that
+    silence_s: float = 0.0  # of them, at both ends, that training leaves out
+    file: str = ""  # its table
+
+    @property
+    def speech_s(self) -> float:
+        return self.seconds - self.silence_s
 
 
 def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
@@ -32,7 +41,7 @@ def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
         audio = path.relative_to(folder).as_posix() if inside else str(path)
         return dict(vars(row), audio=audio)
 
-    _write_lines(folder / "manifest.jsonl", map(line, rows))
+    write_lines(folder / "manifest.jsonl", map(line, rows))
 
 
 def read_manifest(folder: Path) -> list[Utterance]:
@@ -82,11 +91,11 @@ def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:
         audio = os.path.relpath(os.path.abspath(row.audio), root)
         return {"audio": audio} | {key: getattr(row, key) for key in keys}
 
-    _write_lines(path, map(line, kept))
+    write_lines(path, map(line, kept))
     return path
 
 
-def _write_lines(path: Path, values: Iterable[dict]) -> None:
+def write_lines(path: Path, values: Iterable[dict]) -> None:
     with atomic_path(path) as part, open(part, "wb") as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from kit.base.errors import DatasetError
+from kit.base.files import special_file_kind
 from kit.dataset.columns import Columns, IsRecording, find_columns, names_columns, parse_columns
 from kit.dataset.data_report import Finding, ManifestConfig
 from kit.dataset.recordings import (
@@ -30,7 +31,6 @@ from kit.dataset.recordings import (
     stays_inside,
 )
 from kit.dataset.splits import canonical_split, known_split, split_of
-from kit.streams.file import special_file_kind
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
 SEPARATORS = ("|", "\t", ";", ",")

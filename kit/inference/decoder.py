@@ -20,8 +20,7 @@ from kit.base.errors import SpeechError
 from kit.base.formatting import nearest
 from kit.base.hardware import set_cuda_defaults
 from kit.base.tensor_file import is_finite
-from kit.inference.compiled import CompiledSteps, CudaGraphSteps
-from kit.inference.kv_cache import CacheMemory, KVCache, write
+from kit.inference.decoder_steps import CacheMemory, CompiledSteps, CudaGraphSteps, KVCache, write
 from kit.inference.linear_formats import FORMATS, choose_layer
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
 from kit.model.text_attention import AlignmentHead

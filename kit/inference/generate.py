@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kit.base.errors import Note, SpeechError
 from kit.base.hardware import is_oom
+from kit.inference.candidates import alignment_scores
 from kit.inference.decoder import Conditioning, Decoder
-from kit.inference.monotonic_alignment import alignment_scores
 from kit.inference.sampling import (
     GenerateConfig,
     Noise,

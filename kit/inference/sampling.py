@@ -34,7 +34,7 @@ class GenerateConfig:
     # alignment head; 0: off.
     follow: float = 3.0
     # Weight of the text mismatch, in nats a letter, if the voice has a code reader
-    # (code_reader.py); 0: off.
+    # (candidates.py); 0: off.
     reread: float = 1.0
     retries: int = 2  # of a truncated text, each at half the temperature
     max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec
-from kit.audio.reference import reference_mel, reference_mels, require_reference
-from kit.audio.spectrogram import Mel
+from kit.audio.spectrogram import Mel, reference_mel, reference_mels, require_reference
 from kit.audio.streaming import AudioStream
 from kit.base.config import require_least
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
-from kit.inference.code_reader import CodeReader
+from kit.inference.candidates import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import GeneratedCodes, decode_stream, generate, without_unsupported_cfg
 from kit.inference.linear_formats import default_format

@@ -22,7 +22,7 @@ from kit.base.files import file_digest, write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import set_cuda_defaults
 from kit.base.tensor_file import contents, file_bytes, save_module, saved_header, tensors_sha256
-from kit.inference.code_reader import load_matching_reader
+from kit.inference.candidates import load_matching_reader
 from kit.inference.voice import Habits, Voice
 from kit.model.weights import WEIGHTS, load_model, trained_with
 from kit.text.normalize import language_code

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.audio.clip import load_speech
 from kit.audio.codec import ClipWithStates, Codec
 from kit.audio.recognizer import alphabet_of, recognizer_schedule, train_recognizer
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
-from kit.batches.encoding import load_speech
 from kit.dataset.manifest import read_manifest
-from kit.inference.code_reader import (
+from kit.inference.candidates import (
     READER,
     CodeReader,
     CodeReaderConfig,
@@ -39,7 +39,7 @@ from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
-from kit.recipes.run_source import section_for_run
+from kit.recipes.run_parts import section_for_run
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
 

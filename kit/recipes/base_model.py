@@ -30,7 +30,7 @@ from kit.recipes.hub import (
     fetch_once,
     licence_in,
 )
-from kit.recipes.trained_parts import MODEL, START_FROM, TOKENIZER
+from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (

@@ -16,7 +16,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.trained_parts import finetuning_of
+from kit.recipes.run_parts import finetuning_of
 from kit.training.switches import load_choice
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.recommend import (

@@ -13,26 +13,22 @@ from kit.base.files import file_digest
 from kit.base.formatting import format_gib
 from kit.base.run import Run
 from kit.dataset.data_report import ManifestConfig
-from kit.inference.evaluate import (
+from kit.inference.evaluate import EvaluateConfig, Scores, save_samples, transcribe
+from kit.inference.verdicts import (
     Check,
-    EvaluateConfig,
-    LabeledClip,
-    Scores,
-    SpeakerLoss,
+    WordPair,
+    count_kinds,
     gate_checks,
-    loss_by_speaker,
     problems_of,
-    save_samples,
     suggest_fix,
-    transcribe,
+    word_stats,
 )
-from kit.inference.word_alignment import WordPair, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluation_data import EvaluationData, LabeledClip, SpeakerLoss, loss_by_speaker
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log

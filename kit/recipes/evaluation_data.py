@@ -1,27 +1,36 @@
-"""What an evaluation works with: a run's voices, the texts, and their cached transcripts."""
+"""What an evaluation works with: a run's voices, the texts, and their cached transcripts.
+
+The recogniser on the recordings, and on the codec's round trip of them, gives the noise floor. A
+speaker's loss with the reference of another one shows whether the voice listens to references.
+
+Shapes: L samples.
+"""
 
 import dataclasses
 import functools
 
+import torch
 from torch import Tensor
 
-from kit.audio.clip import load_wave
-from kit.audio.codec import load_codec
-from kit.audio.recognizer import load_recognizer
+from kit.audio.clip import load_wave, resampled
+from kit.audio.codec import Codec, load_codec
+from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
 from kit.base.config import by_former_names
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.code_reader import READER
-from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
+from kit.inference.candidates import READER
+from kit.inference.evaluate import Scores, save_samples, score, transcribe
 from kit.inference.sampling import GenerateConfig
+from kit.inference.verdicts import WordPair, align_words
+from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
-from kit.inference.word_alignment import WordPair, align_words
+from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import sampling_of
 
 # Splits: words that training never saw, long sentences, and known words in any order.
 HARDER = ("unseen", "long", "free_order")
@@ -33,6 +42,8 @@ OTHER_FILES = (  # beside the model's weights, that speaking and transcribing de
     SOUND,  # optional, as the next
     READER,
 )
+BATCH = 16  # examples at a time when measuring the loss of a speaker
+MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +95,7 @@ class EvaluationData:
     def recording(self, row: Utterance) -> Tensor:
         return load_wave(row.audio, self.rate_hz)
 
-    def floor(self, split: str) -> NoiseFloor:
+    def floor(self, split: str) -> "NoiseFloor":
         """The recogniser's errors on the recordings of `split`."""
         rows = self.split(split)
 
@@ -178,3 +189,91 @@ class EvaluationData:
 
 def as_dicts(rows: list[Utterance]) -> list[dict]:
     return [dataclasses.asdict(row) for row in rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """Errors of the recogniser itself."""
+
+    cer: float  # character error rate on the recordings
+    cer_codec: float  # on the recordings after the codec: a voice cannot do better
+    transcripts: tuple[str, ...]  # after the codec
+
+
+def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
+    """Return the recogniser's errors on the recordings of `rows` and on their codec round trip."""
+    input_sample_rate = recognizer.input_sample_rate
+    recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
+    copies = [codec.round_trip(load_wave(row.audio, codec.sample_rate)) for row in rows]
+    texts = [row.text for row in rows]
+    before = transcribe(recognizer, recordings, input_sample_rate)
+    after = transcribe(recognizer, copies, codec.sample_rate)
+    return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), transcripts=tuple(after))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabeledClip:
+    text: str
+    speaker: str
+    wave: Tensor  # (L,) at the codec's `sample_rate`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeakerLoss:
+    """Loss in nats a code over a speaker's recordings.
+
+    A model that ignores references has the same loss with every reference.
+    """
+
+    own: float  # with a reference of that speaker
+    other: float  # with a reference of another speaker
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.other - self.own > MIN_GAIN * self.own
+
+
+def loss_by_speaker(voice: Voice, clips: list[LabeledClip]) -> dict[str, SpeakerLoss]:
+    """Return the loss on each speaker's clips; {} for a voice with one speaker.
+
+    The other speaker is the next by name. Clips too long for the model, or of a speaker without a
+    reference, are left out.
+    """
+    names = voice.speakers
+    if len(names) < 2:
+        return {}
+    losses = {}
+    for name, other in zip(names, names[1:] + names[:1]):
+        examples = encode_clips(voice, [clip for clip in clips if clip.speaker == name])
+        if examples:
+            losses[name] = SpeakerLoss(
+                own=mean_loss(voice, examples, name), other=mean_loss(voice, examples, other)
+            )
+    return losses
+
+
+def encode_clips(voice: Voice, clips: list[LabeledClip]) -> list[tuple[list[int], list[int]]]:
+    config = voice.model.config
+    examples = []
+    for clip in clips:
+        wave = resampled(clip.wave, voice.codec.sample_rate, voice.codec.input_sample_rate)
+        codes = voice.codec.encode(wave[None])[0].tolist()
+        ids = voice.ids(clip.text)
+        if len(ids) + 2 <= config.max_text and len(codes) + 2 <= config.max_code:
+            examples.append((ids, codes))
+    return sorted(examples, key=lambda example: len(example[1]))
+
+
+@torch.inference_mode()
+def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker: str) -> float:
+    device = voice.model.final_norm.weight.device
+    reference = voice.reference(speaker).to(device)
+    loss_sum = 0.0
+    targets = 0
+    for first in range(0, len(examples), BATCH):
+        texts, codes = zip(*examples[first : first + BATCH])
+        batch = pack(voice.model.config, texts, codes, reference.expand(len(texts), -1, -1))
+        _, code_loss = voice.model(batch.to(device))
+        loss_sum += code_loss.item()
+        targets += len(batch.code_targets)
+    return loss_sum / targets

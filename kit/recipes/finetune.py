@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kit.audio.reference import load_reference
+from kit.audio.spectrogram import load_reference
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run
@@ -38,10 +38,9 @@ from kit.recipes.base_model import (
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import first_model, load_base_tokenizer, sampling_of
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
-from kit.recipes.trained_parts import first_model, load_base_tokenizer
 from kit.recipes.training_samples import spoken_samples
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of

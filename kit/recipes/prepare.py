@@ -21,11 +21,17 @@ from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
-from kit.batches.code_cache import CodeCache
+from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key
-from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
+from kit.batches.lengths import (
+    fit_positions,
+    length_report,
+    manifest_limits,
+    neighbours_waste,
+    padding_waste,
+)
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset
@@ -36,12 +42,13 @@ from kit.dataset.data_report import (
     by_kind,
     findings_table,
     rows_in_split,
+    write_data_report,
 )
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.manifest import write_data_report, write_fixed
+from kit.dataset.manifest import write_fixed
 from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import Segmenter
 from kit.dataset.splits import hold_out
@@ -64,9 +71,10 @@ from kit.recipes.prepare_parts import (
     train_or_load_tokenizer,
 )
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.run_source import RunSource, choose_source
-from kit.recipes.trained_parts import (
+from kit.recipes.run_parts import (
     START_FROM,
+    RunSource,
+    choose_source,
     describe_base_voice,
     load_base_tokenizer,
 )

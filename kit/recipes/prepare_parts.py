@@ -1,17 +1,13 @@
 """Train or load a run's tokenizer, codec (with its vocoder) and recogniser; share work with ranks.
 
-Under torchrun the main rank runs the recipe. Where the others can help it broadcasts an order, and
-each calls its `follow(ranks)`, until there is none. Orders are pickled, so they hold plain values.
 Codec and recogniser are small and trained on the main rank alone. Shapes: L samples.
 """
 
-import contextlib
 import dataclasses
 import os
 import random
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,15 +31,13 @@ from kit.audio.recognizer import (
 from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
-from kit.base.hardware import set_cuda_defaults
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
 from kit.batches.encoding import EncodingTools
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_source import RunSource
-from kit.recipes.trained_parts import START_FROM, TOKENIZER, load_base_tokenizer
+from kit.recipes.run_parts import START_FROM, TOKENIZER, RunSource, load_base_tokenizer
 from kit.releases.whisper import (
     WhisperRecognizer,
     new_whisper,
@@ -60,7 +54,7 @@ from kit.text.train_tokenizer import (
     tokenizer_report,
     train_fitted_tokenizer,
 )
-from kit.training.ranks import RankLost, Ranks, SeveralRanks
+from kit.training.ranks import RankLost, SeveralRanks, broadcast_order, interruptible
 
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
@@ -451,37 +445,3 @@ class JobOrder:
 
 def work_name(ranks: SeveralRanks) -> str:
     return f"work {ranks.calls}"  # the same on every rank
-
-
-def follow_orders(ranks: Ranks) -> None:
-    """Follow the main rank's orders until there are none, or until the main rank has ended."""
-    set_cuda_defaults()
-    with contextlib.suppress(RankLost, KeyboardInterrupt):  # the main rank or torchrun says why
-        while (order := broadcast_order(ranks)) is not None:
-            order.follow(ranks)
-    ranks.leave()
-
-
-def broadcast_order(ranks: Ranks, order=None):
-    """Broadcast the main rank's `order`; return it on every rank. None: nothing is left to do."""
-    if ranks.is_main:
-        ranks.call()
-    else:
-        with interruptible():  # it may wait for hours, and has nothing to finish
-            ranks.await_call()
-    return ranks.from_main(lambda: order)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
-
-    Elsewhere ranks other than the main one ignore both: the main one handles them.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before):
-            signal.signal(number, handler)

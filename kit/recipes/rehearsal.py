@@ -13,32 +13,35 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 import yaml
 from torch import Tensor
 
-from kit.base.config import CONFIGS, build, by_former_names
+from kit.base.config import CONFIGS, build
 from kit.base.errors import DamagedFileError, KitError, SpeechError
-from kit.base.files import digest, write_atomic
 from kit.base.formatting import clock, shorten
 from kit.base.hardware import on_device
-from kit.base.run import read_run_file
-from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import chunks
-from kit.batches.columns import as_bytes, from_bytes, load_tensors, split_by
 from kit.inference.decoder import Decoder
-from kit.inference.evaluate import BaseDivergence, BaseSample, measure_divergence
 from kit.inference.generate import GeneratedCodes, decode, generate
 from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig
+from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig, pack
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_source import sampling_of
-from kit.recipes.trained_parts import MODEL, START_FROM, TOKENIZER
+from kit.recipes.run_parts import MODEL, TOKENIZER
+from kit.recipes.training_data import (
+    REHEARSAL,
+    RehearsalRow,
+    Rehearsed,
+    load_rehearsal,
+    rehearsal_key,
+    rehearsal_sampling,
+)
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.trainable import FinetuneConfig
@@ -46,7 +49,6 @@ from kit.training.trainable import FinetuneConfig
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"  # that forgetting is measured with
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"
 PLAYED_LANGUAGES = 3  # with a sentence to listen to
-FILE = "rehearsal.safetensors"
 ROWS_AT_ONCE = 32  # in a batch
 
 
@@ -117,7 +119,7 @@ class BaseLanguages:
             sounds.append(Sound(caption=f"{language}: {text}", wave=wave, sample_rate_hz=rate_hz))
         return sounds
 
-    def divergences(self, tuned: SpeechGPT) -> dict[str, BaseDivergence]:
+    def divergences(self, tuned: SpeechGPT) -> dict[str, "BaseDivergence"]:
         """By language, how far `tuned` has moved from the base model; uses both tokenizers."""
         mel = self.voice.reference(self.speaker)
         divergences = {}
@@ -177,77 +179,6 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RehearsalRow:
-    """A sentence for the base voice to speak, for the `number`-th time."""
-
-    language: str
-    text: str
-    speaker: str
-    number: int
-
-
-@dataclasses.dataclass(kw_only=True)
-class Rehearsed:
-    """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
-
-    codes: dict[RehearsalRow, np.ndarray | None]
-    seconds: float  # spent on speaking
-
-    @property
-    def whole(self) -> dict[RehearsalRow, np.ndarray]:
-        """The rows to train on: those where the voice stopped."""
-        return {row: codes for row, codes in self.codes.items() if codes is not None}
-
-    def save(self, path: Path, key: str) -> None:
-        rows = []
-        arrays = []
-        for row, codes in self.codes.items():
-            rows.append({**dataclasses.asdict(row), "whole": codes is not None})
-            arrays.append(np.zeros(0, np.int32) if codes is None else codes)
-        tensors = {
-            "key": as_bytes(key),
-            "rows": as_bytes(rows),
-            "codes": np.concatenate(arrays),
-            "code_counts": np.array([len(codes) for codes in arrays]),
-            "seconds": np.array([self.seconds]),
-        }
-        write_atomic(path, pack_tensors(tensors))
-
-
-def load_rehearsal(path: Path, key: str) -> Rehearsed:
-    """Load the rows saved at `path`; none if they were saved under another key.
-
-    Raises DamagedFileError for a file that is missing or damaged.
-    """
-    table = load_tensors(path)
-    if from_bytes(table["key"]) != key:
-        return Rehearsed(codes={}, seconds=0.0)
-    codes_by_row = {}
-    arrays = split_by(table["codes"], table["code_counts"])
-    for fields, codes in zip(from_bytes(table["rows"]), arrays):
-        stopped = fields.pop("whole")
-        codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
-    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
-
-
-def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
-    """Sample from the voice's unchanged distribution.
-
-    A lower temperature or a cut tail would teach a narrower distribution than the one to keep
-    (docs/measurements-archive.md).
-    """
-    unchanged = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    return sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
-
-
-def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
-    """A digest of the base voice, its sampling and the reference clips."""
-    arrays = {name: mel.numpy() for name, mel in references.items()}
-    sampling = by_former_names("generate", rehearsal_sampling(run))
-    return digest(read_run_file(run.folder / START_FROM), arrays_digest(arrays), sampling)
-
-
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
     """`count` rows spread evenly over languages, `texts` (by language) and `speakers`.
 
@@ -262,26 +193,6 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
         speaker = speakers[(place + number) % len(speakers)]
         rows.append(RehearsalRow(language=language, text=text, speaker=speaker, number=number))
     return rows
-
-
-def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
-    """Load what was spoken for `run`, in the voices of `references`.
-
-    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
-    """
-    fix = (
-        "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
-        "finetune.rehearsal to 0."
-    )
-    if not run.figure("finetune", "rehearsal"):
-        raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
-    rehearsed = load_rehearsal(run.folder / FILE, rehearsal_key(run, references))
-    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
-        raise KitError(
-            "The rehearsal rows were spoken by another voice, other recordings or another "
-            f"`generate`: {fix}"
-        )
-    return rehearsed
 
 
 class Rehearsal:
@@ -300,7 +211,7 @@ class Rehearsal:
     def speak(self) -> Result:
         """Speak the rows that are missing; interrupted, it resumes."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
-        path = self.run.path(FILE)
+        path = self.run.path(REHEARSAL)
         rehearsed = Rehearsed(codes={}, seconds=0.0)
         if path.is_file():
             try:
@@ -355,3 +266,60 @@ class Rehearsal:
             if spoken > rows:
                 line += f"; {spoken - rows} more did not end in time and are left out"
         return Result(line=line)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BaseSample:
+    """A sentence as the base model spoke it."""
+
+    base_ids: list[int]  # its text, by the base model's tokenizer
+    tuned_ids: list[int]  # by the fine-tuned model's tokenizer
+    spoken: GeneratedCodes
+    mel: Tensor  # (M, T) reference that it was spoken with
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BaseDivergence:
+    """Cross-entropy in nats a code, under the base model's distribution."""
+
+    base: float  # of the base model itself: its entropy
+    tuned: float  # of the fine-tuned model
+
+    @property
+    def forgotten(self) -> float:
+        """The Kullback-Leibler divergence: 0 if nothing was forgotten."""
+        return self.tuned - self.base
+
+
+@torch.inference_mode()
+def measure_divergence(
+    base: SpeechGPT, tuned: SpeechGPT, samples: list[BaseSample]
+) -> BaseDivergence:
+    """Return how far `tuned` has moved from `base`, both in eval mode, over all codes of `samples`.
+
+    Needs no recordings and no recogniser (Li and Hoiem 2016, arXiv:1606.09282).
+    """
+    base_nats = []
+    tuned_nats = []
+    for sample in samples:
+        base_log_probs = code_log_probs(base, sample.base_ids, sample)
+        tuned_log_probs = code_log_probs(tuned, sample.tuned_ids, sample)
+        weights = base_log_probs.exp()
+        base_nats.append(-(weights * base_log_probs).sum(-1))
+        tuned_nats.append(-(weights * tuned_log_probs).sum(-1))
+    return BaseDivergence(
+        base=float(torch.cat(base_nats).mean()), tuned=float(torch.cat(tuned_nats).mean())
+    )
+
+
+@torch.inference_mode()
+def code_log_probs(model: SpeechGPT, ids: list[int], sample: BaseSample) -> Tensor:
+    """Return log-probabilities (N, V) at each position of `sample`, STOP's last, on the CPU."""
+    # The layout used for speaking, whatever the model was trained with.
+    config = dataclasses.replace(model.config, text_stop_input=True, stop_targets=1)
+    codes = sample.spoken.codes.tolist()
+    device = model.final_norm.weight.device
+    batch = pack(config, [ids], [codes], sample.mel[None].float()).to(device)
+    indices = batch.code_indices[: len(codes) + sample.spoken.stopped]
+    states = model.hidden(batch).flatten(0, 1)[indices]
+    return model.code_head(states).float().log_softmax(-1).cpu()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kit.audio.clip import resampled
-from kit.audio.reference import load_reference
+from kit.audio.spectrogram import load_reference
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import encode_wav
 from kit.base.hardware import detect

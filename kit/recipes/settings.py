@@ -21,7 +21,7 @@ from kit.dataset.archive import ArchiveConfig
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.synthetic import CorpusConfig
-from kit.inference.code_reader import CodeReaderConfig
+from kit.inference.candidates import CodeReaderConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.evaluate import EvaluateConfig
 from kit.inference.sampling import GenerateConfig

@@ -5,24 +5,27 @@ Nothing is trained but a few steps of a throwaway model, to time one.
 
 from collections.abc import Iterator
 
+import torch
+
 from kit.base.compiler import compiler_available
 from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.base.hardware import (
     PRODUCT,
+    Choice,
+    Hardware,
     attention_backend,
     choose_preset,
-    describe_speed,
     format_capability,
-    matmul_ms,
+    is_here,
+    matmul_seconds,
     versions,
 )
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import too_few_hours
-from kit.recipes.run_source import RunSource
-from kit.recipes.trained_parts import workload
+from kit.recipes.run_parts import RunSource, workload
 from kit.training.config import TrainConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
@@ -161,3 +164,22 @@ class Setup:
         hours = run.figure("data", "hours")
         warning = too_few_hours(run, hours) if hours is not None else ""
         return Result(line=f"{line}\n{warning}" if warning else line)
+
+
+def matmul_ms(hw: Hardware) -> dict[str, float]:
+    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
+    if not is_here(hw):
+        return {}
+    dtypes = {"fp32": torch.float32}
+    if hw.device == "cuda":
+        dtypes["fp16"] = torch.float16
+    if hw.device == "cpu" or hw.capability >= (8, 0):
+        dtypes["bf16"] = torch.bfloat16
+    return {name: 1e3 * matmul_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
+
+
+def describe_speed(hw: Hardware, threads: Choice, precision: Choice) -> str:
+    """Describe how fast this machine computes: its free cores and its fp32 matmuls, measured."""
+    rows, inputs, outputs = PRODUCT[hw.device]
+    flops_per_s = 2 * rows * inputs * outputs / matmul_seconds(torch.float32, device=hw.device)
+    return f"{threads.reason}; {precision.reason}; fp32 matmuls at {flops_per_s / 1e9:,.0f} GFLOP/s"

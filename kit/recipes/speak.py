@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kit.audio.recognizer import load_recognizer
-from kit.audio.reference import load_reference
+from kit.audio.spectrogram import load_reference
 from kit.base.config import build, by_former_names
 from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest, read_result, save_result
@@ -43,7 +43,7 @@ from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import inherited_licence
 from kit.recipes.hub import voice_folder
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
 

@@ -45,8 +45,9 @@ def start(
     from kit.base.hardware import allow_expandable_segments
     from kit.base.run import LAST_RUN, find_run, places_of_runs, read_run_file, run_folder
     from kit.notebook.kernel import plain_errors, print_results
-    from kit.recipes.active_run import active_run, open_run_copy
-    from kit.recipes.run_source import name_for_data
+    from kit.recipes.active_run import active_run
+    from kit.recipes.run_copy import open_run_copy
+    from kit.recipes.run_parts import name_for_data
     from kit.recipes.settings import check_settings
 
     allow_expandable_segments()

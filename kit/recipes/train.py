@@ -24,9 +24,7 @@ from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.after_training import learn_reader, learn_sound
-from kit.recipes.prepare_parts import broadcast_order
-from kit.recipes.run_source import sampling_of
-from kit.recipes.trained_parts import finetuning_figures, first_model
+from kit.recipes.run_parts import finetuning_figures, first_model, sampling_of
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
 from kit.recipes.training_samples import (
     AttentionLog,
@@ -41,7 +39,7 @@ from kit.recipes.training_samples import (
 from kit.training.config import TrainConfig
 from kit.training.logs import read_log
 from kit.training.logs import summary as run_figures
-from kit.training.ranks import Ranks
+from kit.training.ranks import Ranks, broadcast_order
 from kit.training.run import (
     PROFILE,
     STOP,

@@ -2,38 +2,43 @@
 
 import dataclasses
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from kit.audio.codec import load_codec
-from kit.audio.reference import load_reference
-from kit.audio.spectrogram import front_end_config, make_front_end
-from kit.base.config import build
-from kit.base.files import file_digest
+from kit.audio.spectrogram import front_end_config, load_reference, make_front_end
+from kit.base.config import build, by_former_names
+from kit.base.errors import KitError
+from kit.base.files import digest, file_digest, write_atomic
 from kit.base.hardware import on_device
+from kit.base.run import read_run_file
+from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import (
     CodeCache,
+    fixed_lengths,
     longest_text,
     reference_rows,
     slowest_pace,
     speaker_references,
 )
 from kit.batches.code_stream import CodeStream
-from kit.batches.lengths import fixed_lengths
-from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.batches.columns import as_bytes, from_bytes, load_tensors, split_by
+from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.rehearsal import load_rehearsal_rows
-from kit.recipes.run_source import section_for_run
+from kit.recipes.run_parts import START_FROM, sampling_of, section_for_run
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig
+
+REHEARSAL = "rehearsal.safetensors"  # in a run's folder
 
 
 class TrainingData:
@@ -195,7 +200,7 @@ class TrainingData:
     def held_out_sentences(self, max_rows: int) -> list[Utterance]:
         """The first held-out rows that the voice can say."""
         voice = self.voice()
-        held_out = rows_in_split(read_manifest(self.run.folder), "held_out")
+        held_out = [row for row in read_manifest(self.run.folder) if row.split == "held_out"]
         return [row for row in held_out if voice.can_speak(row.text)][:max_rows]
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
@@ -216,3 +221,94 @@ def shared(config: DataConfig, world: int) -> DataConfig:
         return config
     fitting = [n for n in range(1, rows + 1) if config.effective_batch % n == 0]
     return dataclasses.replace(config, micro_batch=fitting[-1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RehearsalRow:
+    """A sentence for the base voice to speak, for the `number`-th time."""
+
+    language: str
+    text: str
+    speaker: str
+    number: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rehearsed:
+    """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
+
+    codes: dict[RehearsalRow, np.ndarray | None]
+    seconds: float  # spent on speaking
+
+    @property
+    def whole(self) -> dict[RehearsalRow, np.ndarray]:
+        """The rows to train on: those where the voice stopped."""
+        return {row: codes for row, codes in self.codes.items() if codes is not None}
+
+    def save(self, path: Path, key: str) -> None:
+        rows = []
+        arrays = []
+        for row, codes in self.codes.items():
+            rows.append({**dataclasses.asdict(row), "whole": codes is not None})
+            arrays.append(np.zeros(0, np.int32) if codes is None else codes)
+        tensors = {
+            "key": as_bytes(key),
+            "rows": as_bytes(rows),
+            "codes": np.concatenate(arrays),
+            "code_counts": np.array([len(codes) for codes in arrays]),
+            "seconds": np.array([self.seconds]),
+        }
+        write_atomic(path, pack_tensors(tensors))
+
+
+def load_rehearsal(path: Path, key: str) -> Rehearsed:
+    """Load the rows saved at `path`; none if they were saved under another key.
+
+    Raises DamagedFileError for a file that is missing or damaged.
+    """
+    table = load_tensors(path)
+    if from_bytes(table["key"]) != key:
+        return Rehearsed(codes={}, seconds=0.0)
+    codes_by_row = {}
+    arrays = split_by(table["codes"], table["code_counts"])
+    for fields, codes in zip(from_bytes(table["rows"]), arrays):
+        stopped = fields.pop("whole")
+        codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
+    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
+
+
+def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
+    """Sample from the voice's unchanged distribution.
+
+    A lower temperature or a cut tail would teach a narrower distribution than the one to keep
+    (docs/measurements-archive.md).
+    """
+    unchanged = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    return sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
+
+
+def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
+    """A digest of the base voice, its sampling and the reference clips."""
+    arrays = {name: mel.numpy() for name, mel in references.items()}
+    sampling = by_former_names("generate", rehearsal_sampling(run))
+    return digest(read_run_file(run.folder / START_FROM), arrays_digest(arrays), sampling)
+
+
+def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
+    """Load what was spoken for `run`, in the voices of `references`.
+
+    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
+    """
+    fix = (
+        "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
+        "finetune.rehearsal to 0."
+    )
+    if not run.figure("finetune", "rehearsal"):
+        raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
+    rehearsed = load_rehearsal(run.folder / REHEARSAL, rehearsal_key(run, references))
+    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
+        raise KitError(
+            "The rehearsal rows were spoken by another voice, other recordings or another "
+            f"`generate`: {fix}"
+        )
+    return rehearsed

@@ -20,7 +20,7 @@ from kit.audio.spectrogram import Mel
 from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
-from kit.dataset.data_report import Utterance
+from kit.dataset.manifest import Utterance
 from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -33,7 +33,7 @@ from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
 from kit.notebook.style import pixels
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import sampling_of
 from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig

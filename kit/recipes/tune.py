@@ -21,9 +21,9 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import rows_of
-from kit.recipes.trained_parts import finetuning_of, workload
+from kit.recipes.run_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
-from kit.tuning.preflight import Workload, changed_settings, check_step, limit_memory
+from kit.tuning.preflight import Workload, changed_settings, limit_memory
 from kit.tuning.recommend import LEFT_OUT
 from kit.tuning.trials import (
     STEP_INCLUDES,
@@ -37,6 +37,7 @@ from kit.tuning.trials import (
 from kit.tuning.tune import (
     Tried,
     axes_of,
+    check_step,
     is_better,
     judge,
     parse_target,

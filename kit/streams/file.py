@@ -7,12 +7,11 @@ one. A file that grows is read up to the size it had when it was opened.
 import contextlib
 import dataclasses
 import hashlib
-import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError
+from kit.base.files import special_file_kind
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
@@ -25,14 +24,6 @@ NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet; export it as JSON lines",
 }
-DEVICE = "a device"
-SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-SPECIAL_KINDS |= {stat.S_IFCHR: DEVICE, stat.S_IFBLK: DEVICE}
-
-
-def special_file_kind(path: Path) -> str:
-    """The kind of a file that could block or never end when read, else ""; OSError without it."""
-    return SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

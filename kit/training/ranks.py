@@ -1,7 +1,9 @@
 """The processes (ranks) that train one run together, started by torchrun; built on gloo and NCCL.
 
 A single process has `Ranks`, too, that cost nothing, so the loop never checks how many there are.
-Rank 0, the main one, decides, writes files and prints.
+Rank 0, the main one, runs the recipe: it decides, writes files and prints. Where the others can
+help it broadcasts an order, and each calls its `follow(ranks)`, until there is none. Orders are
+pickled, so they hold plain values.
 """
 
 import contextlib
@@ -9,6 +11,7 @@ import datetime
 import functools
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -17,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kit.base.errors import KitError
-from kit.base.hardware import is_oom
+from kit.base.hardware import is_oom, set_cuda_defaults
 from kit.training import checkpoint
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
@@ -294,3 +297,37 @@ def seed_rank(ranks: Ranks, seed: int, step: int) -> None:
     """Seed this rank's dropout from `step` on; the main rank keeps its random state."""
     if not ranks.is_main:
         torch.manual_seed(random.Random(f"{seed} {ranks.rank} {step}").getrandbits(63))
+
+
+def follow_orders(ranks: Ranks) -> None:
+    """Follow the main rank's orders until there are none, or until the main rank has ended."""
+    set_cuda_defaults()
+    with contextlib.suppress(RankLost, KeyboardInterrupt):  # the main rank or torchrun says why
+        while (order := broadcast_order(ranks)) is not None:
+            order.follow(ranks)
+    ranks.leave()
+
+
+def broadcast_order(ranks: Ranks, order=None):
+    """Broadcast the main rank's `order`; return it on every rank. None: nothing is left to do."""
+    if ranks.is_main:
+        ranks.call()
+    else:
+        with interruptible():  # it may wait for hours, and has nothing to finish
+            ranks.await_call()
+    return ranks.from_main(lambda: order)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
+
+    Elsewhere ranks other than the main one ignore both: the main one handles them.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)

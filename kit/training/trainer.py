@@ -21,8 +21,8 @@ from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, PHASES, TrainConfig
-from kit.training.ema import EMA
 from kit.training.optim import (
+    EMA,
     Adaptation,
     lr_factor,
     make_optimizers,

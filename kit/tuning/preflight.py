@@ -22,7 +22,6 @@ from kit.base.config import require
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
-from kit.base.processes import run_in_process
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
@@ -169,29 +168,6 @@ def preflight(work: Workload) -> Verdict:
         change="" if fits else change(work, room),
         reserved_bytes=peak and peak.reserved_bytes,
     )
-
-
-class StepCheck(NamedTuple):
-    """A verdict, and what a real step at the longest lengths took."""
-
-    verdict: Verdict
-    step_s: float | None  # None: none was taken
-    free_bytes: int  # of the device's memory, before
-
-
-def check_step(work: Workload, threads: int) -> StepCheck:
-    """`preflight` in a process of its own, then time one more step. KitError where it dies."""
-    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
-
-
-def _check_step(work: Workload, threads: int) -> StepCheck:
-    torch.set_num_threads(threads)
-    free_bytes = psutil.virtual_memory().available
-    if work.hw.device == "cuda":
-        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
-    verdict = preflight(work)
-    step_s = two_steps(work) if verdict.measured_bytes is not None else None
-    return StepCheck(verdict, step_s, free_bytes)
 
 
 def largest_micro_batch(work: Workload) -> Verdict:

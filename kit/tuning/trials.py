@@ -35,8 +35,14 @@ from kit.base.hardware import (
     why_no_kernel,
 )
 from kit.base.processes import run_in_process
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
-from kit.batches.lengths import padding_lengths
+from kit.batches.batching import (
+    EXTRA_TOKENS,
+    DataConfig,
+    micro_batches,
+    padded,
+    padding_lengths,
+    plan_batches,
+)
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.config import TrainConfig

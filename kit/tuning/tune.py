@@ -12,11 +12,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import psutil
+import torch
+
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
-from kit.base.hardware import ATTENTION_KERNELS
+from kit.base.hardware import ATTENTION_KERNELS, is_here
+from kit.base.processes import run_in_process
 from kit.training.switches import LABELS, SpeedConfig
-from kit.tuning.preflight import Workload, changed_settings, divisors
+from kit.tuning.preflight import Verdict, Workload, changed_settings, divisors, preflight, two_steps
 from kit.tuning.recommend import (
     DROPOUT_TOLERANCE,
     LEAST_GAIN,
@@ -212,3 +216,26 @@ def tried_cells(rows: Sequence[Tried], start: Workload, off: list[tuple[str, str
         figures = (f"{row.step_s:.3g} s", format_gib(row.memory_bytes), f"{row.loss_change:+.3%}")
         cells.append((changes, str(row.steps), *figures, reason))
     return cells + [(name, "", "", "", "", reason) for name, reason in off if reason != LEFT_OUT]
+
+
+class StepCheck(NamedTuple):
+    """A verdict, and what a real step at the longest lengths took."""
+
+    verdict: Verdict
+    step_s: float | None  # None: none was taken
+    free_bytes: int  # of the device's memory, before
+
+
+def check_step(work: Workload, threads: int) -> StepCheck:
+    """`preflight` in a process of its own, then time one more step. KitError where it dies."""
+    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
+
+
+def _check_step(work: Workload, threads: int) -> StepCheck:
+    torch.set_num_threads(threads)
+    free_bytes = psutil.virtual_memory().available
+    if work.hw.device == "cuda":
+        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
+    verdict = preflight(work)
+    step_s = two_steps(work) if verdict.measured_bytes is not None else None
+    return StepCheck(verdict, step_s, free_bytes)

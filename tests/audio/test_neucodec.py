@@ -15,8 +15,6 @@ from kit.audio.codec import codec_config, load_codec, make_codec, save_codec
 from kit.audio.streaming import AudioStream
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
-from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.releases.neucodec import codec as neucodec
 from kit.releases.neucodec.codec import (
     NeuCodec,
@@ -27,7 +25,6 @@ from kit.releases.neucodec.codec import (
 )
 from kit.releases.neucodec.decoder import code_digits
 from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
-from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
@@ -93,12 +90,6 @@ def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
     assert (codec.context, codec.lookahead) == (101, 61)
 
 
-def test_at_its_full_size_it_sounds():
-    codec = NeuCodec(NeuCodecConfig()).eval()
-    wave = codec.decode(random_codes(6))
-    assert wave.shape == (1, 6 * 480) and bool(torch.isfinite(wave).all())
-
-
 def test_every_code_has_digits_of_its_own_and_they_say_which():
     codes = torch.arange(65_536)
     digits = code_digits(codes)
@@ -147,13 +138,6 @@ def test_no_code_has_effect_beyond_the_context(codec):
     )
 
 
-def test_what_fits_a_block_is_sounded_in_one_go(codec):
-    codes = random_codes(8)
-    longer = NeuCodec(dataclasses.replace(SMALL, block=100)).eval()
-    longer.load_state_dict(codec.state_dict())
-    assert torch.equal(longer.decode(codes), codec.decode(codes))
-
-
 # Its file and its settings.
 
 
@@ -179,18 +163,6 @@ def test_settings_are_checked():
     ):
         with pytest.raises(KitError, match=message):
             codec_config({"kind": "neucodec", **over})
-
-
-def test_65_536_codes_add_two_tables_to_the_model():
-    few = GPTConfig(layers=24, width=768, heads=12)
-    many = dataclasses.replace(few, code_vocab=65_538)
-    rows = 65_538 - few.code_vocab
-    assert count_parameters(many) - count_parameters(few) == rows * (2 * 768 + 1)
-    step = Step(rows=16, text_ids=100, codes=300, reference_frames=258, half=True, sdpa=True)
-    more_bytes = plan_bytes(many, step).parts["logits"] - plan_bytes(few, step).parts["logits"]
-    assert more_bytes == 2 * 16 * 304 * rows * 4
-    with torch.device("meta"):
-        assert SpeechGPT(many).config.stop_code == 65_537
 
 
 # The release.

@@ -47,12 +47,6 @@ def test_the_pieces_join_to_the_whole(codec, count, seed):
     assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
 
 
-def test_one_code_at_a_time(codec):
-    codes = some_codes(codec, 90)
-    wave = streamed(AudioStream(codec), list(codes.split(1)))
-    assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
-
-
 def test_a_codec_of_the_usual_size_joins_too():
     torch.manual_seed(0)
     codec = MelCodec(type(CODEC)())  # 24 iterations, 48 codes of context
@@ -81,21 +75,6 @@ def test_the_state_does_not_grow(codec):
     for codes in some_codes(codec, 3000).split(5):
         stream.push(codes)
         assert len(stream.codes) <= 2 * codec.context + 16 + 5
-
-
-def test_the_work_grows_with_the_length_alone(codec, monkeypatch):
-    decoded, real = [], codec.decode
-
-    def decode(codes, first):
-        decoded.append(codes.shape[1])
-        return real(codes, first)
-
-    monkeypatch.setattr(codec, "decode", decode)
-    stream = AudioStream(codec, first=16, longest=16)
-    for codes in some_codes(codec, 1000).split(1):
-        stream.push(codes)
-    stream.finish()
-    assert sum(decoded) <= (1000 / 16 + 1) * (16 + 2 * codec.context)
 
 
 def test_after_the_end_another_utterance_begins(codec):

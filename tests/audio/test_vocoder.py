@@ -5,16 +5,20 @@ import torch
 import torch.nn.functional as F
 import torchaudio
 from helpers import speech, waves
+from torch import nn
 
+from kit.audio.codec import ClipWithStates
 from kit.audio.spectrogram import Mel
 from kit.audio.vocoder import (
     NOISE_FRAMES,
-    RESOLUTIONS,
+    CropShape,
     GriffinLim,
     Vocoder,
     compare_waves,
-    log_spectrogram,
+    crops,
     overlap_add,
+    state_crops,
+    train_generator,
     train_vocoder,
 )
 from kit.base.errors import KitError
@@ -53,20 +57,10 @@ def test_the_phase_is_as_good_as_torchaudios(iters):
     assert ours < 1.05 * theirs
 
 
-def test_more_iterations_come_closer():
-    magnitude = magnitude_of(torch.from_numpy(speech())[None])
-    errors = [convergence(GriffinLim(1024, 256, n)(magnitude), magnitude) for n in (0, 4, 16)]
-    assert errors[0] > 1.3 * errors[1] > 1.3 * errors[2]
-
-
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 50])
 def test_any_number_of_frames_has_a_phase(frames):
     wave = GriffinLim(1024, 256, 3)(torch.rand(2, 513, frames))
     assert wave.shape == (2, 256 * frames) and torch.isfinite(wave).all()
-
-
-def test_silence_stays_silent():
-    assert not GriffinLim(1024, 256, 3)(torch.zeros(1, 513, 20)).any()
 
 
 def test_parts_meet_also_where_the_noise_begins_again():
@@ -75,17 +69,6 @@ def test_parts_meet_also_where_the_noise_begins_again():
     first, context = NOISE_FRAMES - 10, vocoder.context
     part = vocoder(magnitude[..., first:], first)[:, context * 256 :]
     assert torch.allclose(part, vocoder(magnitude)[:, (first + context) * 256 :], atol=1e-6)
-
-
-def test_the_same_sound_each_time_and_the_global_generator_left_alone():
-    before = torch.get_rng_state()
-    magnitude = torch.ones(1, 513, 9)
-    assert torch.equal(GriffinLim(1024, 256, 2)(magnitude), GriffinLim(1024, 256, 2)(magnitude))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_it_saves_no_tensors():
-    assert not GriffinLim(1024, 256, 2).state_dict()
 
 
 # --- the neural vocoder ---------------------------------------------------------------------
@@ -157,18 +140,81 @@ def test_silence_has_a_gradient(recording):
     assert torch.isfinite(silence.grad).all()
 
 
-@pytest.mark.parametrize("size, hop", RESOLUTIONS)
-def test_spectrograms_are_torchs(recording, size, hop):
-    window = torch.hann_window(size)
-    wanted = torch.stft(recording, size, hop, window=window, return_complex=True).abs()
-    loud = wanted > 0.02
-    assert torch.allclose(
-        log_spectrogram(recording, size, hop).exp()[loud], wanted[loud], rtol=1e-4
-    )
-
-
 def test_where_the_error_is_no_number_it_ends(recording):
     vocoder = small()
     broken = torch.full((1, 513, 50), torch.nan)
     with pytest.raises(KitError, match="nan at step 1"):
         next(train_vocoder(vocoder, Mel(), lambda: (broken, recording), 3))
+
+
+SHAPE = CropShape(codes=4, code_samples=10, samples=35, margin=8)
+
+
+def counted(codes: int) -> ClipWithStates:
+    """A clip whose every sample, code and state tells its place."""
+    return ClipWithStates(
+        wave=torch.arange(1.0, 10 * codes + 1),
+        codes=torch.arange(codes),
+        states=torch.arange(codes)[:, None].expand(codes, 3).half(),
+    )
+
+
+def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
+    generator = torch.Generator().manual_seed(0)
+    return state_crops([counted(codes)], SHAPE, count, generator, dropped_share)
+
+
+def test_sound_codes_and_states_are_of_the_same_moment():
+    found = drawn(9)
+    starts = set()
+    for wave, codes, states in zip(found.wave[:, 8:-8], found.codes, found.states):
+        start = int(codes[0])
+        assert torch.equal(codes, torch.arange(start, start + 4))
+        assert torch.equal(states[:, 0], codes.float())
+        assert torch.equal(wave, torch.arange(10 * start + 1.0, 10 * start + 36))
+        starts.add(start)
+    assert starts == set(range(6))  # the first and the last, too
+
+
+def test_beyond_the_clip_is_silence():
+    found = drawn(4, 1)
+    assert found.wave.shape == (1, 35 + 16)
+    assert not found.wave[0, :8].any() and not found.wave[0, 48:].any()
+    assert torch.equal(found.wave[0, 8:48], torch.arange(1.0, 41))
+
+
+@pytest.mark.parametrize("codes", [1, 3])
+def test_a_shorter_clip_stays_at_its_last_code(codes):
+    found = drawn(codes, 1)
+    assert found.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
+    assert not found.wave[0, 8 + 10 * codes :].any()
+    assert crops([counted(codes).wave], 35, 2, torch.Generator()).shape == (2, 35)
+
+
+def test_a_share_is_learnt_without_states():
+    assert not drawn(9).dropped.any() and drawn(9, dropped_share=1.0).dropped.all()
+    assert 0.2 < drawn(9, dropped_share=0.3).dropped.float().mean() < 0.4
+
+
+def wavy(rows: int, depth) -> torch.Tensor:
+    """Log-spectrograms (B, 40, 24) with harmonics of this depth, each at another place."""
+    at = 10 * torch.rand(rows, 1, 1)
+    return depth * torch.sin(torch.arange(40)[:, None] + at).expand(-1, -1, 24) - 3
+
+
+def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
+    torch.manual_seed(0)
+    depth = nn.Parameter(torch.tensor(0.2))
+
+    def views():
+        return [wavy(4, 2.0)], [wavy(4, depth)], 0 * depth.square()
+
+    steps = list(train_generator([depth], views, 120, adversarial=True))
+    assert [step for step, _ in steps] == list(range(1, 121))
+    assert depth > 0.21  # 4e-4 a step at most
+
+
+def test_a_loss_of_critics_that_is_no_number_ends_the_training():
+    depth = nn.Parameter(torch.tensor(float("nan")))
+    with pytest.raises(KitError, match=r"nan at step 1 .*sharpen_steps=0"):
+        next(train_generator([depth], lambda: ([], [], depth.sum()), 5, adversarial=True))

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CPU
 
 from kit.base.compiler import (
-    best_seconds,
     compiler_available,
     compiler_errors,
     not_compiled_note,
@@ -18,10 +16,6 @@ from kit.base.compiler import (
     will_compile,
 )
 from kit.base.hardware import Choice
-
-
-def test_nothing_is_compiled_that_was_not_asked_for():
-    assert will_compile(False, torch.device("cpu")) == (False, "")
 
 
 def test_without_a_compiler_the_reason_is_reported(monkeypatch):
@@ -115,18 +109,6 @@ def test_every_exception_of_the_compilers_is_caught(module):
     assert not issubclass(ValueError, compiler_errors())
 
 
-def test_without_triton_the_other_exceptions_are_caught(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
-    assert issubclass(torch.OutOfMemoryError, compiler_errors())
-
-
-def test_what_is_no_name_of_a_device_is_refused():
-    with pytest.raises(ValueError, match='name "cuda" or "cpu"'):
-        compiler_available(CPU)
-
-
 def test_settings_hold_inside_and_are_gone_after(capsys):
     before = torch._inductor.config.freezing, torch._dynamo.config.recompile_limit
     with quiet_inductor(freezing=True):
@@ -173,11 +155,6 @@ def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
         [sys.executable, "-c", INSTRUCTIONS], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_quickest_of_a_few_after_one_more():
-    calls = []
-    assert best_seconds(lambda: calls.append(1), repeats=3) >= 0 and len(calls) == 4
 
 
 TURNS = """

@@ -15,7 +15,7 @@ from paths import python_path
 
 from kit.base import lock, mirror
 from kit.base.errors import KitError
-from kit.base.mirror import Mirror, changes, stamps
+from kit.base.mirror import Mirror, stamps
 
 
 def write(folder: Path, **files: str) -> None:
@@ -346,9 +346,3 @@ def test_a_drive_that_takes_no_lock_stops_nobody(machine, monkeypatch, said):
     monkeypatch.setattr(lock, "new_file", refused)
     with a.hold_shared_lock("training"):
         assert "cannot be seen" in said[0]
-
-
-def test_changes_are_what_is_new_or_other():
-    before = {"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}
-    now = {"a": 1, "b": {"c": 2, "d": 4, "f": None}, "e": [1, 2], "g": {}}
-    assert changes(before, now) == {"b": {"d": 4, "f": None}, "e": [1, 2], "g": {}}

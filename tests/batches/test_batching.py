@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from kit.base.errors import KitError
-from kit.batches.batching import (
-    DataConfig,
-    micro_batches,
-    pack_rows,
-    padding_waste,
-    passes,
-    plan_batches,
-    split_by_tokens,
-)
+from kit.batches.batching import DataConfig, micro_batches, passes, plan_batches, split_by_tokens
+from kit.batches.lengths import pack_rows, padding_waste
 
 
 def config(**over) -> DataConfig:

@@ -18,8 +18,7 @@ from shared_work import PretendedGroup
 
 from kit.audio.clip import KEPT_SILENCE_S, load_wave
 from kit.audio.codec import load_codec
-from kit.audio.reference import reference_mel
-from kit.audio.spectrogram import DEFAULT_MEL, Mel
+from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError, DiskError
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.encoding import build_cache, cache_key, clip_digests

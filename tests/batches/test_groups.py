@@ -12,8 +12,9 @@ from helpers import made_cache
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import DataConfig, neighbours_waste, wasted
+from kit.batches.batching import DataConfig
 from kit.batches.code_stream import CodeStream
+from kit.batches.lengths import neighbours_waste, wasted
 
 DATA = DataConfig(effective_batch=8, micro_batch=4, sort_window=32)
 WAYS = [{}, {"effective_tokens": 500}, {"short_first": 0.5}, {"sort_window": 7}]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from helpers import made_cache
 
-from kit.batches.code_cache import CodeCache
-from kit.batches.lengths import best_grids, fixed_lengths, length_report, percentile
+from kit.batches.batching import best_grids
+from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.batches.lengths import length_report, percentile
 
 
 def cache(codes: list[int], texts: list[int], last_split: str = "train") -> CodeCache:

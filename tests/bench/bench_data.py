@@ -13,8 +13,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,10 +21,11 @@ import numpy as np
 import orjson
 import psutil
 import soundfile
+from rows import apart, record, result
 
 from kit.audio.clip import measure_clip
-from kit.base.files import write_atomic
-from kit.batches.batching import DataConfig, padding_waste
+from kit.batches.batching import DataConfig
+from kit.batches.lengths import padding_waste
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig
@@ -84,9 +83,9 @@ def table_file(folder: Path, rows: int, quoted: bool) -> Path:
 def json_file(folder: Path, rows: int, suffix: str) -> Path:
     def write(file):
         before, between, after = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
-        for i, record in enumerate(records(rows, quoted=False)):
+        for i, each in enumerate(records(rows, quoted=False)):
             file.write(between if i else before)
-            file.write(json.dumps(record, ensure_ascii=False))
+            file.write(json.dumps(each, ensure_ascii=False))
         file.write(after)
 
     return made(folder / f"{rows}{suffix}", write)
@@ -146,19 +145,11 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
     return {name: max(values) for name, values in found.items()}
 
 
-def apart(function: str, *arguments) -> dict:
+def in_own_process(function: str, *arguments):
     """What `function` of this file returns in a process of its own."""
-    code = f"import json, bench_data as b; print(json.dumps(b.{function}(*{arguments!r})))"
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent.parent)])
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    return json.loads(
+        apart(f"import json, bench_data as b; print(json.dumps(b.{function}(*{arguments!r})))")
     )
-    return json.loads(run.stdout.splitlines()[-1])
 
 
 def growth_mb(kind: str, path: str, most: int) -> float:
@@ -193,14 +184,7 @@ def resume_ms(kind: str, path: str, at: int) -> dict:
 
 def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio: float) -> dict:
     print(f"{name}: {value:,.4g} {unit}; {peer}: {peer_value:,.4g}; ratio {ratio:.2f}", flush=True)
-    return {
-        "row": name,
-        "value": value,
-        "unit": unit,
-        "peer": peer,
-        "peer_value": peer_value,
-        "ratio": ratio,
-    }
+    return result(name, value, unit, peer, peer_value, ratio)
 
 
 def against(name: str, kit: Callable, peer: str, other: Callable, repeats: int) -> dict:
@@ -233,9 +217,8 @@ def datasets_rows(folder: Path, options) -> list[dict]:
 def memory_rows(folder: Path, options) -> list[dict]:
     path = text_file(folder, options.lines)
     few = min(options.lines, options.peer_lines)
-    kit, hf = (
-        apart("growth_mb", *a) for a in (("kit", str(path), options.lines), ("hf", str(path), few))
-    )
+    kit = in_own_process("growth_mb", "kit", str(path), options.lines)
+    hf = in_own_process("growth_mb", "hf", str(path), few)
     name = f"memory growth over {options.lines:,} lines"
     return [row(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
 
@@ -243,7 +226,8 @@ def memory_rows(folder: Path, options) -> list[dict]:
 def resume_rows(folder: Path, options) -> list[dict]:
     path, at = str(text_file(folder, options.lines)), options.lines * 9 // 10
     few = min(at, options.peer_lines)
-    kit, hf = apart("resume_ms", "kit", path, at), apart("resume_ms", "hf", path, few)
+    kit = in_own_process("resume_ms", "kit", path, at)
+    hf = in_own_process("resume_ms", "hf", path, few)
     return [
         row(
             f"first record after resuming at line {at:,}",
@@ -353,14 +337,6 @@ def main() -> None:
     for part in options.only:
         record(PARTS[part](files, options), options.folder / "data.json")
     print(f"\nwritten: {options.folder / 'data.json'}")
-
-
-def record(rows: list[dict], path: Path) -> None:
-    """Put `rows` into the file, in the place of earlier ones of the same name."""
-    names = {(r["row"], r["peer"]) for r in rows}
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    kept = [r for r in known if (r["row"], r["peer"]) not in names]
-    write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,11 @@ what failed has no figures, but a "note".
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -32,13 +29,11 @@ from infer_calls import (
     same_codes,
     static_compiled,
 )
-from infer_gpu import gpu_rows
-from infer_itself import bytes_rows, cache_rows, warm_up_row
+from infer_itself import cache_rows, warm_up_row
 from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
-from rows import record, result, table
+from rows import against, result, run_parts, take_turns
 
-from kit.base.hardware import cpu_name, detect, free_cores
 from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
 
@@ -71,31 +66,6 @@ QUICK = Effort(
 )
 
 
-# --- measuring ------------------------------------------------------------------------------
-
-
-def take_turns(contestants: dict[str, Callable], rounds: int) -> dict[str, list]:
-    """What every contestant returns in every round but a first one."""
-    found = {name: [] for name in contestants}
-    for number in range(rounds + 1):
-        for name, call in contestants.items():
-            value = call()
-            if number:
-                found[name].append(value)
-    for name, values in found.items():
-        if isinstance(values[0], Call):
-            steps = [1000 * v.step_s for v in values]
-            print(f"  {name}: {statistics.median(steps):.2f} ms a step, best {min(steps):.2f} ms")
-    return found
-
-
-def against(row: str, kit: list[float], peer: str, other: list[float]) -> dict:
-    """A row of milliseconds from the seconds of either side's rounds."""
-    ratio = statistics.median(b / a for a, b in zip(kit, other))
-    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
-    return result(row, ms, "ms a step", peer, peer_ms, ratio)
-
-
 def steps(calls: list[Call]) -> list[float]:
     return [call.step_s for call in calls]
 
@@ -125,36 +95,19 @@ def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) 
     found = take_turns(calls, effort.of(size))
     other, speed = found.pop("peer"), found.pop("bandwidth")
     rows = [
-        against(f"{size}, {n}", steps(c), PEER, steps(other)) | {"ran": decoders[n].ran}
+        against(f"{size}, {n}", steps(c), PEER, steps(other), ran=decoders[n].ran)
         for n, c in found.items()
     ]
-    rows += best_rows(size, rows)
     rows += [whole(size, name, calls, other) for name, calls in found.items()]
     if size == "L":
         rows += [share(name, decoders[name], calls, speed) for name, calls in found.items()]
     return rows
 
 
-def best_rows(size: str, rows: list[dict]) -> list[dict]:
-    """The fastest eager INT8, and the fastest that is compiled, once more by that name."""
-    kinds = {
-        "INT8 eager": lambda r: "int8" in r["row"] and "eager" in r["row"],
-        "compiled": lambda r: "compiled" in r["row"],
-    }
-    best = []
-    for kind, fits in kinds.items():
-        those = [r for r in rows if fits(r)]
-        if those:
-            first = min(those, key=lambda r: r["value"])
-            name = first["row"].split(", ")[1]
-            best.append(first | {"row": f"{size}, best {kind}: {name}"})
-    return best
-
-
 def whole(size: str, name: str, calls: list[Call], other: list[Call], peer: str = PEER) -> dict:
     row = f"{size}, {name}: the whole call, a code"
     per_code = lambda calls: [c.total_s / c.codes.shape[1] for c in calls]  # noqa: E731
-    return against(row, per_code(calls), peer, per_code(other)) | {"unit": "ms a code"}
+    return against(row, per_code(calls), peer, per_code(other), "ms a code")
 
 
 def share(name: str, decoder: Decoder, calls: list[Call], speed: list[float]) -> dict:
@@ -210,7 +163,7 @@ def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[d
     ratio = statistics.median(a / b for a, b in zip(rates, peer_rates))
     rate, peer_rate = (statistics.median(values) for values in (rates, peer_rates))
     whole = result(f"{row}: the whole call", rate, "codes/s", PEER, peer_rate, ratio)
-    return [against(row, steps(kit), PEER, steps(other)) | {"ran": decoder.ran}, whole]
+    return [against(row, steps(kit), PEER, steps(other), ran=decoder.ran), whole]
 
 
 def xtts_rows(effort: Effort) -> list[dict]:
@@ -221,7 +174,7 @@ def xtts_rows(effort: Effort) -> list[dict]:
     rows = []
     for name, own in found.items():
         row = f"XTTS-v2, {name}"
-        rows.append(against(row, steps(own), COQUI, steps(other)) | {"ran": ran[name]})
+        rows.append(against(row, steps(own), COQUI, steps(other), ran=ran[name]))
         rows.append(whole("XTTS-v2", name, own, other, COQUI))
     return rows
 
@@ -231,49 +184,18 @@ PARTS: dict[str, Callable[[Effort], list[dict]]] = {
     "L": large,
     "static": static_rows,
     "batch": batch_rows,
-    "cache": lambda effort: cache_rows(effort.layers, effort.cache_codes),
-    "bytes": lambda effort: bytes_rows(effort.layers),
+    "cache": lambda effort: cache_rows(effort.layers["S"], effort.cache_codes),
     "xtts": xtts_rows,
     "warm-up": lambda effort: [warm_up_row(effort.layers["S"])],
 }
-
-
-def where() -> str:
-    """The machine and the versions a figure belongs to, and whether others kept it busy.
-
-    Two threads wait for each other at every layer: one busy core makes steps many times slower.
-    """
-    free = free_cores(detect())
-    load = f"{torch.get_num_threads()} threads; {free.reason}"
-    versions = []
-    for name in ("torch", "transformers", "coqui-tts"):
-        with contextlib.suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
-
-
-def attempt(part: str, rows: Callable[[], list[dict]]) -> list[dict]:
-    """The rows of `part`; where it fails, one row that says why."""
-    print(f"{part}:", flush=True)
-    started_s = time.perf_counter()
-    try:
-        return rows()
-    except Exception as error:  # one part must not cost the others
-        lines = str(error).splitlines() or [""]
-        fix = " (tests/bench/infer-requirements.txt)" if isinstance(error, ImportError) else ""
-        note = f"{type(error).__name__}: {lines[0]}{fix}"
-        return [result(part, None, "", "", None, None, note=note)]
-    finally:
-        print(f"  {time.perf_counter() - started_s:.0f} s in all", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny, no true figure")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=[*PARTS, "voice", "gpu"], nargs="*")
+    parser.add_argument("--only", choices=[*PARTS, "voice"], nargs="*")
     parser.add_argument("--without-full-size", action="store_true", help="no XTTS-v2: 5 GB")
-    parser.add_argument("--gpu", action="store_true", help="also where torch sees no GPU: says why")
     parser.add_argument("--voice", type=Path, default=Path("runs/demo"), help="a finished run")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
@@ -286,17 +208,9 @@ def main() -> None:
     if "voice" in asked or (options.voice / "report.json").is_file():
         count = (effort.sentences, effort.compared)
         parts["voice"] = lambda: voice_rows(options.voice, *count)
-    if "gpu" in asked or options.gpu or torch.cuda.is_available():
-        parts["gpu"] = lambda: gpu_rows(effort.layers["L"], effort.codes["L"])
-    done = []
     path = options.folder / ("infer-quick.json" if options.quick else "infer.json")
-    for part in [name for name in parts if name in (asked or parts)]:
-        place = where()
-        rows = [row | {"where": place} for row in attempt(part, parts[part])]
-        record(rows, part, path)
-        done += rows
-    table(done)
-    print(f"\n{where()}\nwritten: {path}")
+    parts = {name: rows for name, rows in parts.items() if name in (asked or parts)}
+    run_parts(parts, path, "infer-requirements.txt")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main() -> None:
     row = f"a step of the {options.preset} preset's model as one rank of one"
     rows = [result(row, found["one rank"], "ms", "no ranks", found["alone"], ratio)]
     runs = Path(os.environ.get("KIT_RUNS") or Path(__file__).parent.parent.parent / "runs")
-    record(rows, "ranks", runs / "bench" / "ranks.json")
+    record(rows, runs / "bench" / "ranks.json")
     table(rows)
     dist.destroy_process_group()
 

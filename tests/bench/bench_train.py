@@ -10,24 +10,21 @@ that failed has no figures, but a "note".
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
-import platform
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from rows import record, result, table
-from train_full import full_size_memory_rows, full_size_rows
+from rows import against, apart, result, run_parts, step_seconds
+from train_full import full_size_memory_rows, full_size_rows, resident_peak_mb
 from train_steps import (
     CODES,
     FRAMES,
@@ -38,19 +35,18 @@ from train_steps import (
     kit_step,
     packed,
     parts,
+    require_same_loss,
     xtts,
 )
-from train_turns import against, apart, resident_peak_mb, seconds
 
 from kit.base.config import build, load_preset
-from kit.base.hardware import cpu_name, detect
+from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.notebook.panel.train_panel import TrainPanel
+from kit.model.sequence import GPTConfig, collate
 from kit.training.logs import jsonl_log
 from kit.training.loop import train
 from kit.training.run import listen
-from kit.training.switches import SpeedConfig, switches
+from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import make_batches, preset_task
 
@@ -77,25 +73,10 @@ def peak_mb(kind: str, rounds: int) -> float:
 # --- rows -----------------------------------------------------------------------------------
 
 
-def same_loss(config: GPTConfig, coqui: Coqui) -> None:
-    """Assert that one set of weights gives one loss, and that both count the same targets."""
-    everything = parts(config, FRAMES["6 s"])
-    model, batch = SpeechGPT(config).eval(), packed(config, FRAMES["6 s"])
-    coqui.give_weights(model)
-    with torch.no_grad():
-        text, code = model(batch)
-    found = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
-    wanted = coqui.losses(*everything)
-    near = [math.log(size) for size in (config.text_vocab, config.code_vocab)]
-    print(f"  losses with the same weights: {found}, {COQUI} {wanted}; ln(V): {near}")
-    for a, b, start in zip(found, wanted, near):
-        assert abs(a - b) < 1e-3 * b and abs(b - start) < 1, "the two models compute two losses"
-
-
 def coqui_rows(width: int, rounds: int, bf16: bool = False) -> list[dict]:
     own, same = xtts(width), xtts(width, dropout=0.1)
     coqui, size = Coqui(own), f"{'bf16' if bf16 else 'fp32'}, {width}"
-    same_loss(own, coqui)
+    require_same_loss(own, coqui)
     texts, codes, cond = parts(own, FRAMES["6 s"])
     contestants = {
         "kit": kit_step(own, bf16=bf16),
@@ -105,7 +86,7 @@ def coqui_rows(width: int, rounds: int, bf16: bool = False) -> list[dict]:
     }
     if bf16:
         contestants["coqui-tts, fp32"] = coqui.step(texts, CODES)
-    kit, kit_same, whole, gpt, *fp32 = seconds(contestants, rounds).values()
+    kit, kit_same, whole, gpt, *fp32 = step_seconds(contestants, rounds).values()
     presets = f"step, {width}: the kit's preset (bf16) beside the peer's recipe (fp32)"
     return [
         against(f"step, {size}: each as its users run it", kit, COQUI, whole),
@@ -129,7 +110,7 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
         "GPT-2": gpt2_step(own, batch, dropout=0.1),
         "GPT-2, no dropout": gpt2_step(own, batch, dropout=0.0),
     }
-    kit, dropped, whole, bare = seconds(contestants, rounds).values()
+    kit, dropped, whole, bare = step_seconds(contestants, rounds).values()
     size = f"fp32, {width}, {batch.tokens.numel()} tokens"
     return [
         against(f"step, {size}: each as its users run it", kit, GPT2, whole),
@@ -140,7 +121,7 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
 
 def memory_rows() -> list[dict]:
     code = "import bench_train as b; print(b.peak_mb({!r}, 3))"
-    kit, same, coqui = (apart(code.format(kind)) for kind in ("kit", "kit, 6 s", "coqui"))
+    kit, same, coqui = (float(apart(code.format(kind))) for kind in ("kit", "kit, 6 s", "coqui"))
     rows = {"each as its users run it": kit, "reference of 6 s and dropout 0.1 in both": same}
     return [
         result(f"peak resident memory, fp32, 512: {how}", mb, "MB", COQUI, coqui, coqui / mb)
@@ -160,7 +141,7 @@ def muon_rows(rounds: int) -> list[dict]:
         state = Trainer(SpeechGPT(task.model), config, build(SpeedConfig, preset["speed"]), task.hw)
         events = train(state, itertools.cycle(batches))
         contestants[name] = lambda events=events: next(events).loss
-    muon, adamw = seconds(contestants, 2 * rounds).values()
+    muon, adamw = step_seconds(contestants, 2 * rounds).values()
     row = f"the demo's step with Muon, {state.applied.precision}: at most 1.35x AdamW's"
     return [against(row, muon, "the same step with AdamW", adamw)]
 
@@ -211,46 +192,6 @@ def timed(call: Callable, total_s: list[float]) -> Callable:
     return run
 
 
-def panel_rows(rounds: int) -> list[dict]:
-    """Seconds of 80 steps in a thread: alone, and logged under a live panel without a front end.
-
-    Long enough that the first picture, which takes as long as ten others, weighs as it does in use.
-    """
-    threads, config, spent = torch.get_num_threads(), GPTConfig(layers=4), []
-    batch = EffectiveBatch(micro=[packed(config)], position={})
-    state = kit_state(config)
-    events = train(state, itertools.repeat(batch))
-
-    def run(_values: dict, _stop: threading.Event, *listeners) -> Iterator:
-        torch.set_num_threads(threads)
-        started_s = time.perf_counter()
-        yield from listen(itertools.islice(events, 80), *listeners)
-        spent.append(time.perf_counter() - started_s)
-
-    def alone() -> None:
-        emptying = lambda: collections.deque(run({}, None), 0)  # noqa: E731
-        thread = threading.Thread(target=emptying)
-        thread.start()
-        thread.join()
-
-    def shown(log: Path) -> None:
-        make_run = lambda values, stop: run(values, stop, jsonl_log(log))  # noqa: E731
-        panel = TrainPanel(switches(SpeedConfig(), state.hw), make_run, log, resumable=True)
-        with contextlib.redirect_stdout(None):  # there, display() prints what it would show
-            panel.run("live")
-        panel.wait()
-
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds + 1):
-            alone()
-            shown(Path(folder) / f"{number}.jsonl")
-    torch.set_num_threads(threads)
-    bare, under = spent[2::2], spent[3::2]
-    cost = statistics.median(b / a for a, b in zip(bare, under)) - 1
-    row = "panel and log, fp32, 256"
-    return [result(row, 100 * cost, "% of throughput", "at most", 2, 0.02 / max(cost, 0.001))]
-
-
 PARTS = {
     "memory": lambda rounds: memory_rows(),
     "coqui": lambda rounds: coqui_rows(512, rounds),
@@ -259,33 +200,10 @@ PARTS = {
     "transformers": lambda rounds: gpt2_rows(512, rounds) + gpt2_rows(1024, max(3, rounds // 2)),
     "muon": muon_rows,
     "loop": loop_rows,
-    "panel": panel_rows,
     "full-memory": lambda rounds: full_size_memory_rows(),
     "full": lambda rounds: full_size_rows(min(3, rounds)),
 }
 FULL_SIZE = ("full-memory", "full")  # minutes, and 17 GB of memory
-
-
-def where() -> str:
-    """The machine and the versions a figure belongs to."""
-    versions = []
-    for name in ("torch", "coqui-tts", "transformers"):
-        with contextlib.suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    load = f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} at the start"
-    return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
-
-
-def attempt(part: str, rounds: int) -> list[dict]:
-    """The rows of `part`; where it fails, one row that says why."""
-    print(f"{part}:", flush=True)
-    try:
-        return PARTS[part](rounds)
-    except Exception as error:  # a missing peer must not cost the other rows
-        lines = str(error).splitlines() or [""]
-        fix = " (tests/bench/train-requirements.txt)" if isinstance(error, ImportError) else ""
-        note = f"{type(error).__name__}: {lines[0]}{fix}"
-        return [result(part, None, "", "", None, None, note=note)]
 
 
 def main() -> None:
@@ -298,14 +216,10 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the figures are the CPU's, whatever else is there
     torch.set_num_threads(options.threads)
-    place, done = where(), []
     left_out = FULL_SIZE if options.without_full_size else ()
-    for part in options.only or [name for name in PARTS if name not in left_out]:
-        rows = [row | {"where": place} for row in attempt(part, options.rounds)]
-        record(rows, part, options.folder / "train.json")
-        done += rows
-    table(done)
-    print(f"\n{place}\nwritten: {options.folder / 'train.json'}")
+    names = options.only or [name for name in PARTS if name not in left_out]
+    parts = {name: functools.partial(PARTS[name], options.rounds) for name in names}
+    run_parts(parts, options.folder / "train.json", "train-requirements.txt")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,6 @@ PARTS = {
     "monitor": "gpu_speaking:monitor_rows",
     "decoding, small": "gpu_speaking:small_decoding_rows",
     "peer step": "gpu_training:peer_step_rows",
-    "padded heads": "gpu_training:padded_head_rows",
     "switches, preset": "gpu_training:preset_switch_rows",
     "ranks": "gpu_ranks:ranks_rows",
 }
@@ -85,7 +84,6 @@ STAGES = (
     Stage(parts=("monitor",), limit_s=10),
     # As long as time is left.
     Stage(parts=("peer step",), limit_s=20),
-    Stage(parts=("padded heads",), limit_s=10),
     Stage(parts=("decoding, small",), limit_s=30),
     Stage(parts=("ranks",), limit_s=20),
     Stage(parts=("switches, preset",), limit_s=30),

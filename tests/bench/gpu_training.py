@@ -27,7 +27,6 @@ from gpu_setting import (
     train_steps,
 )
 from rows import result
-from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -470,29 +469,6 @@ def peer_step_rows(setting: Setting) -> Iterator[dict]:
     row = f"a step, {setting.precision}, SDPA, fused AdamW"
     peer_name = "transformers GPT2LMHeadModel, fp32, SDPA, default AdamW"
     yield result(row, kit_ms, "ms", peer_name, peer_ms, peer_ms / kit_ms, **more)
-
-
-def padded_head_rows(setting: Setting) -> Iterator[dict]:
-    """Whether a head with a vocabulary that is a multiple of 8 would be faster."""
-    device, rows = setting.hw.device, 64 if setting.pretended else 6400
-    for vocabulary in (1026, 1602, 6681):
-        padded = -(-vocabulary // 8) * 8
-        times = {}
-        for size in (vocabulary, padded):
-            head = nn.Linear(1024, size).to(device)
-            x = torch.randn(rows, 1024, device=device, requires_grad=True)
-            targets = torch.randint(0, vocabulary, (rows,), device=device)
-
-            def step(head=head, x=x, targets=targets) -> None:
-                with autocast(device, setting.precision):
-                    logits = head(x)
-                nn.functional.cross_entropy(logits.float(), targets).backward()
-
-            times[size] = 1000 * seconds(step, device, rounds=9)
-        plain_ms, padded_ms = times[vocabulary], times[padded]
-        row = f"head and loss of {rows} rows, {padded} columns"
-        peer = f"{vocabulary} columns"
-        yield result(row, padded_ms, "ms", peer, plain_ms, plain_ms / padded_ms, status="ok")
 
 
 # --- copies ---------------------------------------------------------------------------------

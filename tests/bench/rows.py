@@ -1,13 +1,26 @@
-"""Rows of a benchmark: what one measured, shown as a table and kept in a JSON file.
+"""What the benchmarks share: contestants in turns, rows of figures, a table and a JSON file.
 
 A ratio above 1 means that the kit is better than its peer; what failed has no figures, but a
 "note".
 """
 
+import contextlib
 import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 from kit.base.files import write_atomic
+from kit.base.hardware import cpu_name, detect, free_cores
 
 
 def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
@@ -23,10 +36,94 @@ def table(rows: list[dict]) -> None:
         print(f"{r['row']:<76} {figures}  {r.get('note') or r['unit'] + ', ' + r['peer']}")
 
 
-def record(rows: list[dict], part: str, path: Path) -> None:
+def record(rows: list[dict], path: Path, part: str = "") -> None:
     """Put `rows` into the file, in the place of earlier ones of the same name, or a failed part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = {(r["row"], r["peer"]) for r in rows}
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     kept = [r for r in known if (r["row"], r["peer"]) not in names and r["row"] != part]
     write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
+
+
+def take_turns(contestants: dict[str, Callable], rounds: int) -> dict[str, list]:
+    """What every contestant returns in every round but a first one."""
+    found = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, call in contestants.items():
+            value = call()
+            if number:
+                found[name].append(value)
+    return found
+
+
+def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round but a first one; each step returns its loss."""
+
+    def timed(name: str) -> float:
+        started_s = time.perf_counter()
+        loss = steps[name]()
+        assert math.isfinite(loss), f"{name}: loss {loss}"
+        return time.perf_counter() - started_s
+
+    found = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
+    for name, values in found.items():
+        middle, best = 1000 * statistics.median(values), 1000 * min(values)
+        print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)
+    return found
+
+
+def against(
+    row: str, kit: list[float], peer: str, other: list[float], unit: str = "ms", **more
+) -> dict:
+    """A row of milliseconds from the seconds of either side's rounds."""
+    ratio = statistics.median(b / a for a, b in zip(kit, other))
+    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
+    return result(row, ms, unit, peer, peer_ms, ratio, **more)
+
+
+def apart(code: str, **environment: str) -> str:
+    """The line that `code` prints last, run by a Python of its own."""
+    here = Path(__file__).resolve().parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent.parent)])
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return run.stdout.splitlines()[-1]
+
+
+def where() -> str:
+    """The machine and the versions a figure belongs to, and whether others kept it busy.
+
+    Two threads wait for each other at every layer: one busy core makes steps many times slower.
+    """
+    load = f"{torch.get_num_threads()} threads; {free_cores(detect()).reason}"
+    versions = []
+    for name in ("torch", "transformers", "coqui-tts"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def attempt(part: str, rows: Callable[[], list[dict]], requirements: str) -> list[dict]:
+    """The rows of `part`; where it fails, one row that says why."""
+    print(f"{part}:", flush=True)
+    try:
+        return rows()
+    except Exception as error:  # a missing peer must not cost the other rows
+        first_line = (str(error).splitlines() or [""])[0]
+        fix = f" (tests/bench/{requirements})" if isinstance(error, ImportError) else ""
+        note = f"{type(error).__name__}: {first_line}{fix}"
+        return [result(part, None, "", "", None, None, note=note)]
+
+
+def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requirements: str) -> None:
+    """Measure each part, record its rows in the file at `path`, and print all of them."""
+    done = []
+    for part, rows in parts.items():
+        place = where()
+        found = [row | {"where": place} for row in attempt(part, rows, requirements)]
+        record(found, path, part)
+        done += found
+    table(done)
+    print(f"\n{where()}\nwritten: {path}")

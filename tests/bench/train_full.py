@@ -8,17 +8,23 @@ measured of the kit alone, in processes of their own.
 
 import gc
 import itertools
-import math
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
-from rows import result
-from train_steps import CODES, FRAMES, Coqui, Step, kit_state, packed, parts, xtts
-from train_turns import against, apart, resident_peak_mb, seconds
+from rows import against, apart, result, step_seconds
+from train_steps import (
+    CODES,
+    FRAMES,
+    Coqui,
+    Step,
+    kit_state,
+    packed,
+    parts,
+    require_same_loss,
+    xtts,
+)
 
 from kit.base.hardware import Choice
-from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.loop import train
 from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
@@ -46,20 +52,6 @@ def finetuning_step(bf16: bool = False, finetuning: Finetuning = FULL, **speed) 
     return lambda: next(events).loss
 
 
-def require_same_loss(config: GPTConfig, coqui: Coqui) -> None:
-    """Assert that one set of weights gives one loss of texts and one of codes."""
-    model = SpeechGPT(config).eval()
-    coqui.give_weights(model)
-    batch = packed(config, FRAMES["6 s"])
-    with torch.no_grad():
-        text, code = model(batch)
-    found = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
-    wanted = coqui.losses(*parts(config, FRAMES["6 s"]))
-    print(f"  {SIZE}, losses with the same weights: {found}, coqui-tts {wanted}", flush=True)
-    for a, b in zip(found, wanted):
-        assert math.isclose(a, b, rel_tol=1e-3), "the two models compute two losses"
-
-
 def full_size_rows(rounds: int) -> list[dict]:
     """The kit's step in fp32, as its users run it, and with adapters, each beside coqui-tts's."""
     config = released_size()
@@ -76,7 +68,7 @@ def full_size_rows(rounds: int) -> list[dict]:
     rows = []
     for kind, ready in kinds.items():
         contestants = {kind: ready(), **theirs, **(alone if not rows else {})}
-        kit, whole, *gpt = seconds(contestants, rounds).values()
+        kit, whole, *gpt = step_seconds(contestants, rounds).values()
         rows.append(against(f"fine-tuning step, {SIZE}: {kind}", kit, COQUI, whole))
         for other in gpt:
             row = f"fine-tuning step, {SIZE}: fp32, the GPT alone"
@@ -102,7 +94,7 @@ def full_size_memory_rows() -> list[dict]:
 
 
 def peak_apart(lora: bool, speed: dict) -> float:
-    return apart(f"import train_full as t; print(t.peak_of({lora}, {speed}))")
+    return float(apart(f"import train_full as t; print(t.peak_of({lora}, {speed}))"))
 
 
 def peak_of(lora: bool, speed: dict) -> float:
@@ -116,3 +108,12 @@ def peak_of(lora: bool, speed: dict) -> float:
     for _ in range(2):
         step()
     return resident_peak_mb()
+
+
+def resident_peak_mb() -> float:
+    """Peak resident memory of this process so far.
+
+    Not getrusage's: that is of the process which started this one, if that was larger.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6

@@ -7,6 +7,7 @@ loss.
 
 import itertools
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -191,6 +192,20 @@ class Coqui:
         released = {f"gpt.{name}": value for name, value in self.gpt.state_dict().items()}
         assert released.keys() == to_released(model.state_dict()).keys(), "another model"
         model.load_state_dict(from_released(released, model.config))
+
+
+def require_same_loss(config: GPTConfig, coqui: Coqui) -> None:
+    """Assert that one set of weights gives one loss, and that both count the same targets."""
+    model, batch = SpeechGPT(config).eval(), packed(config, FRAMES["6 s"])
+    coqui.give_weights(model)
+    with torch.no_grad():
+        text, code = model(batch)
+    found = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
+    wanted = coqui.losses(*parts(config, FRAMES["6 s"]))
+    print(f"  losses with the same weights: {found}, coqui-tts {wanted}", flush=True)
+    for a, b, size in zip(found, wanted, (config.text_vocab, config.code_vocab)):
+        alike = math.isclose(a, b, rel_tol=1e-3) and abs(b - math.log(size)) < 1
+        assert alike, "the two models compute two losses"
 
 
 def gpt2_step(config: GPTConfig, batch: Batch, fused: bool | None = True, **more) -> Step:

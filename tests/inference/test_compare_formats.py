@@ -6,7 +6,6 @@ nothing else.
 
 import copy
 import dataclasses
-import math
 import time
 
 import pytest
@@ -22,7 +21,6 @@ from kit.inference.compare_formats import (
     formats_table,
     linear_bytes,
     measure_formats,
-    median_seconds,
     real_time_factor,
     recorded_examples,
     speak_seconds,
@@ -33,7 +31,7 @@ from kit.inference.compare_formats import (
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.linear_formats import has_bf16, weight_bytes
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Speech, Voice
+from kit.inference.voice import Voice
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -107,12 +105,6 @@ def test_costs_are_the_count_by_hand(model, rows):
     assert cost.max_logit_error == pytest.approx(max(errors), rel=1e-3)
 
 
-def test_a_decoder_compared_with_itself_costs_nothing(model, rows):
-    cost = compare_decoders(Decoder(model), Decoder(model), rows)
-    assert (cost.top1_agreement, cost.mean_logit_error, cost.max_logit_error) == (1, 0, 0)
-    assert (cost.size_ratio, cost.linear_size_ratio) == (1, 1)
-
-
 def test_a_code_that_is_never_said_is_no_error(model, rows):
     silent = copy.deepcopy(model)
     silent.code_head.bias.data[3] = float("-inf")
@@ -128,11 +120,6 @@ def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):
     assert cost.linear_size_ratio == linear_bytes(small) / linear_bytes(full) == 0.5
     assert cost.size_ratio == weight_bytes(small) / weight_bytes(full)
     assert cost.linear_size_ratio < cost.size_ratio < 1  # the reading of texts stays fp32
-
-
-def test_no_rows_are_no_comparison(model):
-    with pytest.raises(ValueError, match="no rows to compare on"):
-        compare_decoders(Decoder(model), Decoder(model), [])
 
 
 # --- how long speaking takes ----------------------------------------------------------------------
@@ -163,18 +150,6 @@ def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
     assert pulled == [0, 0, 0]
 
 
-def test_what_is_warm_is_not_warmed_up():
-    calls = []
-    assert median_seconds(lambda: calls.append(1), 2) >= 0 and len(calls) == 3
-    assert median_seconds(lambda: calls.append(1), 2, warm=False) >= 0 and len(calls) == 5
-
-
-def test_a_voice_that_says_nothing_has_no_real_time_factor(voice, monkeypatch):
-    silent = Speech(text="", wave=torch.zeros(0), codes=torch.zeros(0), stopped=True)
-    monkeypatch.setattr(Voice, "speak", lambda *_, batch: [silent])
-    assert math.isnan(real_time_factor(voice, ["ሰላም"], GREEDY))
-
-
 def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypatch):
     torch.set_num_threads(2)
     threads, slept, real = [], 0.05, voice.codec.decode
@@ -192,24 +167,6 @@ def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypat
     assert found > 3 * slept / speech_s
     assert set(threads) == {1} and torch.get_num_threads() == 2
     torch.set_num_threads(1)
-
-
-def test_threads_come_back_after_an_error(voice):
-    before = torch.get_num_threads()
-    with pytest.raises(ValueError):
-        real_time_factor(voice, [""], GREEDY)
-    assert torch.get_num_threads() == before
-
-
-def test_the_real_time_factor_reads_one_part_at_a_time(voice, monkeypatch):
-    # A batch size more would be a graph more, and the clock would time the compiler.
-    rows, real = [], Decoder.prefill
-    count = lambda self, x, *args: rows.append(len(x)) or real(self, x, *args)  # noqa: E731
-    monkeypatch.setattr(Decoder, "prefill", count)
-    text = ". ".join(r.text for r in manifest() if r.split == "train")[:300]
-    assert len(voice.parts(text)) > 1
-    real_time_factor(voice, [text], GenerateConfig(temperature=0, exact_codes=5))
-    assert set(rows) == {1}
 
 
 # --- formats beside each other --------------------------------------------------------------------
@@ -254,10 +211,6 @@ def test_a_fast_one_with_other_speech_is_reported_and_not_chosen():
         "int8-weight-only is faster, but agrees on only 94.0% of the codes and CER 20.0% against "
         "10.0%"
     )
-
-
-def test_fp32_stays_where_nothing_is_better():
-    assert choose_format([FP32, measured("bf16", 400.0)]) == (FP32, "")
 
 
 def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch, capsys):

@@ -14,10 +14,9 @@ from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
-from kit.inference.compiled import CudaGraphSteps
 from kit.inference.decoder import Decoder, DecoderConfig, attend
+from kit.inference.decoder_steps import KVCache
 from kit.inference.generate import generate
-from kit.inference.kv_cache import KVCache
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import pack
 
@@ -71,6 +70,10 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
         hidden = model.hidden(batch)[0, batch.code_indices[: len(said) + 1]]
         found.append(model.code_head(hidden))
     return torch.stack(found)
+
+
+def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
+    return [row.codes.tolist() for row in generate(decoder, texts, cond, config)]
 
 
 def test_start_and_stop_are_those_of_the_configuration():
@@ -153,28 +156,6 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
 
 
-def test_a_batch_that_grows_the_cache_waits_for_nobody(model, monkeypatch):
-    """While a row is spoken, a larger batch takes other memory; afterwards it takes the graphs'."""
-    decoder = graphed(model, monkeypatch)
-    texts, codes, cond = rows(2)
-    alone = texts[:1], codes[:1], cond[:1]
-    wanted = decoded(Decoder(model), *alone)
-    with torch.inference_mode():
-        x, padding = decoder.prompt(alone[0], alone[2])
-        logits, cache = decoder.prefill(x, padding, codes.shape[1])
-        found = [logits]
-        for n, code in enumerate(codes[0]):
-            found.append(decoder.decode_one(code[None], n + 1, cache))
-            both = decoded(decoder, texts, codes, cond) if n == 3 else None
-            assert decoder.memory.rows == 1
-            if both is not None:
-                torch.testing.assert_close(both, decoded(Decoder(model), texts, codes, cond))
-        decoder.release(cache)
-    torch.testing.assert_close(torch.stack(found, dim=1), wanted)
-    decoded(decoder, texts, codes, cond)
-    assert decoder.memory.rows == 2
-
-
 def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
     decoder = graphed(model, monkeypatch)
     texts, codes, cond = rows(2)
@@ -221,16 +202,6 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     assert decoder.rows_that_fit() == 2  # that are there already
 
 
-def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
-    decoder = Decoder(model)
-    decoded(decoder, *rows(2))
-    decoder.tidy()
-    assert decoder.memory.spare
-    monkeypatch.setattr("kit.inference.kv_cache.MAX_IDLE_BYTES", 1000)
-    decoder.tidy()
-    assert not decoder.memory.spare
-
-
 def test_rows_that_stay_move_up_in_the_same_memory():
     whole = torch.randn(2, 5, 2, 7, 4, generator=torch.Generator().manual_seed(0))
     whole[..., 3:, :] = float("nan")  # not written yet
@@ -260,7 +231,7 @@ def compiler(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
     # No step loses to another: beside other work the clock would choose which graphs are made.
-    monkeypatch.setattr("kit.inference.compiled.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
     # Kernels to choose from are compiled one by one: half a minute that tells nothing here.
     with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
         yield
@@ -273,9 +244,8 @@ def graphs() -> int:
 def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     decoder, eager = Decoder(one_layer, COMPILED), Decoder(one_layer)
     texts, codes, cond = rows(3)
-    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     before = graphs()
-    assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert said(decoder, texts, cond) == said(eager, texts, cond)
     [(case, seconds)] = decoder.warm_up_s.items()
     assert case[0] == 4 and seconds > 0  # filled up from 3 rows
     assert graphs() == before + 1
@@ -284,8 +254,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     for same in ([[1] * 3] * 4, [[1] * 18, *texts]):
         four = cond[[0, 1, 2, 0]]
         short = GenerateConfig(temperature=0, exact_codes=5)
-        wanted = [row.codes.tolist() for row in generate(eager, same, four, short)]
-        assert [r.codes.tolist() for r in generate(decoder, same, four, short)] == wanted
+        assert said(decoder, same, four, short) == said(eager, same, four, short)
     forced = [*texts, texts[0]], codes[[0, 1, 2, 0]], cond[[0, 1, 2, 0]]
     found = decoded(decoder, *forced)
     torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
@@ -318,41 +287,20 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
             check_compiled_int8(loud(seed=seed, layers=1), 1)
 
 
-def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(
-    one_layer, compiler, monkeypatch
-):
-    decoder = Decoder(one_layer, COMPILED)
-    for name in ("tuned", "untuned"):  # traced, and run without kernels of their own
-        graph = torch.compile(decoder.step, backend="eager", fullgraph=True, dynamic=True)
-        setattr(decoder.compiled, name, graph)
-    seconds = iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
-    monkeypatch.setattr(
-        "kit.inference.compiled.best_seconds", lambda work: work() is None or next(seconds)
-    )
-    for count in (1, 2, 1):
-        texts, codes, cond = rows(count)
-        found = decoded(decoder, texts, codes, cond)
-        torch.testing.assert_close(found, decoded(Decoder(one_layer), texts, codes, cond))
-    steps = decoder.compiled
-    assert [step is steps.tuned for step in steps.ready.values()] == [True, False]
-    assert next(seconds, None) is None
-
-
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
+    wanted = said(Decoder(one_layer), texts, cond)
     with ThreadPoolExecutor(2) as both:
-        asked = [both.submit(generate, decoder, texts, cond, GREEDY) for _ in range(2)]
-        for said in asked:
-            assert [row.codes.tolist() for row in said.result()] == wanted
+        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == wanted
 
 
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
+    wanted = said(Decoder(one_layer), texts, cond)
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         for _ in range(2):
-            assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+            assert said(decoder, texts, cond) == wanted
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
@@ -360,16 +308,13 @@ def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
 @pytest.mark.parametrize("kept", [False, True])
 def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
     """Also where a text passes from graph to graph, each of more positions."""
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", bucket)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", bucket)
     decoder = graphed(model, monkeypatch, states=kept)
     texts, _, cond = rows(3)
     for _ in range(2):
         for same in (texts, texts[::-1], texts[:1]):
-            wanted = [
-                r.codes.tolist() for r in generate(Decoder(model), same, cond[: len(same)], GREEDY)
-            ]
-            found = generate(decoder, same, cond[: len(same)], GREEDY)
-            assert [row.codes.tolist() for row in found] == wanted
+            part = same, cond[: len(same)]
+            assert said(decoder, *part) == said(Decoder(model), *part)
     made = [*decoder.warm_up_s]  # filled up from 3 rows; once for each
     if bucket == 256:
         assert made == [(4, decoder.max_positions), (1, decoder.max_positions)]
@@ -379,24 +324,11 @@ def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", 4)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
     decoder = graphed(model, monkeypatch)
     request = rows(count, codes=20)
     torch.testing.assert_close(decoded(decoder, *request), decoded(Decoder(model), *request))
     assert len(decoder.compiled.ready) > 4
-
-
-def test_buckets_of_positions(model):
-    decoder = Decoder(model)
-    steps = CudaGraphSteps(decoder, compiles=False)
-    decoder.max_positions = 1056  # XTTS-v2's
-    needed = [1, 256, 257, 512, 768, 769, 1056]
-    assert [steps.bucket(n) for n in needed] == [256, 256, 512, 512, 768, 1056, 1056]
-    decoder.max_positions = 304
-    assert {steps.bucket(n) for n in range(1, 305)} == {304}
-    steps.compiles = True  # each length would be compiled again
-    decoder.max_positions = 1056
-    assert steps.bucket(1) == 1056
 
 
 def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
@@ -427,9 +359,9 @@ def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    wanted = said(Decoder(model), texts, cond)
     for _ in range(2):
-        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+        assert said(decoder, texts, cond) == wanted
     assert decoder.ran.endswith(
         "; no CUDA graph: CUDA error: operation not permitted when stream is capturing"
     )
@@ -447,9 +379,9 @@ def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 5))
     decoder.compiled.compiles = True
     decoder.compiled.tuned = fail
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    wanted = said(Decoder(model), texts, cond)
     for _ in range(2):
-        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+        assert said(decoder, texts, cond) == wanted
     assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
     assert decoder.compiled is not None and decoder.compiled.ready
     assert settings == [False]  # no templates on Turing
@@ -494,7 +426,7 @@ def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 def test_cuda_graphs_of_every_bucket_share_a_cache_that_grows(weights, monkeypatch):
-    monkeypatch.setattr("kit.inference.compiled.BUCKET", 16)
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
     model = loud().cuda()
     eager = Decoder(model, DecoderConfig(weights=weights))
     decoder = Decoder(model, DecoderConfig(weights=weights, graphs=True))
@@ -516,8 +448,7 @@ def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, mon
     decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
     assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
     texts, _, cond = rows(3)
-    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
-    assert [row.codes.tolist() for row in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert said(decoder, texts, cond) == said(eager, texts, cond)
     assert not decoder.warm_up_s
 
 

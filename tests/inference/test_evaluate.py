@@ -18,27 +18,14 @@ from helpers import (
 )
 
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
-from kit.inference.evaluate import (
-    BaseSample,
-    LabeledClip,
-    Scores,
-    SpeakerLoss,
-    code_log_probs,
-    gate_checks,
-    gate_evaluator,
-    loss_by_speaker,
-    measure_divergence,
-    noise_floor,
-    problems_of,
-    save_samples,
-    score,
-    suggest_fix,
-    transcribe,
-)
+from kit.inference.evaluate import Scores, gate_evaluator, save_samples, score, transcribe
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
+from kit.inference.verdicts import gate_checks, problems_of, suggest_fix
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
+from kit.recipes.evaluation_data import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
+from kit.recipes.rehearsal import BaseSample, code_log_probs, measure_divergence
 from kit.text.normalize import letters
 
 GOOD = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
@@ -86,7 +73,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
 def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypatch):
     rows = manifest()[:3]
     transcripts = iter([[letters(r.text) for r in rows], [""] * 3])
-    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(transcripts))
+    monkeypatch.setattr("kit.recipes.evaluation_data.transcribe", lambda *a: next(transcripts))
     found = noise_floor(rows, recognizer, voice.codec)
     assert (found.cer, found.cer_codec) == (0.0, 1.0)
 

@@ -74,6 +74,13 @@ def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> 
     return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_indices])[: len(codes) + 1]
 
 
+def mean_log_prob(logits: torch.Tensor, row) -> float:
+    """Of the codes of `row`, by what was expected at each; START is ruled out."""
+    logits[:, GPT.start_code] = float("-inf")
+    said = torch.tensor([*row.codes, GPT.stop_code])[: len(row.codes) + row.stopped, None]
+    return logits.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
+
+
 @pytest.mark.parametrize("guidance", [1.5, 3.0])
 def test_guidance_leans_to_the_text_away_from_no_text(model, guidance):
     # The training path's own choice: cond_logits + (guidance - 1) * (cond_logits - uncond_logits).
@@ -90,10 +97,7 @@ def test_guidance_leans_to_the_text_away_from_no_text(model, guidance):
         chosen = leaning.argmax(-1).tolist()
         assert chosen[: len(codes)] == codes and (chosen[-1] == GPT.stop_code) == row.stopped
         # Its likelihood is computed without guidance.
-        cond_logits[:, GPT.start_code] = float("-inf")
-        said = torch.tensor([*codes, GPT.stop_code])[: len(codes) + row.stopped, None]
-        mean = cond_logits.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
-        assert row.log_prob == pytest.approx(mean, rel=1e-3)
+        assert row.log_prob == pytest.approx(mean_log_prob(cond_logits, row), rel=1e-3)
 
 
 def test_a_model_that_always_had_a_text_speaks_without_guidance(model):
@@ -115,13 +119,8 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
     rows = generate(model, texts, cond, dataclasses.replace(SAMPLED, top_k=5))
     assert any(row.stopped for row in rows)
     for text, reference, row in zip(texts, cond, rows):
-        batch = pack(GPT, [text], [row.codes.tolist()], reference[None])
-        hidden = model.hidden(batch).flatten(0, 1)[batch.code_indices]
-        logits = model.code_head(hidden).float()
-        logits[:, GPT.start_code] = float("-inf")
-        expected = logits.log_softmax(-1).gather(1, batch.code_targets[:, None])[:, 0]
-        mean = expected[: len(row.codes) + row.stopped].mean().item()
-        assert row.log_prob == pytest.approx(mean, rel=1e-3)
+        logits = code_logits(model, text, row.codes.tolist(), reference)
+        assert row.log_prob == pytest.approx(mean_log_prob(logits, row), rel=1e-3)
 
 
 def test_of_several_candidates_the_likeliest_is_kept(model):
@@ -137,13 +136,6 @@ def test_of_several_candidates_the_likeliest_is_kept(model):
         assert kept.stopped == any(r.stopped for r in own)
         assert kept.log_prob == max(r.log_prob for r in ended)
         assert any(torch.equal(kept.codes, r.codes) for r in ended)
-
-
-def test_greedy_readings_are_made_once(model):
-    texts, cond = requests(4)
-    greedy = dataclasses.replace(GREEDY, best_of=4)
-    wanted = generate(model, texts, cond, GREEDY)
-    assert plain(generate(model, texts, cond, greedy)) == plain(wanted)
 
 
 def test_generation_leaves_the_global_generator_alone(model):
@@ -254,11 +246,8 @@ def test_a_text_that_does_not_fit_names_the_limit(model, length):
         generate(model, [[1, 2], [1] * length], torch.randn(2, 8, 5), GREEDY)
 
 
-def test_the_longest_text_fits(model):
+def test_the_longest_text_fits_and_no_text_is_no_codes(model):
     assert generate(model, [[1] * 18], torch.randn(1, 8, 5), GREEDY)[0].codes.numel() <= 39
-
-
-def test_no_text_is_no_codes(model):
     assert generate(model, [], torch.randn(0, 8, 5), SAMPLED) == []
 
 
@@ -343,7 +332,7 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
         return pretended_capture(work, pool)
 
-    monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
+    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
     with pytest.warns(Note, match="4 texts.* with 2"):
         assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
     assert decoder.memory.rows == 2 and decoder.compiled is not None

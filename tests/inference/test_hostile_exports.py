@@ -19,7 +19,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest
 from kit.base.hardware import peak_resident_bytes
 from kit.base.tensor_file import contents, file_bytes
-from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig
+from kit.inference.candidates import READER, CodeReader, CodeReaderConfig
 from kit.inference.export import (
     CARD,
     FILES,

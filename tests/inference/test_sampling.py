@@ -97,13 +97,6 @@ def test_drawing_follows_the_probabilities(config):
     assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
 
 
-def test_draws_of_one_stream_do_not_depend_on_each_other():
-    noise = Noise([5], 2, CPU)
-    coins = torch.stack([sample(torch.zeros(1, 2), OPEN, noise.next()) for _ in range(4_000)])
-    pairs = (2 * coins[:-1] + coins[1:]).flatten().bincount(minlength=4) / 3_999
-    assert torch.allclose(pairs, torch.full((4,), 0.25), atol=0.03)
-
-
 def test_temperature_zero_takes_the_best_and_low_ones_come_near():
     logits = random_logits(50, 30)
     assert torch.equal(sample(logits, GenerateConfig(temperature=0), None), logits.argmax(-1))
@@ -159,6 +152,7 @@ WRONG = [
     *(("exact_codes", value) for value in (-1, 2.5)),
     *(("seed", value) for value in (None, 0.5)),
     ("kv_cache", "no"),
+    *(("follow", value) for value in (-1.0, NAN)),
 ]
 
 

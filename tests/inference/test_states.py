@@ -72,16 +72,6 @@ def test_keeping_them_changes_no_code_and_not_asked_for_there_are_none(model):
         assert one.log_prob == other.log_prob
 
 
-def test_a_row_read_again_has_the_states_of_that_reading(model):
-    texts, cond = requests(3)
-    short = dataclasses.replace(SAMPLED, max_codes_per_text_id=0.01, retries=2, temperature=1.5)
-    model = opinionated_model(max_code=60)
-    model.code_head.bias.data[GPT.stop_code] = -1e4
-    found = generate(Decoder(model, KEPT), texts, cond, short)
-    assert all(not row.stopped for row in found)
-    require_trained_states(model, texts, cond, found)
-
-
 def test_a_graphs_states_are_not_written_over(model, monkeypatch):
     decoder = graphed(model, monkeypatch, states=True)
     texts, cond = requests(3)
@@ -91,7 +81,7 @@ def test_a_graphs_states_are_not_written_over(model, monkeypatch):
 def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
-    monkeypatch.setattr("kit.inference.compiled.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
     torch._dynamo.reset()
     model = opinionated_model(layers=1)
     texts, cond = requests(2)
@@ -100,16 +90,3 @@ def test_a_compiled_decoder_keeps_them_too(monkeypatch):
         found = generate(decoder, texts, cond, GREEDY)
     assert decoder.warm_up_s and "not compiled" not in decoder.ran
     require_trained_states(model, texts, cond, found)
-
-
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
-def test_other_number_formats_have_states_of_their_own(model, weights):
-    texts, cond = requests(2)
-    exact = dataclasses.replace(GREEDY, exact_codes=8)
-    found = generate(
-        Decoder(model, DecoderConfig(weights=weights, states=True)), texts, cond, exact
-    )
-    for row, text, mel in zip(found, texts, cond):
-        wanted = trained(model, text, row.codes, mel)
-        assert row.states.dtype == torch.float32
-        assert (row.states - wanted).abs().mean() < 0.1 * wanted.std()

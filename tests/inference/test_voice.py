@@ -91,7 +91,7 @@ def test_an_unknown_speaker_names_the_known_ones(voice):
         voice.speak(["ሰላም"], "alma", SHORT)
 
 
-@pytest.mark.parametrize("text", ["", "…", "hello"])
+@pytest.mark.parametrize("text", ["", "!?…።", "hello", "Привет"])
 def test_text_that_cannot_be_spoken_is_reported(voice, text):
     with pytest.raises(SpeechError):
         voice.speak([*texts(1), text], "voice0", SHORT)
@@ -193,12 +193,6 @@ def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
     assert [c.compile for c in configs] == [False, True, False]
 
 
-@pytest.mark.parametrize("text", ["!?…።", "🙂🙂", "ሰላም hello", "Привет"])
-def test_what_has_no_letters_of_the_voice_is_reported(voice, text):
-    with pytest.raises(SpeechError):
-        voice.speak([text], "voice0", SHORT)
-
-
 def test_ten_thousand_characters_are_spoken_whole(voice):
     text = (long_text(5) + " ") * 200
     text = text[: text.rindex(" ", 0, 10_000)]
@@ -207,10 +201,6 @@ def test_ten_thousand_characters_are_spoken_whole(voice):
         [text], "voice0", quick
     )
     assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
-
-
-def test_nothing_asked_nothing_said(voice):
-    assert voice.speak([], "voice0", SHORT) == []
 
 
 def test_speech_without_a_single_code_is_silence(voice):

@@ -27,13 +27,13 @@ from kit.base.files import cached_result, digest, file_digest, write_atomic
 from kit.base.formatting import text_grid
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.code_reader import READER
+from kit.inference.candidates import READER
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import judges_table
-from kit.recipes.run_source import sampling_of
+from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20

@@ -7,7 +7,7 @@ import pytest
 from kit.base.run import Run
 from kit.recipes.base_model import MIN_HOURS, RELEASE
 from kit.recipes.evaluate import Checklist
-from kit.recipes.trained_parts import START_FROM
+from kit.recipes.run_parts import START_FROM
 
 PEOPLE = {"data": "my/recordings", "language": "en"}
 SOUND = {

@@ -9,7 +9,7 @@ from test_train import active
 
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
-from kit.inference.code_reader import READER, save_reader
+from kit.inference.candidates import READER, save_reader
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice_files import load_voice
 from kit.recipes.active_run import ActiveRun

@@ -11,21 +11,23 @@ from kit.base.errors import DamagedFileError, KitError
 from kit.recipes import rehearsal
 from kit.recipes.prepare import Preparation
 from kit.recipes.rehearsal import (
-    FILE,
     REHEARSED,
     SENTENCES,
     Rehearsal,
-    RehearsalRow,
-    Rehearsed,
-    load_rehearsal,
-    load_rehearsal_rows,
     readings,
-    rehearsal_key,
     sentences_in,
 )
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.recipes.training_data import TrainingData
+from kit.recipes.training_data import (
+    REHEARSAL,
+    RehearsalRow,
+    Rehearsed,
+    TrainingData,
+    load_rehearsal,
+    load_rehearsal_rows,
+    rehearsal_key,
+)
 from kit.text.normalize import normalize
 from kit.training.trainable import FinetuneConfig, Finetuning
 
@@ -102,16 +104,16 @@ def test_it_trains_and_the_record_says_what_was_rehearsed(rehearsing):
 def voice(rehearsing):
     """The run's speakers; the speech generated for rehearsal is there again afterwards."""
     run, _ = rehearsing
-    kept = (run.folder / FILE).read_bytes()
+    kept = (run.folder / REHEARSAL).read_bytes()
     noted = run.report()["finetune"]["rehearsal"]
     yield TrainingData(run, rehearsed=False).voice()
-    (run.folder / FILE).write_bytes(kept)
+    (run.folder / REHEARSAL).write_bytes(kept)
     run.record(finetune={"rehearsal": noted})
 
 
 def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, voice, monkeypatch):
     run, _ = rehearsing
-    path = run.folder / FILE
+    path = run.folder / REHEARSAL
     key = rehearsal_key(run, voice.references)
     monkeypatch.setattr(rehearsal, "ROWS_AT_ONCE", 4)
     path.unlink()
@@ -143,7 +145,7 @@ def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, vo
 
 def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing, voice):
     run, _ = rehearsing
-    path = run.folder / FILE
+    path = run.folder / REHEARSAL
     other = Rehearsed(codes={}, seconds=1.0)
     reading = RehearsalRow(language="en", text="a voice", speaker="nobody", number=0)
     other.codes[reading] = np.arange(5, dtype=np.int32)
@@ -161,7 +163,7 @@ def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing
     run, _ = rehearsing
     speaking = Rehearsal(run, voice)
     speaking.base.model.code_head.bias.data[speaking.base.model.config.stop_code] = -1e4
-    (run.folder / FILE).unlink()
+    (run.folder / REHEARSAL).unlink()
     assert "of 20 sentences" in str(speaking.speak())
     data = TrainingData(run)
     assert data.rehearsal_figures() == {"rows": 0, "rows_an_epoch": 0, "share": 0.0}

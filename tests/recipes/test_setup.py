@@ -10,7 +10,7 @@ from kit.base.answer import Answer
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.base.run import last_run
-from kit.recipes.run_source import RunSource, name_for_data
+from kit.recipes.run_parts import RunSource, name_for_data
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 

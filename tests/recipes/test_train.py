@@ -17,7 +17,7 @@ from kit.base.config import CONFIGS, RENAMED, load_preset, merge
 from kit.base.errors import KitError, Note
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
-from kit.batches.lengths import fixed_lengths
+from kit.batches.code_cache import fixed_lengths
 from kit.dataset.manifest import write_manifest
 from kit.inference.voice_files import load_references
 from kit.model import text_attention

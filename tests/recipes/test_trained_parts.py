@@ -16,10 +16,10 @@ from kit.model.lora import LoRAConfig
 from kit.model.weights import load_adapters, load_model
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
+from kit.recipes.run_parts import MODEL
 from kit.recipes.settings import check_settings, parse_settings
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.recipes.trained_parts import MODEL
 from kit.training import checkpoint
 from kit.tuning.trials import TrialConfig, run_variant
 

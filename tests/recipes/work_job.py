@@ -6,8 +6,8 @@ import sys
 import time
 
 from kit.base.errors import DatasetError, KitError
-from kit.recipes.prepare_parts import RankGroup, follow_orders
-from kit.training.ranks import join_ranks
+from kit.recipes.prepare_parts import RankGroup
+from kit.training.ranks import follow_orders, join_ranks
 
 LOADED = []
 

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import itertools
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -20,7 +19,6 @@ from helpers import (
     train_in,
 )
 
-from kit.base.hardware import Choice
 from kit.training import checkpoint, optim
 from kit.training.config import TrainConfig
 from kit.training.loop import train
@@ -184,19 +182,6 @@ def test_when_the_switch_is_turned_the_optimizer_starts_again(tmp_path, before, 
 
 
 @needs_package
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_it_steps_under_the_scaler_of_fp16_and_clipping(monkeypatch, optimizer):
-    monkeypatch.setattr(
-        "kit.training.switches.choose_precision", lambda hw: Choice(value="fp16", reason="test")
-    )
-    config = dataclasses.replace(TRAIN, optimizer=optimizer, max_grad_norm=0.5)
-    plain, small = (state(config, mixed_precision=True, adamw_8bit=on) for on in (False, True))
-    for s in (plain, small):
-        s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    assert losses(small) == pytest.approx(losses(plain), rel=0.02)
-
-
-@needs_package
 def test_a_step_that_is_not_finite_leaves_the_state_alone():
     s = state(dataclasses.replace(TRAIN, max_steps=3), adamw_8bit=True)
     batches = list(itertools.islice(random_batches(GPT), 3))
@@ -206,8 +191,3 @@ def test_a_step_that_is_not_finite_leaves_the_state_alone():
     assert "skipped" in events[1].note
     assert {m["step"] for m in moments_of(s.optimizers[0]).values()} == {2}
     assert all(torch.isfinite(p).all() for p in s.model.parameters())
-
-
-def test_the_extra_asks_for_what_the_code_asks_for():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'adam8 = ["bitsandbytes>=0.50"]' in text and optim.NEEDED == (0, 50)

@@ -6,23 +6,20 @@ import math
 import pytest
 import torch
 from helpers import TRAIN, tiny_model
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.config import load_preset
 from kit.base.errors import KitError
-from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig, pack
 from kit.recipes.settings import check_settings
 from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.optim import (
-    TOGETHER,
+    EMA,
     Adaptation,
     Muon,
     lr_factor,
     make_optimizers,
     orthogonalize,
-    stacks,
 )
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
@@ -90,45 +87,6 @@ def test_what_listens_to_references_has_its_own_rate():
         p.requires_grad_(False)
     [adamw, _] = make_optimizers(model, config, fused=False)
     assert len(adamw.param_groups) == 2
-
-
-def latents_after(steps: int) -> tuple[Tensor, Tensor]:
-    """How two voices with codes of their own differ, after training as the demo does."""
-    settings = load_preset("cpu")["train"]
-    names = ("optimizer", "lr", "muon_lr", "conditioner_lr", "muon_steps")
-    config = TrainConfig(**{name: settings[name] for name in names})
-    shape = GPTConfig(
-        layers=2, width=64, heads=2, text_vocab=20, code_vocab=42, max_text=20, max_code=40,
-        latents=4, cond_blocks=1, perceiver_layers=1, perceiver_heads=4,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = SpeechGPT(shape)
-    optimizers = make_optimizers(model, config, fused=False)
-    chance = torch.Generator().manual_seed(1)
-    voices = 2 * torch.randn(2, shape.n_mels, 48, generator=chance) - 5
-    for step in range(steps):
-        who = torch.randint(2, (8,), generator=chance)
-        texts = torch.randint(3, 18, (8, 6), generator=chance)
-        codes = torch.randint(20, (8, 12), generator=chance) + 20 * who[:, None]
-        references = voices[who] + torch.randn(8, *voices.shape[1:], generator=chance)
-        batch = pack(shape, texts.tolist(), codes.tolist(), references)
-        text_loss, code_loss = model(batch)
-        loss = code_loss / len(batch.code_targets) + 0.1 * text_loss / len(batch.text_targets)
-        model.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * min(1.0, (step + 1) / 50)
-            optimizer.step()
-    with torch.no_grad():
-        return tuple(model.conditioner(voices))
-
-
-def test_at_the_demos_rates_two_voices_are_still_distinguished():
-    """At the rate of embeddings their latents became one, and every voice spoke like any other."""
-    one, other = latents_after(steps=100)
-    assert (one - other).abs().mean() > 0.2
 
 
 class Dtypes(TorchDispatchMode):
@@ -214,18 +172,6 @@ def test_muon_resumes_from_a_checkpoint_of_torchs():
         assert torch.equal(again["state"][number][name], kept[name])
 
 
-def test_a_stack_holds_equal_matrices_and_not_too_much():
-    made = matrices_with_gradients()
-    found = list(stacks(made))
-    assert [[tuple(p.shape) for p in stack] for stack in found] == [
-        [(48, 32), (48, 32)],
-        [(32, 96)],
-        [(32, 32)],
-    ]
-    large = [nn.Parameter(torch.empty(1024, 1024, device="meta")) for _ in range(5)]
-    assert [len(stack) for stack in stacks(large)] == [TOGETHER // 1024**2] * 2 + [1]
-
-
 def rates(losses, config=None) -> tuple[list[float], list[str]]:
     """The factor on the rates after each validation, and what was said."""
     adaptation, config = Adaptation(), config or TrainConfig(lr_plateau_patience=3)
@@ -275,3 +221,132 @@ def test_what_is_not_finite_teaches_nothing(norm):
     adaptation = Adaptation(usual_norm=1.0)
     adaptation.clip_norm(TrainConfig(spike=4.0), norm)
     assert adaptation == Adaptation(usual_norm=1.0)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+def snapshot(module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
+    """Random weight changes with an update after each; the weights after every step."""
+    seen = [snapshot(module)]
+    for _ in range(steps):
+        for p in module.parameters():
+            p.data += torch.randn_like(p)
+        ema.update()
+        seen.append(snapshot(module))
+    return seen
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
+def test_the_average_is_the_closed_form(decay):
+    module = model()
+    ema = EMA(module, decay)
+    seen = walk(module, ema, 30)
+    for i, shadow in enumerate(ema.shadow.values()):
+        wanted = seen[0][i].double()
+        for n, weights in enumerate(seen[1:]):
+            d = min(decay, (1 + n) / (10 + n))
+            wanted = d * wanted + (1 - d) * weights[i].double()
+        assert torch.allclose(shadow.double(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
+    module = model()
+    ema = EMA(module, 0.9)
+    walk(module, ema, 5)
+    own, average = snapshot(module), [s.clone() for s in ema.shadow.values()]
+    with ema.swapped_in():
+        assert all(map(torch.equal, module.parameters(), average))
+    assert all(map(torch.equal, module.parameters(), own))
+    with pytest.raises(error), ema.swapped_in():
+        next(module.parameters()).data.fill_(float("nan"))
+        raise error
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
+    assert all(torch.isfinite(s).all() for s in ema.shadow.values())
+
+
+def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
+    module = model().bfloat16()
+    ema = EMA(module, 0.9)
+    own = snapshot(module)
+    ema.update()
+    with ema.swapped_in():
+        pass
+    assert all(s.dtype == torch.float32 for s in ema.shadow.values())
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
+
+
+def test_a_restored_average_continues_as_the_first_would_have():
+    module = model()
+    ema, again = EMA(module, 0.9), EMA(module, 0.9)
+    walk(module, ema, 5)
+    again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
+    walk(module, ema, 0)
+    ema.update()
+    again.update()
+    assert again.updates == 6
+    assert all(torch.equal(a, b) for a, b in zip(ema.shadow.values(), again.shadow.values()))
+
+
+def drift(module, averages: list[EMA], steps: int) -> None:
+    """Weights that move on with some noise, as in training, seen by each of `averages`."""
+    way = [torch.randn_like(p) for p in module.parameters()]
+    for _ in range(steps):
+        for p, direction in zip(module.parameters(), way):
+            p.data += 0.01 * direction + 0.05 * torch.randn_like(p)
+        for ema in averages:
+            ema.update()
+
+
+def away(module, decay: float) -> EMA:
+    """An average in the CPU's memory of a model that is elsewhere."""
+    return EMA(module, decay, device="cpu")
+
+
+@pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05), (3003, 0.02)])
+def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
+    """It differs by a share of its distance from the weights, less the more steps it remembers."""
+    module = model()
+    exact, rare = EMA(module, 0.999), away(module, 0.999)
+    drift(module, [exact, rare], steps)
+    wanted, found = exact.state_dict(), rare.state_dict()
+    assert wanted["updates"] == found["updates"] == steps
+    for name, weights in module.named_parameters():
+        assert (found[name] - wanted[name]).norm() < near * (weights - wanted[name]).norm()
+
+
+def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(monkeypatch):
+    module = model()
+    ema = away(module, 0.9)
+    moves = []
+    monkeypatch.setattr(torch, "_foreach_lerp_", lambda *args: moves.append(ema.updates))
+    drift(module, [ema], 17)
+    assert moves == [8, 16]
+    ema.state_dict()
+    ema.state_dict()
+    assert moves == [8, 16, 17]
+
+
+@pytest.mark.parametrize("use", ["swapped in", "saved"])
+def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
+    module = model()
+    ema = away(module, 0.9)
+    before = snapshot(module)
+    drift(module, [ema], 3)
+    own = snapshot(module)
+    if use == "saved":
+        found = list(ema.state_dict().values())
+    else:
+        with ema.swapped_in():
+            found = snapshot(module)
+    kept = (1 / 10) * (2 / 11) * (3 / 12)
+    for a, b, average in zip(before, own, found):
+        assert torch.allclose(average, kept * a + (1 - kept) * b, atol=1e-6)
+    assert all(map(torch.equal, own, snapshot(module)))

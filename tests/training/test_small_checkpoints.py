@@ -111,25 +111,6 @@ def test_the_setting_may_change_on_the_way(tmp_path):
     assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree
 
 
-def test_a_divergence_goes_back_and_says_what_it_goes_back_to(tmp_path):
-    config = dataclasses.replace(SMALL, patience=1, rollbacks=2)
-    session = tiny_session(tmp_path, config)
-    make, left = session.make_batches, [2]
-
-    def batches(position, parts):
-        for batch in make(position, parts):
-            if batch.position["batch"] in (8, 9) and left[0]:
-                left[0] -= 1
-                for micro in batch.micro:
-                    micro.cond.fill_(float("nan"))
-            yield batch
-
-    session.make_batches = batches
-    notes = [event.note for event in session.run(ON, Event())]
-    (back,) = (note for note in notes if "returned to step 6" in note)
-    assert NEW_OPTIMIZER in back and "learning rates x0.5" in back
-
-
 def test_the_warm_up_is_only_for_an_optimizer_that_starts_again():
     config = TrainConfig(warmup_steps=10)
     assert Adaptation().warm_up(config, 3) == 1.0

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
-from kit.base.config import build, load_preset
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
@@ -152,25 +151,6 @@ def beside(model: GPTConfig, lora=ADAPTERS, tables: str = "new", **base) -> Fine
     )
 
 
-def test_embeddings_and_heads_first_take_no_less_in_the_end(monkeypatch):
-    full = workload(monkeypatch, LARGER, SHORT, "fp32", "adamw", {"sdpa": True})
-    phases = Finetuning(config=FinetuneConfig(tables_first=100))
-    near(dataclasses.replace(full, finetuning=phases), 0.05)
-    assert dataclasses.replace(full, finetuning=phases).planned_bytes == full.planned_bytes
-
-
-def test_at_the_size_of_xtts_adapters_take_a_fraction():
-    """Of weights, gradients, moments and average of the published model and 2,000 new pieces."""
-    grown = build(GPTConfig, load_preset("xtts_v2")["model"], text_vocab=8681)
-    finetuning = beside(grown, text_vocab=6681)
-    found = [plan_bytes(grown, step(finetuning=f)).parts for f in (FULL, finetuning)]
-    sizes = [parts["gradients"] + parts["optimizer"] for parts in found]
-    print(f"{sizes[1] / 2**30:.2f} of {sizes[0] / 2**30:.2f} GiB: {sizes[1] / sizes[0]:.3f}")
-    assert sizes[1] < 0.1 * sizes[0]
-    numbers = count_trained(grown, finetuning)
-    print(f"{numbers.learning:,} of {count_parameters(grown):,} learn")
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
     reason=f"bitsandbytes is not installed ({INSTALL})",
@@ -227,8 +207,3 @@ def test_every_saving_saves():
     assert fused[1] < fused[0]
     for cost in ({"ema": True}, {"accumulate": True}, {"length": 400}, {"rows": 5}):
         assert plan_bytes(SMALL, step(**cost)).peak_bytes > plain.peak_bytes
-
-
-def test_the_largest_model_is_planned_without_allocating_it():
-    huge = dataclasses.replace(GPT, layers=48, width=4096, heads=32)
-    assert plan_bytes(huge, step()).parts["weights"] > 30 * 2**30

@@ -177,13 +177,6 @@ def test_it_waits_warms_up_and_records_six_steps(done):
     assert "aten::addmm" in names
 
 
-def test_without_a_request_nothing_is_left(tmp_path):
-    profiler = StepProfiler(tmp_path / "profile")
-    run(profiler, steps=3, ask_at=0)
-    assert profiler.profile is None and not profiler.status
-    assert not (tmp_path / "profile").exists()
-
-
 @pytest.mark.parametrize("more", [0, WAIT + 1, WAIT + WARMUP + 3])
 def test_a_run_that_ends_before_its_profile_does_says_so(tmp_path, more, recwarn):
     profiler = StepProfiler(tmp_path)

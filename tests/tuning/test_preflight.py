@@ -22,7 +22,6 @@ from kit.tuning import preflight as fit
 from kit.tuning.preflight import (
     Workload,
     change,
-    changed_settings,
     check_changes,
     largest_micro_batch,
     limit_memory,
@@ -125,14 +124,6 @@ def test_switches_that_need_more_than_what_was_checked_are_tried_and_reported():
     more = dataclasses.replace(work.with_rows(8), speed=SpeedConfig(ema=True))
     note = check_changes(work, checked, more)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in note
-
-
-def test_what_was_changed_is_reported_as_it_is_set():
-    work = workload()
-    often = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
-    changed = dataclasses.replace(work.with_rows(4), speed=often)
-    reported = ["micro_batch 8 -> 4", "gradient_checkpointing on", "recompute_every 1 -> 2"]
-    assert changed_settings(work, changed) == reported
 
 
 def test_switches_that_no_longer_fit_are_refused_before_the_first_step():

@@ -17,7 +17,6 @@ from kit.tuning.recommend import (
     LEFT_OUT,
     Advice,
     Variant,
-    advice_table,
     choose_switches,
     chosen,
     compare,
@@ -95,14 +94,6 @@ def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
     assert advice and all(a.reason for a in advice)
 
 
-def test_the_table_says_on_and_off_and_leaves_numbers():
-    rows = [
-        Advice(setting="speed.ema", value=True, reason="why"),
-        Advice(setting="speed.recompute_every", value=1, reason="all"),
-    ]
-    assert advice_table(rows) == {"speed.ema": "on: why", "speed.recompute_every": "1: all"}
-
-
 # The worth of measured switches.
 
 LABELS = {"sdpa": "Fused attention", "tf32": "TF32", "gradient_checkpointing": "Checkpointing"}
@@ -149,12 +140,6 @@ def test_the_median_round_counts():
     (row,) = compare([BASELINE], [result(seconds=s) for s in (9.0, 30.0, 10.0)], 0.0)
     assert row.steps_per_s == 2.0 and row.tokens_per_s == 400.0 and row.parity
     assert row.spread == pytest.approx(2.1)
-
-
-def test_what_happened_besides_and_the_slowest_warm_up_are_reported():
-    cold = result(warmup_s=30.0, recompilations=2, notes=["out of memory once"])
-    (row,) = compare([BASELINE], [cold, result(seconds=11.0)], 0.0)
-    assert row.warmup_s == 30.0 and row.recompilations == 2 and row.reason == "out of memory once"
 
 
 def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():

@@ -90,12 +90,6 @@ def test_memory_is_limited_by_the_target():
     assert best.work.data.micro_batch == 4 and best.work.speed.compile
 
 
-def test_a_start_beyond_the_target_is_brought_within_it():
-    large = START.with_rows(16)
-    best, _ = found("memory<10GiB", start=large)
-    assert not best.excess and best.memory_bytes <= 10 * GIB
-
-
 def test_what_cannot_be_reached_leaves_the_nearest_beyond_the_target():
     best, _ = found("memory<1GiB")
     assert best.excess > 0 and best.work.data.micro_batch == 1

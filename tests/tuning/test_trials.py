@@ -7,18 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from multiprocessing.util import Finalize
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import CPU, DATA, GPT, TRAIN, until
 
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
-from kit.batches.lengths import padding_lengths
+from kit.batches.batching import padding_lengths
 from kit.training import micro_batches
 from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials as trials
@@ -28,7 +24,6 @@ from kit.tuning.trials import (
     Task,
     TrialConfig,
     append_result,
-    draw_rows,
     make_batches,
     measure_variant,
     names_of,
@@ -49,7 +44,6 @@ TASK = Task(
 SLOW = ("mixed_precision", "compile", "gradient_checkpointing")
 SHORT = TrialConfig(steps=4, warmup_steps=1, rounds=2, leave_out=SLOW)
 BASELINE = Variant(kind="baseline", label="Baseline")
-SDPA = Variant(kind="alone", label="Fused attention", on=("sdpa",))
 
 
 def test_variants_are_the_baseline_each_alone_each_added_and_all():
@@ -224,23 +218,6 @@ def test_a_variant_whose_process_dies_is_a_row_with_its_reason(monkeypatch):
     assert found == {"error": "its process was ended by SIGKILL: most likely memory ran out"}
 
 
-def tidy_up(path: str) -> None:
-    time.sleep(0.5)
-    Path(path).touch()
-
-
-def leaves_a_file_at_its_end(task, config, on):
-    Finalize(None, tidy_up, on, exitpriority=0)
-    return {}
-
-
-def test_a_process_ends_what_it_began_before_it_is_gone(monkeypatch, tmp_path):
-    """Semaphores are given back so: killed, it would leave them, to be warned of at the end."""
-    monkeypatch.setattr(trials, "_child", leaves_a_file_at_its_end)
-    assert measure_variant(TASK, SHORT, (str(tmp_path / "ended"),)) == {}
-    assert (tmp_path / "ended").is_file()
-
-
 WATCH = """
 import torch
 for name in ("_cuda_getDeviceCount", "_cuda_init"):
@@ -278,15 +255,6 @@ def test_a_step_of_a_preset_is_timed_in_a_moment():
         assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
     finally:
         torch.set_num_threads(before)
-
-
-def test_rows_do_not_depend_on_how_a_batch_is_split():
-    whole = dataclasses.replace(TASK, data=dataclasses.replace(DATA, micro_batch=8))
-    for one, other in itertools.islice(zip(draw_rows(whole), draw_rows(TASK)), 3):
-        texts = [list(ids) for part in other for ids in part[0]]
-        assert [list(ids) for part in one for ids in part[0]] == texts
-        references = np.concatenate([part[2] for part in other])
-        assert np.array_equal(one[0][2], references)
 
 
 def test_settings_have_names_and_back():

@@ -13,7 +13,7 @@ from released_sound import spoken, xtts_mels
 from torch import Tensor
 
 from kit.audio.clip import resampled
-from kit.audio.reference import load_reference, reference_mels
+from kit.audio.spectrogram import load_reference, reference_mels
 from kit.inference.decoder import Decoder
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts

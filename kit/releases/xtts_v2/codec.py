@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from kit.audio.clip import resampled
 from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
-from kit.audio.reference import require_reference
-from kit.audio.spectrogram import triangles
+from kit.audio.spectrogram import require_reference, triangles
 from kit.audio.vocoder import GriffinLim
 from kit.base.config import require, require_within
 from kit.base.errors import KitError

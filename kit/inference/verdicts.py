@@ -1,6 +1,7 @@
-"""Align a transcript with its text word by word, and name each error.
+"""Judge a voice: name each misread word, and check its figures before it is used.
 
-The cheapest edit path over words (Levenshtein), in which two words may also become one or one two.
+A transcript is aligned with its text by the cheapest edit path over words (Levenshtein), in which
+two words may also become one or one two.
 """
 
 import collections
@@ -8,9 +9,13 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import NamedTuple
 
 from kit.audio.recognizer import edit_distance
+from kit.inference.evaluate import Scores, recognizer_warning
 from kit.text.normalize import letters
+
+OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
 
 KINDS = {
     "left out": "a word of the text that is missing",
@@ -137,3 +142,54 @@ def word_stats(pairs: list[WordPair]) -> list[WordStats]:
         )
         records.append(record)
     return sorted(records, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))
+
+
+class Check(NamedTuple):
+    what: str
+    found: str
+    wanted: str
+    problem: str  # what is wrong and what to do; "" if it passes
+
+
+def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
+    """Return what may make a voice clearer, given training and held-out loss, if known."""
+    if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
+        return "train longer"
+    return (
+        f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
+        "steps do not help; more recordings would, or a base voice (BASE_MODEL in 01_data_prep, "
+        "--base-model)"
+    )
+
+
+def gate_checks(
+    scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
+) -> list[Check]:
+    """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
+    cer_limit = f"at most {worst_cer:.1%}"
+    ended = f"{scores.eos_rate:.1%} of them"
+    runaway = f"{scores.runaway_rate:.1%} over twice as long"
+    pace = f"{scores.duration_ratio:.2f} times the recordings"
+    blind = recognizer_warning(floor_cer, worst_cer)
+    unclear = endless = runs_away = off_pace = ""
+    if scores.cer > worst_cer:
+        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    if scores.eos_rate < 1:
+        endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
+    if scores.runaway_rate > 0.02:
+        runs_away = (
+            f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
+        )
+    if not 0.8 < scores.duration_ratio < 1.25:
+        off_pace = f"speech lasts {pace}"
+    return [
+        Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
+        Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
+        Check("ends its sentences", ended, "all", endless),
+        Check("does not run away", runaway, "at most 2.0%", runs_away),
+        Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
+    ]
+
+
+def problems_of(checks: list[Check]) -> list[str]:
+    return [check.problem for check in checks if check.problem]

@@ -1,20 +1,131 @@
-"""What a run trains, and from which weights: its own model, or all or parts of a base model."""
+"""What a run is made from: recordings and the settings that suit them, weights, what trains."""
 
-from kit.base.config import build
-from kit.base.run import read_run_file
+import dataclasses
+import itertools
+import json
+import re
+from pathlib import Path
+
+from kit.base.config import build, merge
+from kit.base.run import KIT_FOLDERS, places_of_runs, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
+from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_model, saved_config, warm_start_model
 from kit.recipes.active_run import ActiveRun
+from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import count_parameters, count_trained
 from kit.tuning.preflight import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """The recordings and the text that a run's tokenizer, codec and voice are trained on."""
+
+    data: str = ""  # a folder, a table, an archive or a hf:// name; "": the built-in corpus
+    language: str = "am"
+    text: str = ""  # a file of more text than the recordings'; "": theirs alone
+    phonemes: str = ""  # a language by espeak-ng's name; "": letters
+    tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
+
+    def __str__(self) -> str:
+        parts = [self.data or "the built-in corpus", f"language {self.language}"]
+        if self.text:
+            parts.append(f"pieces of {self.text}")
+        if self.phonemes:
+            parts.append(f"phonemes of {self.phonemes}")
+        if self.tokenizer:
+            parts.append(f"tokenizer {self.tokenizer}")
+        return ", ".join(parts)
+
+    def begin(self, run: ActiveRun) -> None:
+        """Record this source; KitError where the run has another one."""
+        run.require_permanent("data", str(self))
+        run.record(data={"source": dataclasses.asdict(self)})
+
+    def section(self, run: ActiveRun, name: str) -> dict:
+        """The preset's section `name`, with the preset's changes for recordings of people.
+
+        The run's own settings override both.
+        """
+        settings = run.section(name)
+        if not self.data:
+            return settings
+        changes = run.section("recordings").get(name, {})
+        return merge(merge(settings, changes), run.settings.get(name, {}))
+
+    def codec_settings(self, run: ActiveRun) -> dict:
+        """The codec's section; changes for recordings of people do not apply to other codecs."""
+        if "kind" in run.settings.get("codec", {}):
+            return run.section("codec")
+        return self.section(run, "codec")
+
+
+# Names of folders and tables that say nothing about the data: the folder above them does.
+COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
+
+
+def name_for_data(data: str, language: str) -> str:
+    """Return the name of a run for `data`: of the one that has it, else a new one.
+
+    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
+    """
+    code = language_code(language or "am")
+    if data in ("record", "upload"):
+        return "my-voice"
+    name = "demo" if code == "am" else f"demo-{code}"
+    if data.startswith("hf://"):
+        name = data.removeprefix("hf://")
+    elif data:
+        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
+        name = next((n for n in names if n.lower() not in {"", *COMMON_NAMES, *KIT_FOLDERS}), "")
+    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in numbered if _source_of(each) in (None, (data, code)))
+
+
+def _source_of(name: str) -> tuple[str, str] | None:
+    """The data and the language of the run `name`; None before 01_data_prep."""
+    for place in places_of_runs():
+        try:
+            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
+            return source["data"], language_code(source["language"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
+    """Fill what `asked` leaves empty from the run's record; return it with a line to print."""
+    recorded = run.figure("data", "source") or {}
+    given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+    if "language" in given:
+        given["language"] = language_code(given["language"])
+        # However it was spelt when the run started: a run keeps its source, letter by letter.
+        if "language" in recorded and language_code(recorded["language"]) == given["language"]:
+            given["language"] = recorded["language"]
+    source = build(RunSource, recorded, **given)
+    if any(value and name not in given for name, value in recorded.items()):
+        return source, f"As this run was started: {source}."
+    return source, ""
+
+
+def section_for_run(run: ActiveRun, name: str) -> dict:
+    """The section `name`, adapted to the recordings that `run` was started with."""
+    return choose_source(run, RunSource())[0].section(run, name)
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """The sampling settings for the voice of `run`, with the fields `over` replaced."""
+    return build(GenerateConfig, section_for_run(run, "generate"), **over)
+
 
 # Files in a run's folder that start_from_base has copied from a base model.
 START_FROM = "start_from"  # the SHA-256 of the base model's weights, and its path

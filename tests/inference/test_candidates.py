@@ -1,0 +1,268 @@
+"""The reader of codes: what it learns, how badly a reading fits its text, what its file keeps."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from helpers import GPT, random_rows, tiny_model, trained_codec
+
+from kit.audio.fitting import FitSchedule
+from kit.audio.recognizer import recognizer_schedule, train_recognizer
+from kit.base.errors import KitError
+from kit.inference import candidates
+from kit.inference.candidates import (
+    FLOOR,
+    MAX_MISMATCH,
+    READER,
+    CodeReader,
+    CodeReaderConfig,
+    alignment_scores,
+    best_path_scores,
+    load_matching_reader,
+    load_reader,
+    save_reader,
+    text_attention,
+)
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import decode, generate
+from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.model.sequence import pack
+from kit.model.text_attention import AlignmentHead, find_alignment_head, text_attention_maps
+
+LETTERS = "abcdef"
+LEVELS = (4, 3)  # 12 codes: two of them spell each letter
+CONFIG = CodeReaderConfig(
+    width=32, blocks=1, steps=150, minutes=0, batch=8, lr=1e-2, rows=1, look_every=50
+)
+PARTS = {"codec.safetensors": "a", "tokenizer.model": "b"}
+
+
+def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
+    """Codes and texts: each letter for two to four codes, of the two that mean it."""
+    random = torch.Generator().manual_seed(seed)
+    codes, texts = [], []
+    for _ in range(count):
+        said, text = [], []
+        for letter in torch.randint(len(LETTERS), (6,), generator=random).tolist():
+            if text and text[-1] == LETTERS[letter]:
+                continue
+            times = int(torch.randint(2, 5, (), generator=random))
+            said += [letter, letter + len(LETTERS)][: times - 1] * 2
+            text.append(LETTERS[letter])
+        codes.append(torch.tensor(said))
+        texts.append("".join(text))
+    return codes, texts
+
+
+def made(config: CodeReaderConfig = CONFIG) -> CodeReader:
+    torch.manual_seed(0)
+    return CodeReader(config, LETTERS, LEVELS)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[CodeReader, FitSchedule]:
+    reader = made()
+    held = spoken(20, seed=1)
+    fit_schedule = recognizer_schedule(reader, list(zip(*held)))
+    for _ in train_recognizer(reader, *spoken(80, seed=0), "cpu", "fp32", fit_schedule):
+        pass
+    return reader, fit_schedule
+
+
+def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
+    reader, fit_schedule = trained
+    codes, texts = spoken(20, seed=2)
+    read = reader.transcribe(codes)
+    assert sum(a == b for a, b in zip(read, texts)) >= 18
+    assert fit_schedule.figure < 0.05 and fit_schedule.ending.startswith("after 150 steps")
+
+
+def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained):
+    reader, _ = trained
+    codes, texts = spoken(20, seed=2)
+    own = reader.text_mismatch(texts, codes)
+    others = reader.text_mismatch([text[2:] + text[:1] for text in texts], codes)
+    assert max(own) < min(others) and min(own) >= 0
+
+
+def test_a_row_is_judged_the_same_alone_and_among_longer_ones(trained):
+    reader, _ = trained
+    codes, texts = spoken(6, seed=3)
+    together = reader.text_mismatch(texts, codes)
+    alone = [reader.text_mismatch([text], [row])[0] for text, row in zip(texts, codes)]
+    assert together == pytest.approx(alone, abs=0.2)  # a longer row's blanks reach a few codes in
+
+
+def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_error(trained):
+    reader, _ = trained
+    codes = [torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([0, 6, 0])]
+    few, none, silent = reader.text_mismatch(["abcdef", "a", "?!"], codes)
+    assert few == none == MAX_MISMATCH
+    assert 0 <= silent <= MAX_MISMATCH
+    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [MAX_MISMATCH]
+
+
+def test_training_on_rows_without_a_way_through_stays_finite():
+    reader = made()
+    loss = reader.loss([torch.tensor([0, 1]), torch.tensor([2, 8, 2])], ["abcdef", "c"])
+    assert torch.isfinite(loss) and loss > 0
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in reader.parameters() if p.grad is not None)
+
+
+def test_codes_are_taken_apart_as_the_codec_makes_them():
+    codec = trained_codec()[0]
+    codes = torch.arange(codec.vocab_size)
+    top = (codec.fsq.levels - 1) / 2
+    rest = codes
+    for number, levels in enumerate(codec.levels):
+        value = codec.fsq.dequantize(codes)[:, number]
+        assert torch.equal(((value + 1) * top[number]).round().long(), rest % levels)
+        rest = rest // levels
+    assert not rest.any()
+
+
+def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_path):
+    reader, _ = trained
+    save_reader(reader, tmp_path / READER, PARTS)
+    codes, texts = spoken(5, seed=4)
+    there = load_matching_reader(tmp_path, PARTS)
+    assert there.text_mismatch(texts, codes) == reader.text_mismatch(texts, codes)
+    assert there.config == reader.config and there.levels == LEVELS
+    assert load_matching_reader(tmp_path, dict(PARTS, **{"codec.safetensors": "another"})) is None
+    assert load_matching_reader(tmp_path / "nowhere", PARTS) is None
+
+
+@pytest.mark.parametrize("left", [100, -8])
+def test_a_damaged_file_is_reported_with_what_to_do(trained, tmp_path, left):
+    reader, _ = trained
+    path = tmp_path / READER
+    save_reader(reader, path, PARTS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left] + bytes(max(0, -left)))
+    for load in (lambda: load_matching_reader(tmp_path, PARTS), lambda: load_reader(path)):
+        with pytest.raises(KitError, match=r"reader\.safetensors.*delete it, or run"):
+            load()
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"most_repeats": 0}, {"rows": -1}, {"lr": 0.0}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(KitError, match=next(iter(wrong))):
+        dataclasses.replace(CONFIG, **wrong)
+
+
+HEAD = AlignmentHead(1, 1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random model whose heads look at some pieces more than at others."""
+    made = tiny_model().eval()
+    for layer in made.gpt.h:
+        layer.attn.c_attn.weight.data *= 10
+    return made
+
+
+def readings():
+    """Texts and readings of unequal length, references."""
+    texts, codes, cond = random_rows(GPT, 5, seed=2)
+    return texts, [torch.tensor(row) for row in codes], cond
+
+
+@pytest.mark.parametrize("head", [HEAD, AlignmentHead(0, 0)])
+@torch.inference_mode()
+def test_the_looks_are_those_of_the_models_own_attention(model, head):
+    texts, codes, cond = readings()
+    decoder = Decoder(model, DecoderConfig(alignment_head=head))
+    looks, pieces = text_attention(decoder, texts, cond, codes)
+    for i, (text, said) in enumerate(zip(texts, codes)):
+        batch = pack(GPT, [text], [said.tolist()], cond[i : i + 1])
+        wanted = text_attention_maps(model, batch)[head][: len(said) + 1]
+        wanted = wanted / wanted.sum(-1, keepdim=True)
+        assert pieces[i] == wanted.shape[1]
+        found = looks[i, : len(said) + 1, looks.shape[2] - wanted.shape[1] :]
+        assert torch.allclose(found, wanted, atol=1e-5)
+        assert not looks[i, :, : looks.shape[2] - wanted.shape[1]].any()
+
+
+def score_by_hand(looks: torch.Tensor) -> float:
+    """The best of all ways from the first piece of a map (Q, T) to its last."""
+    codes, pieces = looks.shape
+    best = math.log(FLOOR) * codes
+    for turns in itertools.combinations(range(1, codes), pieces - 1):
+        piece = [sum(n >= turn for turn in turns) for n in range(codes)]
+        gains = [math.log(looks[n, at] + FLOOR) for n, at in enumerate(piece)]
+        best = max(best, sum(gains))
+    return best / codes
+
+
+def test_the_best_path_is_the_best_of_all():
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([7, 4, 6, 3])
+    pieces = torch.tensor([4, 4, 2, 1])
+    looks = torch.rand(4, 7, 4, generator=random)
+    for i in range(4):
+        looks[i, :, : 4 - pieces[i]] = 0
+    found = best_path_scores(looks, pieces, lengths)
+    for i in range(4):
+        own = looks[i, : lengths[i], 4 - pieces[i] :]
+        assert found[i].item() == pytest.approx(score_by_hand(own), rel=1e-5)
+
+
+def test_a_piece_left_out_or_said_twice_costs_and_too_few_codes_are_the_worst():
+    straight = torch.eye(6).repeat_interleave(3, 0)
+    left_out = straight[[n for n in range(18) if n // 3 != 3] + [17] * 3]
+    twice = straight[[*range(12), *range(6, 12), 15, 17]][:18]
+    short = torch.cat((straight[::6], torch.zeros(15, 6)))
+    maps = torch.stack((straight, left_out, twice, short))
+    lengths = torch.tensor([18, 18, 18, 3])
+    good, *slips, worst = best_path_scores(maps, torch.tensor([6] * 4), lengths).tolist()
+    assert good == pytest.approx(0, abs=0.01)
+    assert max(slips) < good - 0.2
+    assert worst == pytest.approx(math.log(FLOOR))
+
+
+def test_readings_are_scored_alike_alone_and_together(model, monkeypatch):
+    texts, codes, cond = readings()
+    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    together = alignment_scores(decoder, texts, cond, codes)
+    assert len(set(together)) == len(texts)
+    monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)
+    assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
+    pieces = [[mel] for mel in cond]
+    assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)
+
+
+def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
+    config = GenerateConfig(temperature=2.0, top_k=0, best_of=5, max_codes_per_text_id=1.0)
+    texts, _, cond = readings()
+    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    each = [text for text in texts for _ in range(5)]
+    references = cond.repeat_interleave(5, 0)
+    seeds = [candidate_seed(config, text, i % 5) for i, text in enumerate(each)]
+    rows = decode(decoder, each, references, config, seeds)
+    sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
+    choices = []
+    for follow in (0.0, 1.5, 1e6):
+        found = generate(
+            decoder, texts, cond, dataclasses.replace(config, follow=follow, retries=0)
+        )
+        worth = [row.log_prob + follow * nats for row, nats in zip(rows, sure)]
+        for number, kept in enumerate(found):
+            own = range(5 * number, 5 * number + 5)
+            best = max(own, key=lambda i: (rows[i].stopped, worth[i]))
+            assert torch.equal(kept.codes, rows[best].codes)
+        choices.append([row.log_prob for row in found])
+    assert choices[0] != choices[2]
+    without = generate(model, texts, cond, dataclasses.replace(config, retries=0))
+    assert [row.log_prob for row in without] == choices[0], "no head is known: likelihood alone"
+
+
+def test_a_model_that_has_not_learnt_to_read_has_no_such_head(model):
+    texts, codes, cond = readings()
+    rows = [
+        pack(GPT, [t], [c.tolist()], cond[i : i + 1]) for i, (t, c) in enumerate(zip(texts, codes))
+    ]
+    assert find_alignment_head(model, rows) is None
