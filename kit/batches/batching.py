@@ -6,7 +6,6 @@ padded tokens) and shuffles those; `micro_batches` splits them into forward pass
 is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random from all of them.
 """
 
-import bisect
 import dataclasses
 import hashlib
 import random
@@ -136,27 +135,6 @@ def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> 
     return groups
 
 
-def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
-
-    Only to report the padding it would save: its mask would rule out the fused causal kernels.
-    """
-    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
-        if fullest == len(room):
-            rows.append([])
-            left = row_tokens
-            row = len(rows) - 1
-        else:
-            left, row = room.pop(fullest)
-        rows[row].append(i)
-        bisect.insort(room, (left - lengths[i], row))
-    return rows
-
-
 def padded(length: int, config: DataConfig) -> int:
     """Return the tokens that a batch with a longest row of `length` is padded to."""
     multiple = -(-length // config.length_multiple) * config.length_multiple
@@ -169,22 +147,15 @@ def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -
     return 1 - sum(lengths[i] for part in parts for i in part) / cells
 
 
-def padding_waste(
-    lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
-) -> dict[str, float]:
+def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float]:
     """Return the share of padding for every way to form batches."""
     average = -(-config.effective_batch * sum(lengths) // len(lengths))
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
-    row_tokens = max(row_tokens, *lengths)
-    packed = []
-    for window in chunks(order, config.sort_window):
-        packed += pack_rows([lengths[i] for i in window], row_tokens)
     return {
         "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
         "neighbours in length": neighbours_waste(lengths, config),
         "token budget": wasted(passes(lengths, budget), lengths, config),
-        "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
     }
 
 

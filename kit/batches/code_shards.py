@@ -1,7 +1,7 @@
 """The code cache's shards: read a row at a time, shared by processes, and limited in size.
 
-`shard_clips` reads a whole shard and returns each clip's row and checksums; `ShardRows` then reads
-and verifies single rows, so only the rows of a batch are in memory.
+`shard_clips` reads a whole shard and returns each clip's row and checksums; `Shards.row` then reads
+and verifies a row, so only the rows of a batch are in memory.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import functools
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from kit.base.errors import DamagedFileError
 from kit.base.formatting import format_gib
 from kit.batches.columns import (
     MappedFile,
-    MemoryColumns,
     damaged,
     from_bytes,
     load_tensors,
@@ -66,20 +66,18 @@ def crc(array: np.ndarray) -> int:
 class OpenShard:
     """A memory-mapped shard. Raises DamagedFileError for a missing or damaged file."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.file = MappedFile(path)
-        if not {"codes", "code_counts", "references"} <= self.file.arrays.keys():
-            raise DamagedFileError(damaged(path, "it holds no codes"))
-        self.offsets = np.concatenate([[0], self.file.arrays["code_counts"].cumsum()]).tolist()
+    def __init__(self, path: Path, verify: bool = False):
+        self.file = MappedFile(path, verify)
+        self.offsets = np.concatenate([[0], self.file["code_counts"].cumsum()]).tolist()
 
     def row(self, what: str, place: int, check: int) -> np.ndarray:
         """Return "codes" or "references" of a row, of which `check` is the CRC-32."""
         where = slice(*self.offsets[place : place + 2]) if what == "codes" else place
-        row = self.file.arrays[what][where].copy()
+        row = self.file[what][where].copy()
         self.file.release()  # the system may map megabytes around a row
         if crc(row) != check:
-            raise DamagedFileError(damaged(self.path, "a row does not match its checksum"))
+            how = "a row does not match its checksum"
+            raise DamagedFileError(damaged(self.file.path, how))
         return row
 
 
@@ -95,49 +93,27 @@ class Shards:
         for path in paths:
             if not path.is_file():
                 raise DamagedFileError(missing(path))
-        if sum(path.stat().st_size for path in paths) <= CHECKED_AT_START_BYTES:
-            for path in paths:
-                load_tensors(path)
-        self._open_first()
+        size_bytes = sum(path.stat().st_size for path in paths)
+        self._open_first(verify=size_bytes <= CHECKED_AT_START_BYTES)
 
-    def _open_first(self) -> None:
-        self.opened = functools.lru_cache(OPEN_SHARDS)(OpenShard)
-        if len(self.paths) <= OPEN_SHARDS:
+    def _open_first(self, verify: bool) -> None:
+        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(OpenShard, verify=verify))
+        if verify or len(self.paths) <= OPEN_SHARDS:
             for path in self.paths:
                 self.opened(path)
 
-    def __getitem__(self, number: int) -> OpenShard:
-        return self.opened(self.paths[number])
+    def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
+        """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
+        check = {"codes": "code_checks", "references": "reference_checks"}[what]
+        shard = self.opened(self.paths[columns["shards"][i]])
+        return shard.row(what, int(columns["places"][i]), columns[check][i])
 
     def __getstate__(self) -> dict:  # a mapping cannot be pickled for a worker
         return {"paths": self.paths}
 
     def __setstate__(self, state: dict) -> None:
         self.paths = state["paths"]
-        self._open_first()
-
-
-class ShardRows(Sequence):
-    """The "codes" (N,) of each row, or the "references", log-mels (mels, frames) in half floats.
-
-    `columns` are the index's: the shard of each row, its place there, and its checksums.
-    """
-
-    def __init__(self, what: str, columns: MemoryColumns, shards: Shards):
-        self.what = what
-        self.check = {"codes": "code_checks", "references": "reference_checks"}[what]
-        self.columns = columns
-        self.shards = shards
-
-    def __len__(self) -> int:
-        return len(self.columns["shards"])
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        shard = self.shards[self.columns["shards"][i]]
-        place = self.columns["places"][i]
-        check = self.columns[self.check][i]
-        self.columns.release()
-        return shard.row(self.what, place, check)
+        self._open_first(verify=False)
 
 
 def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:

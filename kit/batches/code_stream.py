@@ -108,7 +108,7 @@ class CodeStream(IterableDataset):
             raise DamagedFileError(
                 f"{over} of {rows.sum()} utterances are longer than the longest of `grid_lengths` "
                 f"({grid[-1]} tokens; the longest has {np.flatnonzero(rows)[-1]}): add a length, "
-                "or leave those rows out of the manifest. `length_report` lists them."
+                "or lower `max_clip_s` (section manifest)."
             )
 
     def load_state_dict(self, position: dict) -> None:
@@ -257,7 +257,7 @@ def corpus_mark(
     sha256 = hashlib.sha256(marks)
     sha256.update(cache.lengths(rows).tobytes())
     if groups > 1:  # the index's own mark instead of all members
-        sha256.update(f"{split} {cache.index.corpus}".encode())
+        sha256.update(f"{split} {cache.corpus}".encode())
     return sha256.hexdigest()[:8]
 
 

@@ -1,68 +1,47 @@
-"""The index of a corpus: each row's text ids and the place of its codes, in columns of numbers.
+"""Make the index of a corpus: each row's text ids and the place of its codes, as columns.
 
 What concerns all rows (those of a split or speaker, histograms of lengths, each speaker's
-reference) is computed once, when the index is made, so thirty million rows open as fast as thirty.
+reference) is computed once, when the index is made. `CodeCache` reads it.
 
 Shapes: N rows, S splits, P speakers.
 """
 
-import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 
-from kit.batches.code_shards import Clip, shard_clips
-from kit.batches.columns import (
-    Column,
-    ColumnFile,
-    MemoryColumns,
-    Strings,
-    as_bytes,
-    from_bytes,
-    load_tensors,
-    narrow,
-    offsets_of,
-    read_header,
-    split_by,
-    strings_columns,
-)
+from kit.batches.code_shards import Clip
+from kit.batches.columns import as_bytes, narrow, offsets_of
 
 LENGTHS = ("texts", "codes", "tokens")  # text ids, codes, and both together
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexRow:
-    """A row of the manifest as the index stores it."""
-
-    id: str
-    speaker: str
-    split: str
-    text: np.ndarray  # ids
-    clip: Clip
-
-
-def index_columns(rows: Sequence[IndexRow]) -> dict[str, np.ndarray]:
-    """Return `rows` as the columns of an index."""
-    shard_paths, shards = numbered(row.clip.shard for row in rows)
-    speaker_names, speakers = numbered(row.speaker for row in rows)
-    split_names, splits = numbered(row.split for row in rows)
-    ids, id_offsets = strings_columns(row.id for row in rows)
-    texts = [row.text for row in rows]
-    checks = np.array([(row.clip.code_check, row.clip.reference_check) for row in rows], np.uint32)
+def index_columns(
+    ids: list[str],
+    speakers: list[str],
+    splits: list[str],
+    texts: list[np.ndarray],
+    clips: list[Clip],
+) -> dict[str, np.ndarray]:
+    """Return the columns of an index; each list has a value a row, `texts` the ids of its text."""
+    shard_paths, shards = numbered(clip.shard for clip in clips)
+    speaker_names, speaker_numbers = numbered(speakers)
+    split_names, split_numbers = numbered(splits)
+    encoded = [name.encode() for name in ids]
+    checks = np.array([(clip.code_check, clip.reference_check) for clip in clips], np.uint32)
     columns = {
-        "ids": ids,
-        "id_offsets": id_offsets,
+        "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "id_offsets": offsets_of(encoded),
         "texts": narrow(np.concatenate(texts)),
         "text_offsets": offsets_of(texts),
-        "codes": narrow(np.array([row.clip.codes for row in rows])),
+        "codes": narrow(np.array([clip.codes for clip in clips])),
         "shards": shards,
-        "places": narrow(np.array([row.clip.place for row in rows])),
+        "places": narrow(np.array([clip.place for clip in clips])),
         "code_checks": checks[:, 0].copy(),
         "reference_checks": checks[:, 1].copy(),
-        "speakers": speakers,
-        "splits": splits,
+        "speakers": speaker_numbers,
+        "splits": split_numbers,
     }
     return add_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
 
@@ -128,128 +107,3 @@ def corpus_digest(columns: dict[str, np.ndarray]) -> str:
     for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
         sha.update(columns[name].tobytes())
     return sha.hexdigest()[:8]
-
-
-class Index:
-    """The rows of a corpus, `rows[i]` and `texts[i]`, with statistics; `folder` has the shards."""
-
-    def __init__(self, columns: MemoryColumns, folder: Path):
-        self.columns = columns
-        self.folder = folder
-        self.split_names: list[str] = from_bytes(columns.read_all("split_names"))
-        self.speaker_names: list[str] = from_bytes(columns.read_all("speaker_names"))
-        self.ids = Strings(columns["ids"], columns["id_offsets"])
-        self.rows = Rows(self)
-        self.texts = Texts(columns)
-        self.tokens = columns["tokens"]
-        self.codes = columns["codes"]
-        self.speakers = columns["speakers"]
-        self.splits = columns["splits"]
-        self.voices = columns["voices"]
-        self.voice_starts = columns["voice_starts"]
-
-    def __len__(self) -> int:
-        return len(self.splits)
-
-    def __reduce__(self):  # a mapping cannot be pickled for a worker
-        return Index, (self.columns, self.folder)
-
-    @property
-    def shards(self) -> list[Path]:
-        return [self.folder / name for name in from_bytes(self.columns.read_all("shard_names"))]
-
-    @property
-    def corpus(self) -> str:
-        """A digest of all rows: their ids, splits and lengths."""
-        return from_bytes(self.columns.read_all("corpus"))
-
-    def rows_in_split(self, split: str) -> Column:
-        """Return the rows of `split` in order, without reading them."""
-        first = last = 0
-        if split in self.split_names:
-            number = self.split_names.index(split)
-            first, last = self.columns.read_all("member_starts")[number : number + 2].tolist()
-        return self.columns["members"].part(first, last)
-
-    def of_speaker(self, speaker: int, split: str) -> Column:
-        """Return the rows of speaker number `speaker` in `split`, in order."""
-        first = self.split_names.index(split) * len(self.speaker_names) + speaker
-        return self.voices.part(self.voice_starts[first], self.voice_starts[first + 1])
-
-    def numbers(self, rows: np.ndarray, what: str) -> np.ndarray:
-        """Return for each of `rows` one of LENGTHS, or the number of its speaker."""
-        if what == "texts":
-            return self.tokens[rows].astype(np.int64) - self.codes[rows]
-        columns = {"codes": self.codes, "tokens": self.tokens, "speakers": self.speakers}
-        return columns[what][rows]
-
-    def reference_rows(self, split: str) -> dict[str, int]:
-        """Return each speaker's row of medium length in `split`."""
-        if split not in self.split_names:
-            return {}
-        rows = self.columns.read_all("references")[self.split_names.index(split)].tolist()
-        return {name: row for name, row in zip(self.speaker_names, rows) if row >= 0}
-
-    def histogram(self, what: str, split: str | None = None) -> np.ndarray:
-        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
-        table = self.columns.read_all(f"{what}_histogram")
-        if split is None:
-            return table.sum(axis=0)
-        if split not in self.split_names:
-            return np.zeros(1, dtype=np.int64)
-        return table[self.split_names.index(split)]
-
-
-class Rows(Sequence):
-    """`rows[i]`: id, speaker and split of row i."""
-
-    def __init__(self, index: Index):
-        self.index = index
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, i: int) -> dict[str, str]:
-        index = self.index
-        return {
-            "id": index.ids[i],
-            "speaker": index.speaker_names[index.speakers[i]],
-            "split": index.split_names[index.splits[i]],
-        }
-
-
-class Texts(Sequence):
-    """`texts[i]`: the text ids of row i."""
-
-    def __init__(self, columns: MemoryColumns):
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns["text_offsets"]) - 1
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        i = range(len(self))[i]
-        start, end = self.columns["text_offsets"][i : i + 2].tolist()
-        ids = self.columns["texts"][start:end].astype(np.int32)
-        self.columns.release()
-        return ids
-
-
-def open_index(path: Path) -> Index:
-    """Open the index at `path`. Raises DamagedFileError for a missing or damaged file."""
-    path = Path(path)
-    if "rows" in read_header(path)[0]:
-        return Index(MemoryColumns(columns_of_early_version(path)), path.parent)
-    return Index(ColumnFile(path), path.parent)
-
-
-def columns_of_early_version(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of an index whose rows are JSON; reads all its shards."""
-    table = load_tensors(path)
-    shards = [path.parent / name for name in from_bytes(table["shards"])]
-    clips = [list(shard_clips(shard).values()) for shard in shards]
-    texts = split_by(table["texts"], table["text_counts"])
-    rows = []
-    for row, text, (shard, place) in zip(from_bytes(table["rows"]), texts, table["places"]):
-        rows.append(IndexRow(**row, text=text, clip=clips[shard][place]))
-    return index_columns(rows)

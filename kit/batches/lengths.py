@@ -18,6 +18,7 @@ from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTR
 from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+KEPT_PERCENT = 99.5
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
 LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
 MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
@@ -25,23 +26,13 @@ MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthReport:
-    """Percentiles by quantity, and limits that keep the given percentage of the rows."""
+    """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
 
-    percentiles: dict[str, dict[float, float]]  # {"codes": {50: 61.0, ...}, "seconds": ...}
-    keep_percent: float
+    percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
     limit_codes: int  # a multiple of 64
-    limit_s: float
     limit_tokens: int  # of a row, text and codes, a multiple of 64
-    fixed_lengths: tuple[int, ...]  # tokens: `fixed_lengths` of all splits
-    beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
+    beyond: int  # rows over a limit
     beyond_share: float  # of all rows
-
-    def table(self) -> dict[str, str]:
-        """Return one line for each quantity."""
-        lines = {}
-        for name, values in self.percentiles.items():
-            lines[name] = ", ".join(f"{p:g} %: {value:.4g}" for p, value in values.items())
-        return lines
 
 
 def longest(model: GPTConfig) -> GPTConfig:
@@ -85,51 +76,32 @@ def fit_positions(
     return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
 
 
-def length_report(
-    cache: CodeCache, codes_per_s: float, split: str = "train", keep_percent: float = 99.5
-) -> LengthReport:
+def length_report(cache: CodeCache, codes_per_s: float, split: str = "train") -> LengthReport:
     """Return the lengths of `split`, and suggested limits for fixed shapes.
 
-    The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
+    The limit of codes is the KEPT_PERCENT-th percentile rounded up to 64; the token limit holds
     that many codes beside the same percentile of text.
     """
-    members, columns = counts(cache, split, codes_per_s)
-    highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
-    limit_codes = round_up(int(highest["codes"]), 64)
-    limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
-    over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
-    rows = []
-    for i in over:
-        row = {"id": cache.rows[members[i]]["id"]}
-        for name in ("codes", "tokens", "seconds"):
-            row[name] = columns[name][i].item()
-        rows.append(row)
-    return LengthReport(
-        percentiles={
-            name: {p: float(percentile(column, p)) for p in PERCENTILES}
-            for name, column in columns.items()
-        },
-        keep_percent=keep_percent,
-        limit_codes=limit_codes,
-        limit_s=limit_codes / codes_per_s,
-        limit_tokens=limit_tokens,
-        fixed_lengths=fixed_lengths(cache),
-        beyond=sorted(rows, key=lambda row: row["tokens"], reverse=True),
-        beyond_share=len(rows) / len(members),
-    )
-
-
-def counts(
-    cache: CodeCache, split: str, codes_per_s: float
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return a split's rows, and each row's text ids, codes, tokens and seconds."""
     cache.require_rows(split)
-    members = cache.rows_in_split(split)[:]
+    members = cache.rows_in_split(split)
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
     tokens = texts + codes + EXTRA_TOKENS
+    limit_codes = round_up(int(percentile(codes, KEPT_PERCENT)), 64)
+    longest_row = int(percentile(texts, KEPT_PERCENT)) + limit_codes + EXTRA_TOKENS
+    limit_tokens = round_up(longest_row, 64)
+    beyond = int(((codes > limit_codes) | (tokens > limit_tokens)).sum())
+    lines = {}
     columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
-    return members, columns
+    for name, column in columns.items():
+        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
+    return LengthReport(
+        percentiles=lines,
+        limit_codes=limit_codes,
+        limit_tokens=limit_tokens,
+        beyond=beyond,
+        beyond_share=beyond / len(members),
+    )
 
 
 def percentile(column: np.ndarray, percent: float):

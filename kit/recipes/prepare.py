@@ -400,7 +400,7 @@ class Preparation:
                 self.data_config,
                 Ticker("encoded"),
                 self.checked.digests(self.rows),
-                group=encoding_group(run, self.front_end.config, self.source.language),
+                group=encoding_group(run, self.front_end.config),
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
@@ -412,7 +412,7 @@ class Preparation:
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
         report = length_report(self.cache, self.codec.frame_rate)
-        fixed = report.fixed_lengths
+        fixed = fixed_lengths(self.cache)
         self.active_run.record(data={"fixed_lengths": fixed})
         sample = self.cache.sample_of_split("train")
         lengths = {
@@ -421,11 +421,11 @@ class Preparation:
             "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
         }
         return Result(
-            line=f"{len(report.beyond)} examples ({report.beyond_share:.2%}) exceed the limit of "
+            line=f"{report.beyond} examples ({report.beyond_share:.2%}) exceed the limit of "
             f"{report.limit_codes} codes or {report.limit_tokens} tokens for one fixed shape\n"
             f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens",
             pictures=[histogram(lengths, marks={"tokens": fixed})],
-            figures=report.table(),
+            figures=report.percentiles,
         )
 
     def make_batches(self) -> Result:

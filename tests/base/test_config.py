@@ -206,7 +206,7 @@ NUMERIC = [
 ]
 # Fields whose infinity means "off", and those that count below zero.
 INFINITE = {(ManifestConfig, "pace_deviations")}
-NEGATIVE = {(AlignConfig, "weak"), (AlignConfig, "hopeless"), (LongAlignConfig, "accept")}
+NEGATIVE = {(AlignConfig, "hopeless"), (LongAlignConfig, "accept")}
 NEGATIVE |= {(GenerateConfig, "seed"), (ManifestConfig, "least_snr_db")}
 NEGATIVE |= {(XTTSCodecConfig, "mel_stats")}
 NEGATIVE |= {(Habits, "alignment_layer"), (Habits, "alignment_head")}

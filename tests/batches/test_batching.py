@@ -12,7 +12,6 @@ from kit.base.errors import KitError
 from kit.batches.batching import (
     DataConfig,
     micro_batches,
-    pack_rows,
     padding_waste,
     passes,
     plan_batches,
@@ -117,33 +116,19 @@ def test_cutting_takes_neighbours_as_long_as_they_fit():
     assert split_by_tokens([], lengths, 10) == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 500])
-def test_packed_rows_hold_everything_once_and_overflow_nowhere(count):
-    lengths = toy_lengths(count)
-    rows = pack_rows(lengths, 100)
-    assert sorted(itertools.chain(*rows)) == list(range(count))
-    assert all(sum(lengths[i] for i in row) <= 100 for row in rows)
-
-
-def test_packing_fits_the_best_place():
-    assert pack_rows([6, 5, 4, 5], 10) == [[0, 2], [1, 3]]
-
-
 def test_padding_of_speech_at_sixteen_a_batch():
     c = DataConfig(effective_batch=16, micro_batch=16)
     waste = padding_waste(speech_lengths(10_007), c)
     assert waste["any order"] > 0.45
     assert waste["neighbours in length"] < 0.04
     assert waste["token budget"] < 0.02
-    assert waste["packed"] < 0.012
     assert padding_waste(speech_lengths(10_007), c) == waste
 
 
 def test_padding_is_counted_as_the_grids_have_it():
-    waste = padding_waste([2, 4], config(), row_tokens=10)
+    waste = padding_waste([2, 4], config())
     assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
-    assert waste["packed"] == pytest.approx(1 - 6 / 10)
-    waste = padding_waste([2, 4], config(grid_lengths=(8,)), row_tokens=10)
+    waste = padding_waste([2, 4], config(grid_lengths=(8,)))
     assert waste["neighbours in length"] == pytest.approx(1 - 6 / 16)
 
 
