@@ -136,8 +136,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     if not config.columns:
         _require_words(records)
     rows = Spool(_valid_rows(records, speakers, folders, config, refused))
-    rows, conflicts = without_conflicts(rows)
-    rows, repeated = first_of_each_id(rows)
+    rows, repeated = without_repeats(rows)
     if not (has_speakers or speakers):
         speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
@@ -146,10 +145,13 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     names = join_names([label_of(table, tables) for table in tables], 8)
+    beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
+    if beside:
+        notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
     return Dataset(
         layout="; ".join([f"{layout.name}: {names}", *notes]),
         rows=hold_out(rows, config),
-        refused=refused + conflicts + repeated,
+        refused=refused + repeated,
     )
 
 
@@ -189,44 +191,43 @@ def _require_words(records: Spool) -> None:
         )
 
 
-def without_conflicts(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Leave out every row of a recording that has several texts, with a finding for each."""
-    several = values_repeated(hash(row.audio) for row in rows)
-    first: dict[str, Utterance] = {}
-    conflicts = set()
-    for row in rows if several else ():
-        if hash(row.audio) in several:
-            known = first.setdefault(row.audio, row)
-            if letters(known.text) != letters(row.text):
-                conflicts.add(row.audio)
-    findings = []
-    for row in rows if conflicts else ():
-        if row.audio in conflicts:
-            other = first[row.audio]
-            reason = f"another text for its recording is in {other.file}, line {other.line}"
-            if other == row:
-                reason = "another line gives its recording another text"
-            fix = "keep the line that is right; a part of a recording needs a file of its own"
-            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
-    return rows.where(lambda row: row.audio not in conflicts) if conflicts else rows, findings
+def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
+    """Leave out the rows of a recording with several texts, and all but the first of an id.
 
-
-def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Return the first row of each id, and findings about the others."""
-    several = values_repeated(hash(row.id) for row in rows)
-    if not several:
+    Returns a finding for each.
+    """
+    audio_repeats = values_repeated(hash(row.audio) for row in rows)
+    id_repeats = values_repeated(hash(row.id) for row in rows)
+    if not audio_repeats and not id_repeats:
         return rows, []
-    first: dict[str, tuple[int, Utterance]] = {}
-    repeated = {}  # by number
-    for number, row in enumerate(rows):
-        if hash(row.id) in several:
-            own, place = first.setdefault(row.id, (number, row))
-            if own != number:
-                reason = f"this id is already used in {place.file}, line {place.line}"
-                cure = "give every line an id of its own"
-                repeated[number] = bad_row(row.file, row.line, row.id, reason, cure)
-    unique = (row for number, row in enumerate(rows) if number not in repeated)
-    return Spool(unique), list(repeated.values())
+    of_audio: dict[str, Utterance] = {}
+    conflicts = set()
+    for row in rows:
+        if hash(row.audio) in audio_repeats:
+            first = of_audio.setdefault(row.audio, row)
+            if letters(first.text) != letters(row.text):
+                conflicts.add(row.audio)
+    of_id: dict[str, Utterance] = {}
+    findings = []
+
+    def kept() -> Iterator[Utterance]:
+        for row in rows:
+            if row.audio in conflicts:
+                first = of_audio[row.audio]
+                reason = f"another text for its recording is in {first.file}, line {first.line}"
+                if first == row:
+                    reason = "another line gives its recording another text"
+                fix = "keep the line that is right; a part of a recording needs a file of its own"
+            elif hash(row.id) in id_repeats and of_id.setdefault(row.id, row) != row:
+                first = of_id[row.id]
+                reason = f"this id is already used in {first.file}, line {first.line}"
+                fix = "give every line an id of its own"
+            else:
+                yield row
+                continue
+            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
+
+    return Spool(kept()), findings
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
@@ -345,33 +346,13 @@ def _common_voice_tables(folder: Path) -> list[Path]:
 
 
 def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read a header with at least `path` and `sentence`; tabs, quotes are literal."""
-    for table in tables:
-        label = label_of(table, tables)
-        split = "" if table.stem == "validated" else canonical_split(table.stem)
-        for number, values in rows(table, delimiter="\t", quoting=False):
-            if isinstance(values, BadRecord):
-                yield bad_row(label, number, "", values.reason)
-                continue
-            if not {"path", "sentence"} <= values.keys():
-                if tables_of_recordings([table], None):
-                    yield from read_tables(tables, config)
-                    return
-                raise DatasetError(
-                    f"{table} has no columns `path` and `sentence`: its first line holds "
-                    f"{', '.join(values)}. Add the header that Common Voice gives its tables."
-                )
-            audio = values["path"].strip()
-            yield Record(
-                file=label,
-                line=number,
-                id=audio.rsplit(".", 1)[0] if stays_inside(audio) else "",
-                audio=audio,
-                base=table.parent / "clips",
-                text=values["sentence"],
-                speaker=values.get("client_id", "")[:12],  # of 128 hex digits: enough to tell apart
-                split=split,
-            )
+    """Read tables; an id is the clip's name, a speaker 12 of 128 hex digits: enough to tell."""
+    for line in read_tables(tables, config):
+        if isinstance(line, Record):
+            name = line.audio.rsplit(".", 1)[0] if stays_inside(line.audio) else ""
+            yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
+        elif isinstance(line, Finding):
+            yield line
 
 
 # --- JSONL --------------------------------------------------------------------------------------
@@ -413,11 +394,14 @@ def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
     for table in tables:
         label = label_of(table, tables)
         split = "" if len(tables) == 1 else split_of(table, tables)
-        lines = list(_json_rows(table))
-        records = [values for _, values in lines if not isinstance(values, BadRecord)]
-        step = max(1, len(records) // SAMPLE_ROWS)
-        names = [_audio(values) for values in records[::step]]
-        parts = {str(_audio(values)) for values in records if values.get("offset")}
+        lines = Spool(_json_rows(table))
+        records = [lines[i][1] for i in range(0, len(lines), max(1, len(lines) // SAMPLE_ROWS))]
+        names = [_audio(values) for values in records if isinstance(values, dict)]
+        parts = {
+            str(_audio(values))
+            for _, values in lines
+            if isinstance(values, dict) and values.get("offset")
+        }
         folder = _audio_folder(table, config)
         base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
         for number, values in lines:

@@ -127,8 +127,8 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
     """Return the folder that recordings must be in, and the one that paths usually start from."""
     folder = Path(config.audio_root) if config.audio_root else table.parent
-    wavs = folder / "wavs"
-    return folder, wavs if wavs.is_dir() else folder
+    usual = [folder / name for name in ("wavs", "clips") if (folder / name).is_dir()]
+    return folder, usual[0] if usual else folder
 
 
 def _recording_check(folder: Path, usual: Path) -> IsRecording:
