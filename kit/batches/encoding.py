@@ -27,9 +27,18 @@ from kit.base.files import digest, file_digest, make_folder, require_disk, write
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.code_shards import Clip, claimed, make_room, shard_clips, sweep, touch
-from kit.batches.columns import as_bytes, load_tensors, save_columns
-from kit.batches.index import index_columns
+from kit.batches.code_cache import index_columns
+from kit.batches.code_shards import (
+    Clip,
+    as_bytes,
+    claimed,
+    load_tensors,
+    make_room,
+    save_columns,
+    shard_clips,
+    sweep,
+    touch,
+)
 from kit.dataset.data_report import Utterance
 from kit.text.tokenizer import Tokenizer
 

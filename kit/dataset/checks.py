@@ -25,9 +25,9 @@ from kit.dataset.data_report import (
     Utterance,
     refuse,
     rows_where,
+    write_data_report,
 )
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import write_data_report
 from kit.dataset.splits import hold_out, require_training_rows
 from kit.dataset.spool import Spool, values_repeated
 from kit.text.normalize import letters, unicode_script
@@ -42,7 +42,6 @@ def check_dataset(
     source: Path,
     config: ManifestConfig,
     into: Path,
-    workers: int | None = None,
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> DataReport:
@@ -58,9 +57,7 @@ def check_dataset(
     require_training_rows(dataset.rows)
     paths = (row.audio for row in dataset.rows)
     cache = into / "measures.jsonl"
-    measures = measure_clips(
-        paths, cache, config.max_clip_s, workers, progress=progress, group=group
-    )
+    measures = measure_clips(paths, cache, config.max_clip_s, progress=progress, group=group)
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones

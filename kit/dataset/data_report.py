@@ -1,19 +1,22 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. manifest.py decides
-which, by the limits in `ManifestConfig`.
+No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
+which, by the limits in `ManifestConfig`. Rows are kept in manifest.jsonl, findings in ledger.jsonl.
 """
 
 import collections
 import dataclasses
 import itertools
+import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
+from kit.base.files import atomic_path
 from kit.base.formatting import shorten
 from kit.dataset.spool import Spool
 
@@ -286,3 +289,84 @@ def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[st
     if len(findings) > max_rows:
         rows.append((f"and {len(findings) - max_rows:,} more", "", "", "", ""))
     return rows
+
+
+# Types of the fields that are not str.
+FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
+
+
+def write_data_report(report: DataReport, into: Path) -> None:
+    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
+    write_manifest(report.kept, into)
+    _write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
+    _write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
+
+
+def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
+    """Write manifest.jsonl; recordings below `folder` get relative paths, so it can be moved."""
+    folder = Path(os.path.abspath(folder))
+
+    def line(row: Utterance) -> dict:
+        path = Path(os.path.abspath(row.audio))
+        inside = path.is_relative_to(folder)
+        audio = path.relative_to(folder).as_posix() if inside else str(path)
+        return dict(vars(row), audio=audio)
+
+    _write_lines(folder / "manifest.jsonl", map(line, rows))
+
+
+def read_manifest(folder: Path) -> list[Utterance]:
+    """Read the manifest that 01_data_prep wrote to `folder`. Raises DatasetError."""
+    path = Path(folder) / "manifest.jsonl"
+    if not path.is_file():
+        raise DatasetError(f"There is no {path}: run notebook 01_data_prep first.")
+    rows = []
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = _utterance(json.loads(line))
+                rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise DatasetError(
+                    f"{path}, line {number} is damaged ({shorten(error)}): run 01_data_prep "
+                    "again, which rewrites the manifest."
+                ) from error
+    if not rows:
+        raise DatasetError(f"{path} has no rows: run notebook 01_data_prep again.")
+    return rows
+
+
+def _utterance(values: dict) -> Utterance:
+    row = Utterance(**values)
+    for name, value in vars(row).items():
+        if not isinstance(value, FIELD_TYPES.get(name, str)):
+            raise TypeError(f"`{name}` is {value!r}")
+    return row
+
+
+def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:
+    """Write the kept rows as a JSONL manifest for other tools, with normalised texts and splits.
+
+    Paths are relative to `root`, the dataset's folder (or a table in it); `read_dataset(path,
+    config)` reads it with `audio_root=root`. Raises DatasetError when `path` is inside `root`:
+    originals are never changed.
+    """
+    path = Path(path).absolute()
+    root = Path(root).absolute()
+    root = root.parent if root.is_file() else root
+    if path.resolve().is_relative_to(root.resolve()):
+        raise DatasetError(f"{path} is among the originals in {root}; choose another folder.")
+    keys = ("id", "text", "speaker", "split", "seconds")
+
+    def line(row: Utterance) -> dict:
+        audio = os.path.relpath(os.path.abspath(row.audio), root)
+        return {"audio": audio} | {key: getattr(row, key) for key in keys}
+
+    _write_lines(path, map(line, kept))
+    return path
+
+
+def _write_lines(path: Path, values: Iterable[dict]) -> None:
+    with atomic_path(path) as part, open(part, "wb") as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")

@@ -31,8 +31,7 @@ from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import SETTINGS, Run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
-from kit.dataset.data_report import Utterance
-from kit.dataset.manifest import read_manifest, write_manifest
+from kit.dataset.data_report import Utterance, read_manifest, write_manifest
 from kit.notebook.result import Result
 from kit.training.ranks import ALONE, Ranks
 

@@ -21,7 +21,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
 from kit.batches.encoding import load_speech
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest
 from kit.inference.code_reader import (
     READER,
     CodeReader,

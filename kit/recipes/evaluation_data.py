@@ -11,8 +11,7 @@ from kit.audio.recognizer import load_recognizer
 from kit.base.config import by_former_names
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest
-from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import Utterance, read_manifest, rows_in_split
 from kit.inference.code_reader import READER
 from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
 from kit.inference.sampling import GenerateConfig

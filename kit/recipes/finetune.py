@@ -18,8 +18,7 @@ from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run
 from kit.batches.code_cache import CodeCache, reference_rows
-from kit.dataset.data_report import rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest, rows_in_split
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice

@@ -28,9 +28,8 @@ from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.lengths import manifest_limits
 from kit.dataset.alignment import quiet_frames
-from kit.dataset.data_report import Utterance, rows_in_split
+from kit.dataset.data_report import Utterance, read_manifest, rows_in_split
 from kit.dataset.long_alignment import LongAlignConfig, Pause, WindowReader
-from kit.dataset.manifest import read_manifest
 from kit.dataset.segment_plan import Boundary, SegmentConfig, Span, choose_clips
 from kit.dataset.segmentation import (
     Segmenter,

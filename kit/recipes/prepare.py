@@ -36,12 +36,13 @@ from kit.dataset.data_report import (
     by_kind,
     findings_table,
     rows_in_split,
+    write_data_report,
+    write_fixed,
 )
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.manifest import write_data_report, write_fixed
 from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import Segmenter
 from kit.dataset.splits import hold_out

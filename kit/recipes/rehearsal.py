@@ -24,7 +24,7 @@ from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import chunks
-from kit.batches.columns import as_bytes, from_bytes, load_tensors, split_by
+from kit.batches.code_shards import as_bytes, from_bytes, load_tensors, split_by
 from kit.inference.decoder import Decoder
 from kit.inference.evaluate import BaseDivergence, BaseSample, measure_divergence
 from kit.inference.generate import GeneratedCodes, decode, generate

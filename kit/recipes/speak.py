@@ -15,8 +15,7 @@ from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest, read_result, save_result
 from kit.base.formatting import nearest
 from kit.batches.code_cache import CodeCache
-from kit.dataset.data_report import rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest, rows_in_split
 from kit.inference.compare_formats import (
     FormatResult,
     InferConfig,

@@ -22,8 +22,7 @@ from kit.batches.code_cache import (
 )
 from kit.batches.code_stream import CodeStream
 from kit.batches.lengths import fixed_lengths
-from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import Utterance, read_manifest, rows_in_split
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack

@@ -4,20 +4,25 @@ import collections
 import contextlib
 import dataclasses
 import io
+import itertools
+import json
+import os
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece as spm
 
 from kit.base.config import require, require_least, require_within
-from kit.base.errors import KitError, SpeechError
-from kit.base.files import write_atomic
-from kit.streams.open import open_source
+from kit.base.errors import DatasetError, KitError, Note, SpeechError
+from kit.base.files import digest, write_atomic
+from kit.base.formatting import nearest
+from kit.streams.file import BadRecord, ByteFile
+from kit.streams.open import open_source, rows
 from kit.text.espeak import phonemize
-from kit.text.extract import extract_text
-from kit.text.normalize import unicode_script
+from kit.text.normalize import normalize, unicode_script
 from kit.text.tokenizer import BaseTokenizer, Tokenizer
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
@@ -253,3 +258,72 @@ def substrings(texts: list[str]) -> set[str]:
         for start in range(len(text))
         for end in range(start + 1, len(text) + 1)
     }
+
+
+EVERY = 10_000  # rows between two saves
+
+
+@contextlib.contextmanager
+def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
+    """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
+
+    `source` is plain text, or a table or JSON file with a column `text`. After a killed process the
+    next call resumes, or starts again if anything changed. One process at a time may use `folder`.
+    Warns of rows that cannot be read. Raises DatasetError where that is so of the source.
+    """
+    source = Path(source)
+    identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".extracted.txt"
+    mark = folder / ".extracted.json"
+    try:
+        _extract(source, language, path, mark, digest(identity, language))
+        yield path
+    finally:
+        for left in (path, mark, *folder.glob(f".{mark.name}.*")):
+            left.unlink(missing_ok=True)
+
+
+def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> None:
+    state = {"key": key, "rows": 0, "bytes": 0, "unreadable": 0, "first_unreadable": ""}
+    try:
+        saved = json.loads(mark.read_bytes())
+    except (FileNotFoundError, ValueError):  # missing or damaged
+        saved = None
+    with open(path, "ab") as file:
+        if isinstance(saved, dict) and saved.get("key") == key and saved["bytes"] <= file.tell():
+            state = saved
+        file.truncate(state["bytes"])  # what came after the last save is written again
+        for row in itertools.islice(_texts(source), state["rows"], None):
+            if isinstance(row, BadRecord):
+                state["unreadable"] += 1
+                state["first_unreadable"] = state["first_unreadable"] or str(row)
+            elif line := normalize(row, language):
+                file.write(f"{line}\n".encode())
+            state["rows"] += 1
+            if state["rows"] % EVERY == 0:
+                file.flush()
+                os.fsync(file.fileno())
+                state["bytes"] = file.tell()
+                write_atomic(mark, json.dumps(state, ensure_ascii=False))
+    if state["unreadable"]:
+        warnings.warn(
+            f"{source}: {state['unreadable']:,} rows cannot be read and are left out. The first: "
+            f"{state['first_unreadable']}",
+            category=Note,
+            stacklevel=4,
+        )
+
+
+def _texts(path: Path) -> Iterator[str | BadRecord]:
+    """The text of every row, in order. Raises DatasetError when there is no column `text`."""
+    for _, row in rows(path):
+        if isinstance(row, str | BadRecord):
+            yield row
+        elif "text" in row:
+            yield str(row["text"] or "")
+        else:
+            raise DatasetError(
+                f"{path} has no column `text`.{nearest('text', row)} Rename the column with the "
+                "text to `text`."
+            )

@@ -23,7 +23,7 @@ from kit.audio.spectrogram import DEFAULT_MEL, Mel
 from kit.base.errors import DamagedFileError, DatasetError, DiskError
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.encoding import build_cache, cache_key, clip_digests
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest
 from kit.text.tokenizer import Tokenizer
 
 ROWS = 30  # of the manifest, for caches built here

@@ -14,8 +14,8 @@ from kit.base.tensor_file import pack_tensors
 from kit.batches import code_shards
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, reference_rows, slowest_pace
+from kit.batches.code_shards import load_tensors
 from kit.batches.code_stream import CodeStream
-from kit.batches.columns import load_tensors
 
 
 def parts_only(parts, position):

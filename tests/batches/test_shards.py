@@ -8,8 +8,15 @@ import pytest
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
-from kit.batches.code_shards import claimed, make_room, touch
-from kit.batches.columns import MappedFile, load_tensors, narrow, save_columns
+from kit.batches.code_shards import (
+    MappedFile,
+    claimed,
+    load_tensors,
+    make_room,
+    narrow,
+    save_columns,
+    touch,
+)
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,

@@ -11,7 +11,7 @@ from rows import result
 
 from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest
 from kit.inference.compare_formats import (
     compare_decoders,
     recorded_examples,

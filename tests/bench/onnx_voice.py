@@ -17,7 +17,7 @@ import onnxruntime
 import torch
 
 from kit.audio.recognizer import load_recognizer
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest
 from kit.inference import speak_onnx
 from kit.inference.evaluate import cer, transcribe
 from kit.inference.program_export import WEIGHTS, export_onnx

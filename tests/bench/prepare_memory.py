@@ -16,8 +16,7 @@ from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
 from kit.dataset import checks
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.manifest import write_fixed
+from kit.dataset.data_report import ManifestConfig, write_fixed
 from kit.dataset.synthetic import load_words
 
 A_FOLDER = 1000  # recordings

@@ -363,7 +363,7 @@ def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp
     before = read_dataset(tmp_path / "mine", config).rows
     (chosen,) = [row for row in before if row.split == "held_out"]
     Path(chosen.audio).write_bytes(b"no audio")
-    report = check_dataset(tmp_path / "mine", config, tmp_path / "run", workers=1)
+    report = check_dataset(tmp_path / "mine", config, tmp_path / "run")
     assert [finding.id for finding in report.refused] == [chosen.id]
     (again,) = [row for row in report.kept if row.split == "held_out"]
     assert again.id != chosen.id
@@ -423,7 +423,7 @@ def test_a_format_that_needs_pyav_names_it_where_it_is_missing(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "av", None)
     folder = folder_of(tmp_path / "mine", [*wavs(2)], **{"metadata.csv": "".join(CSV[:3])})
     (folder / "wavs/c2.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(64))
-    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run", workers=1)
+    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run")
     (reason,) = [finding.reason for finding in report.refused if finding.id == "c2"]
     assert "pip install av" in reason
 

@@ -10,9 +10,8 @@ from helpers import dataset, manifest, speech, usable, world
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig, by_kind
+from kit.dataset.data_report import ManifestConfig, by_kind, read_manifest, write_fixed
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import read_manifest, write_fixed
 from kit.text.normalize import letters
 
 RULES = ManifestConfig(held_out_percent=0)

@@ -7,9 +7,8 @@ import pytest
 
 from kit.audio.clip import ClipMeasure
 from kit.dataset import checks, spool
-from kit.dataset.data_report import ManifestConfig
+from kit.dataset.data_report import ManifestConfig, write_manifest
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import write_manifest
 from kit.dataset.spool import Spool
 
 MEASURE = ClipMeasure(

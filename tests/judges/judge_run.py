@@ -25,8 +25,7 @@ from kit.audio.codec import load_codec
 from kit.audio.mel_codec import MelCodec
 from kit.base.files import cached_result, digest, file_digest, write_atomic
 from kit.base.formatting import text_grid
-from kit.dataset.data_report import rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest, rows_in_split
 from kit.inference.code_reader import READER
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices

@@ -16,8 +16,7 @@ from kit.base.errors import KitError
 from kit.base.mirror import stamps
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
-from kit.dataset.data_report import Utterance
-from kit.dataset.manifest import read_manifest, write_manifest
+from kit.dataset.data_report import Utterance, read_manifest, write_manifest
 from kit.recipes import active_run
 from kit.recipes import start as start_module
 from kit.recipes.start import start

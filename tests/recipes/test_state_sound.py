@@ -10,7 +10,7 @@ from test_train import active
 
 from kit.base.errors import SpeechError
 from kit.base.files import file_digest
-from kit.dataset.manifest import write_manifest
+from kit.dataset.data_report import write_manifest
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices

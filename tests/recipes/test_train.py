@@ -18,7 +18,7 @@ from kit.base.errors import KitError, Note
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
 from kit.batches.lengths import fixed_lengths
-from kit.dataset.manifest import write_manifest
+from kit.dataset.data_report import write_manifest
 from kit.inference.voice_files import load_references
 from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead, diagonality

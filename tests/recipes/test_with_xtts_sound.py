@@ -16,7 +16,7 @@ from kit.audio.clip import load_wave
 from kit.audio.codec import save_codec
 from kit.base.errors import KitError
 from kit.batches.code_cache import reference_rows
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import read_manifest
 from kit.inference.export import load_export
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
