@@ -23,7 +23,7 @@ from kit.base.config import build, require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
-from kit.dataset.layouts import SPEAKER_KEYS, TEXT_KEYS
+from kit.dataset.json_tables import SPEAKER_KEYS, TEXT_KEYS
 
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
