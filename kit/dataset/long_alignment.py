@@ -12,7 +12,6 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L s
 import contextlib
 import dataclasses
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.clip import cancelling_channel, resampled, to_mono
+from kit.audio.clip import resampled, to_mono
 from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base.config import require, require_least, require_within
-from kit.base.errors import DatasetError, Note
+from kit.base.errors import DatasetError
 from kit.dataset.alignment import best_path, frames_needed, quiet_frames
 from kit.text.normalize import letters, normalize
 
@@ -125,7 +124,6 @@ class WindowReader:
     """Reads a recording and recognises it, one window at a time; open until its block ends."""
 
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
-        self.path = path
         self.recognizer = recognizer
         self.extent = count_decodable(path)
         self.samples = self.extent.frames
@@ -133,7 +131,6 @@ class WindowReader:
         self.sound = self.stack.enter_context(open_seekable(path, self.samples))
         self.rate = self.sound.samplerate  # Hz
         self.total_s = self.samples / self.rate
-        self.cancels = False  # whether channels have cancelled each other so far
 
     def __enter__(self) -> "WindowReader":
         return self
@@ -149,13 +146,6 @@ class WindowReader:
         wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
         if not np.isfinite(wave).all():
             raise DatasetError(f"samples that are not finite numbers after {start_s:.1f} s")
-        if cancelling_channel(wave) is not None and not self.cancels:
-            self.cancels = True
-            warnings.warn(
-                f"The channels of {self.path} cancel each other: the loudest one is taken.",
-                category=Note,
-                stacklevel=2,
-            )
         return to_mono(wave)
 
     def window(self, start_s: float, length_s: float) -> Window:

@@ -30,10 +30,13 @@ from kit.batches.lengths import manifest_limits
 from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import Utterance, read_manifest, rows_in_split
 from kit.dataset.long_alignment import LongAlignConfig, Pause, WindowReader
-from kit.dataset.segment_plan import Boundary, SegmentConfig, Span, choose_clips
 from kit.dataset.segmentation import (
+    Boundary,
+    SegmentConfig,
     Segmenter,
+    Span,
     UnusedAudio,
+    choose_clips,
     file_state,
     find_audio,
     find_recordings,

@@ -43,8 +43,7 @@ from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.segment_plan import SegmentConfig
-from kit.dataset.segmentation import Segmenter
+from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate

@@ -28,7 +28,7 @@ from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.segment_plan import SegmentConfig
+from kit.dataset.segmentation import SegmentConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.decoder import DecoderConfig
 from kit.inference.evaluate import EvaluateConfig

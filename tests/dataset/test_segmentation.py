@@ -39,8 +39,8 @@ from kit.dataset.long_alignment import (
     read_tokens,
     split_phrases,
 )
-from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import (
+    SegmentConfig,
     Segmenter,
     find_recordings,
     unique_names,
@@ -436,7 +436,6 @@ def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
     assert reported[-1] == pytest.approx((len(wave) / rate, len(wave) / rate))
 
 
-@pytest.mark.filterwarnings("ignore:The channels")
 @pytest.mark.parametrize("kind", ["VBR MP3 without a header", "two MP3s", "opposite phase"])
 def test_recordings_as_people_have_them_are_cut_to_their_last_sentence(tmp_path, kind):
     texts = sentences(8)

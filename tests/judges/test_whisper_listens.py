@@ -13,8 +13,7 @@ from kit.dataset.alignment import AlignConfig, align_clips, match
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.segment_plan import SegmentConfig
-from kit.dataset.segmentation import Segmenter
+from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.evaluate import transcribe
 from kit.releases.whisper import new_whisper
