@@ -112,23 +112,15 @@ class CodeStream(IterableDataset):
             )
 
     def load_state_dict(self, position: dict) -> None:
-        """Start at `position`; DamagedFileError for one of other utterances or another order.
-
-        Early versions wrote no mark of either, and no group, where an epoch is one group.
-        """
-        saved = dict(position)
-        if self.groups > 1 and "batch" in saved and "group" not in saved:
-            saved["order"] = "of an epoch in one group"
+        """Start at `position`; DamagedFileError for one of other utterances or another order."""
         for mark, what in MARKS.items():
-            if saved.get(mark, self.identity[mark]) != self.identity[mark]:
+            if position and position.get(mark) != self.identity[mark]:
                 raise DamagedFileError(
                     f"This position in the data is of {what}: resuming from it would repeat some "
                     "utterances and leave others out. Restore the data as it was, or start from "
                     "the beginning by giving no position (in a notebook: choose another KIT_RUN)."
                 )
-        self.position = {"epoch": 0, "group": 0, "batch": 0}
-        self.position.update(position)
-        self.position.update(self.identity)
+        self.position = {"epoch": 0, "group": 0, "batch": 0} | position | self.identity
         self._next = self.position
 
     def state_dict(self) -> dict:

@@ -30,9 +30,9 @@ from kit.batches.batching import DataConfig, chunks
 from kit.batches.code_cache import index_columns
 from kit.batches.code_shards import (
     Clip,
+    MappedFile,
     as_bytes,
     claimed,
-    load_tensors,
     make_room,
     save_columns,
     shard_clips,
@@ -203,7 +203,7 @@ def write_index(
     shards = {clip.shard for clip in clips}
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
     try:
-        load_tensors(index)
+        MappedFile(index, verify=True)
     except DamagedFileError:  # or missing
         size_bytes = sum(column.nbytes for column in columns.values())
         make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})

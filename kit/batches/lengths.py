@@ -114,17 +114,14 @@ def round_up(value: float, multiple: int) -> int:
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
-    rows = cache.histogram("tokens")
-    return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
+    return padding_lengths(np.pad(cache.histogram("tokens"), (EXTRA_TOKENS, 0)))
 
 
-def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
-    return fewest_lengths(np.bincount(lengths))
+def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING.
 
-
-def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
+    `histogram` counts the rows with 0, 1, 2... tokens.
+    """
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid
