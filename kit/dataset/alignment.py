@@ -217,14 +217,6 @@ class AlignJob:
             save_result(part, self.key, [dataclasses.asdict(each) for each in alignments])
 
 
-def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:
-    """Return the `count` (row, alignment) pairs with the lowest scores, the worst first.
-
-    Usual causes: words missing in the text, words too many, another sentence's recording.
-    """
-    return sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:count]
-
-
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     """Return the score below which text and audio do not match.
 

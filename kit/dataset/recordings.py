@@ -114,7 +114,7 @@ class Recordings:
     def paths(self) -> list[str]:
         """Return the paths of all recordings."""
         paths = {}
-        for relative in self._index.paths:
+        for relative in self._paths:
             paths.setdefault(_spelling(relative), os.path.join(self.base, relative))
         return sorted(paths.values())
 
@@ -169,16 +169,31 @@ class Recordings:
 
     def _same_name(self, parts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
         """Return (parts below `base`, path) of the recordings whose name is the last of `parts`."""
+        if not parts:
+            return []
+        hashes, order = self._by_name
+        name = hash(parts[-1])
+        first, end = (np.searchsorted(hashes, name, side) for side in ("left", "right"))
         same: dict[str, tuple[tuple[str, ...], str]] = {}
-        for relative in self._index.find(parts[-1]) if parts else ():
+        for relative in (self._paths[int(i)] for i in order[first:end]):
             tail = tuple(_parts(relative))
             if tail[-1] == parts[-1]:
                 same.setdefault(_spelling(relative), (tail, os.path.join(self.base, relative)))
         return list(same.values())
 
     @cached_property
-    def _index(self) -> "PathIndex":
-        return PathIndex(self.base)
+    def _paths(self) -> Spool:
+        """The paths of all recordings below `base`, in the order of `_walk`; may be millions."""
+        suffixes = KNOWN_SUFFIXES
+        return Spool(p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+
+    @cached_property
+    def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
+        """The hashes of their names, ascending, and the number of each one's path."""
+        names = (hash(_parts(path)[-1]) for path in self._paths)
+        hashes = np.fromiter(names, np.int64, len(self._paths))
+        order = np.argsort(hashes, kind="stable").astype(np.uint32)
+        return hashes[order], order
 
     @cached_property
     def _unreadable(self) -> dict[str, str]:
@@ -188,24 +203,6 @@ class Recordings:
             if os.path.splitext(relative)[1].lower() in UNREADABLE_SUFFIXES:
                 paths[_parts(relative)[-1]] = relative
         return paths
-
-
-class PathIndex:
-    """The paths of the recordings below `base`, found by their stems; of millions, too."""
-
-    def __init__(self, base: Path):
-        suffixes = KNOWN_SUFFIXES
-        names = (p for p in _walk(base) if os.path.splitext(p)[1].lower() in suffixes)
-        self.paths = Spool(names)  # relative, in the order of `_walk`
-        stems = (hash(_parts(path)[-1]) for path in self.paths)
-        hashes = np.fromiter(stems, np.int64, len(self.paths))
-        self.order = np.argsort(hashes, kind="stable").astype(np.uint32)
-        self.hashes = hashes[self.order]
-
-    def find(self, stem: str) -> list[str]:
-        """Return the paths with this stem, as `_parts` spells it, and rarely one of another."""
-        first, end = (np.searchsorted(self.hashes, hash(stem), side) for side in ("left", "right"))
-        return [self.paths[int(i)] for i in self.order[first:end]]
 
 
 def _walk(base: Path) -> Iterator[str]:

@@ -26,7 +26,7 @@ from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
-from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import (
@@ -315,7 +315,7 @@ class Preparation:
 
     def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
         """The fit of the worst clips and the limit; players for the worst of all."""
-        pairs = worst(rows, alignments, WORST_DRAWN)
+        pairs = sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:WORST_DRAWN]
         scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
         lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
         for kind, lowest in self.matched.limits.items():

@@ -21,7 +21,6 @@ from kit.dataset.alignment import (
     alignment_score,
     lowest_score,
     match,
-    worst,
 )
 from kit.dataset.data_report import Utterance
 
@@ -113,14 +112,6 @@ def test_precisely_the_wrong_clips_are_refused(clips):
     first = refused[0]
     assert first.kind == "mismatch" and first.file == "metadata.csv" and first.line == 1
     assert first.seconds == rows[0].seconds and "text and audio do not match" in first.reason
-
-
-def test_the_worst_are_listed_first(clips):
-    rows, wrong = clips
-    result = align_clips(rows, HEAR, CONFIG)
-    join_names = worst(rows, result, 15)
-    assert {row.id for row, _ in join_names} == set().union(*wrong.values())
-    assert [a.score for _, a in join_names] == sorted(a.score for a in result)[:15]
 
 
 def test_a_clip_alone_scores_as_in_any_batch(clips):

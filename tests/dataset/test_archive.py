@@ -1,14 +1,11 @@
 """Honest archives come out whole; hostile and damaged ones leave nothing behind."""
 
-import gzip
 import io
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
-import struct
 import tarfile
 import time
 import zipfile
@@ -176,56 +173,6 @@ def test_a_sparse_file_is_refused(tmp_path):
         member.pax_headers = {"GNU.sparse.size": "10", "GNU.sparse.map": "0,1"}
         packed.addfile(member, io.BytesIO(bytes(2048)))
     refused(tmp_path / "evil.tar", tmp_path / "into", "sparse file")
-
-
-def mutated(seed: int, whole: bytes, tar: bool) -> bytes:
-    """An archive with one part of it damaged; a tar's headers get their checksum again."""
-    rng = random.Random(seed)
-    data = bytearray(whole)
-    kind = rng.choice(["flip", "truncate", "number", "insert", "field"])
-    start = rng.randrange(len(data))
-    if kind == "flip":
-        for _ in range(3):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif kind == "truncate":
-        del data[start:]
-    elif kind == "insert":
-        data[start:start] = rng.randbytes(rng.randrange(1, 600))
-    elif kind == "number" or not tar:
-        number = rng.choice([0, 1, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
-        signature = data.find(rng.choice([b"PK\1\2", b"PK\3\4", b"PK\5\6"]))
-        start = start if signature < 0 else signature + rng.randrange(4, 46)
-        data[start : start + 4] = struct.pack("<I", number)
-    else:
-        first, size = rng.choice([(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (257, 8)])
-        fill = rng.choice(
-            [b"\xff" * size, b"\x80" + b"\xff" * size, b"-1 ", bytes(size), b"7" * size]
-        )
-        start = 512 * rng.randrange(2)
-        data[start + first : start + first + size] = fill[:size].ljust(size, b"\0")
-        data[start + 148 : start + 156] = b" " * 8
-        data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
-    return bytes(data)
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
-def test_no_damage_ends_in_a_stack_trace(tmp_path, suffix):
-    files = {"a.bin": os.urandom(300), "b/ሰላም.txt": b"b" * 2000, "c.txt": b""}
-    whole = pack(tmp_path / f"whole{suffix}", files).read_bytes()
-    refusals = 0
-    for seed in range(40):
-        data = gzip.decompress(whole) if suffix == ".tar.gz" else whole
-        data = mutated(seed, data, suffix != ".zip")
-        archive = tmp_path / f"{seed}{suffix}"
-        archive.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
-        try:
-            unpack(archive, tmp_path / "into", CONFIG)
-        except DatasetError as error:
-            refusals += 1
-            assert str(archive) in str(error)
-            assert not (tmp_path / "into" / str(seed)).exists()
-    assert refusals > 10
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"into"}
 
 
 def test_a_member_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, monkeypatch):
