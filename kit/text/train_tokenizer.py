@@ -186,6 +186,7 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
     words = sum(len(t.split()) for t in texts)
     if not words:
         raise SpeechError("There is no text to report on: give some held-out sentences.")
+    kinds = collections.Counter(tokenizer.kind(i) for row in ids for i in row)
     uncovered = tokenizer.uncovered("".join(characters))
     seen = characters.total() - characters[" "]
     return {
@@ -193,8 +194,8 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
         "characters_per_token": characters.total() / pieces,
         "tokens_per_character": pieces / characters.total(),
         "tokens_per_word": pieces / words,
-        "byte_rate": sum(tokenizer.is_byte(i) for row in ids for i in row) / pieces,
-        "unknown_rate": sum(tokenizer.is_unknown(i) for row in ids for i in row) / pieces,
+        "byte_rate": kinds["byte"] / pieces,
+        "unknown_rate": kinds["unknown"] / pieces,
         "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
         "scripts": script_shares(characters),
         "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
@@ -227,7 +228,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
     learned = {
         i: tokenizer.piece(i)
         for i in range(size)
-        if len(tokenizer.piece(i)) > 1 and not tokenizer.is_fixed(i)
+        if len(tokenizer.piece(i)) > 1 and not tokenizer.kind(i)
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
@@ -238,7 +239,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
+    kept = {i: n for i, n in pieces.items() if not tokenizer.kind(i)}
     characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
