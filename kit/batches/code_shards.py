@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -218,43 +218,6 @@ class Shards:
         self._open_first(verify=False)
 
 
-def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:
-    """Call `make(path)` for each missing file of `paths`; yield each path once the file is there.
-
-    Each process first makes files that no other has started, then those still missing: a killed
-    one blocks nothing; at worst a file is made twice, with the same content.
-    """
-    others = []
-    for path in paths:
-        if path.is_file() or _claim(path):
-            yield _made(path, make)
-        else:
-            others.append(path)
-    for path in others:
-        yield _made(path, make)
-
-
-def _claim(path: Path) -> bool:
-    try:
-        _mark(path).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _mark(path: Path) -> Path:
-    return path.with_suffix(".claim")
-
-
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
-    try:
-        if not path.is_file():  # another process may have made it meanwhile
-            make(path)
-    finally:
-        _mark(path).unlink(missing_ok=True)
-    return path
-
-
 def touch(paths: set[Path]) -> None:
     """Mark `paths` as used now."""
     for path in paths:
@@ -273,11 +236,10 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove old claims and half-written files of killed processes."""
-    for pattern in ("*.claim", ".*.safetensors.*"):
-        for path, (age_s, _) in ages(folder, pattern).items():
-            if age_s > STALE_S:
-                path.unlink(missing_ok=True)
+    """Remove old half-written files of killed processes."""
+    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
+        if age_s > STALE_S:
+            path.unlink(missing_ok=True)
 
 
 def make_room(

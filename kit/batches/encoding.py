@@ -32,7 +32,6 @@ from kit.batches.code_shards import (
     Clip,
     MappedFile,
     as_bytes,
-    claimed,
     make_room,
     save_columns,
     shard_clips,
@@ -149,18 +148,14 @@ class EncodeJob:
     used: set[Path]  # files that no room may be made of
 
     def run(self, tools: tuple[Codec, Mel], advance: Callable[[float], None]) -> None:
-        codec, front_end = tools
-
-        def make(path: Path) -> None:
-            clips = self.shards[path]
-            shard = encode(list(clips.values()), codec, front_end, self.config)
-            shard["clips"] = as_bytes(list(clips))
-            data = pack_tensors(shard)
-            make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
-            write_atomic(path, data)
-
-        for path in claimed(list(self.shards), make):
-            advance(len(self.shards[path]))
+        for path, clips in self.shards.items():
+            if not path.is_file():  # another run may have made it meanwhile
+                shard = encode(list(clips.values()), *tools, self.config)
+                shard["clips"] = as_bytes(list(clips))
+                data = pack_tensors(shard)
+                make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
+                write_atomic(path, data)
+            advance(len(clips))
 
 
 def encode(

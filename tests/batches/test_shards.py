@@ -1,4 +1,4 @@
-"""Files that check themselves, a folder that keeps below its cap, makers that share their work."""
+"""Files that check themselves, a folder that keeps below its cap."""
 
 import os
 import pickle
@@ -10,7 +10,6 @@ from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
 from kit.batches.code_shards import (
     MappedFile,
-    claimed,
     load_tensors,
     make_room,
     narrow,
@@ -132,42 +131,6 @@ def test_touching_makes_young_and_forgives_what_is_gone(tmp_path):
     paths = files(tmp_path, [1e9, 2e8])
     touch({*paths, tmp_path / "gone"})
     assert abs(paths[0].stat().st_mtime - paths[1].stat().st_mtime) < 60
-
-
-def test_two_makers_share_the_work_and_neither_waits(tmp_path):
-    paths, made = [tmp_path / f"{i}.safetensors" for i in range(6)], {"a": [], "b": []}
-
-    def maker(name):
-        def make(path):
-            made[name].append(path)
-            path.write_bytes(b"x")
-
-        return claimed(paths, make)
-
-    a, b = maker("a"), maker("b")
-    done = {"a": [], "b": []}
-    for _ in range(6):
-        for name, it in (("a", a), ("b", b)):
-            done[name].append(next(it))
-    assert sorted(done["a"]) == sorted(done["b"]) == paths
-    assert sorted(made["a"] + made["b"]) == paths
-    assert list(a) == list(b) == [] and not list(tmp_path.glob("*.claim"))
-
-
-def test_a_claim_whose_maker_died_delays_its_file_and_blocks_nothing(tmp_path):
-    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
-    (tmp_path / "0.claim").touch()
-    assert list(claimed(paths, lambda path: path.touch())) == [paths[1], paths[2], paths[0]]
-    assert not list(tmp_path.glob("*.claim"))
-
-
-def test_a_maker_that_fails_leaves_no_claim(tmp_path):
-    def fail(path):
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        list(claimed([tmp_path / "0.safetensors"], fail))
-    assert not list(tmp_path.iterdir())
 
 
 def test_room_is_made_of_the_caches_own_files_alone(tmp_path):
