@@ -1,8 +1,8 @@
 """Build the code cache: clips encoded once to codes and references, in safetensors shards.
 
 The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
-own encoding, a changed text costs none, all runs share the folder, and processes need no lock: a
-claim only shows other builders which shard is in progress. The folder stays below `max_cache_gib`.
+own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
+them make the same shard, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
 Shapes: L samples.
