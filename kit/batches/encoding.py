@@ -8,10 +8,10 @@ Codes made on a GPU may differ from the CPU's by rounding, and are not encoded a
 Shapes: L samples.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +114,7 @@ def build_cache(
     # shard's content depends neither on the other shards nor on the process that made it.
     for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
-        jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
+        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
@@ -139,23 +139,22 @@ def find_clips(
     return found
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodeJob:
-    """The shards that one process makes: for each file its clips, by their digests."""
-
-    shards: dict[Path, dict[str, Utterance]]
-    config: DataConfig
-    used: set[Path]  # files that no room may be made of
-
-    def run(self, tools: tuple[Codec, Mel], advance: Callable[[float], None]) -> None:
-        for path, clips in self.shards.items():
-            if not path.is_file():  # another run may have made it meanwhile
-                shard = encode(list(clips.values()), *tools, self.config)
-                shard["clips"] = as_bytes(list(clips))
-                data = pack_tensors(shard)
-                make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
-                write_atomic(path, data)
-            advance(len(clips))
+def encode_shards(
+    shards: dict[Path, dict[str, Utterance]],
+    config: DataConfig,
+    used: set[Path],
+    tools: tuple[Codec, Mel],
+    advance: Callable[[float], None],
+) -> None:
+    """Make `shards`, {file: its clips by their digests}; no room is made of the files `used`."""
+    for path, clips in shards.items():
+        if not path.is_file():  # another run may have made it meanwhile
+            shard = encode(list(clips.values()), *tools, config)
+            shard["clips"] = as_bytes(list(clips))
+            data = pack_tensors(shard)
+            make_room(path.parent, OWN, config.max_cache_gib, len(data), used)
+            write_atomic(path, data)
+        advance(len(clips))
 
 
 def encode(

@@ -193,7 +193,7 @@ def _align_in_parts(
     # length, so taking them in turn gives each process about the same work.
     for share in group.split_evenly(missing):
         own = {part: [rows[i] for i in parts[part]] for part in share}
-        jobs.append(AlignJob(parts=own, key=key, config=config))
+        jobs.append(partial(_align_share, own, key, config))
     if missing:
         group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
     alignments: list = [None] * len(rows)
@@ -203,18 +203,17 @@ def _align_in_parts(
     return alignments
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AlignJob:
-    """The parts that one process aligns: {result file: its rows}."""
-
-    parts: dict[Path, list[Utterance]]
-    key: str
-    config: AlignConfig
-
-    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
-        for part, rows in self.parts.items():
-            alignments = align_clips(rows, recognizer, self.config, advance)
-            save_result(part, self.key, [dataclasses.asdict(each) for each in alignments])
+def _align_share(
+    parts: dict[Path, list[Utterance]],
+    key: str,
+    config: AlignConfig,
+    recognizer: SpeechRecognizer,
+    advance: Callable[[float], None],
+) -> None:
+    """Align what one process of a group does: {result file: its rows}."""
+    for part, rows in parts.items():
+        alignments = align_clips(rows, recognizer, config, advance)
+        save_result(part, key, [dataclasses.asdict(each) for each in alignments])
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:

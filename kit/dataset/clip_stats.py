@@ -6,7 +6,6 @@ caller's script again, and in a pool one crash would break it for all.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
@@ -65,7 +65,7 @@ def measure_clips(
             part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
             many = max(1, _cores() // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
             own = many if processes is None else processes
-            jobs.append(MeasureJob(paths=share, cache=part, decode_s=decode_s, processes=own))
+            jobs.append(partial(_measure_share, share, part, decode_s, own))
         results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
         _merge_parts(cache, order)
     if len(results) < total:
@@ -76,31 +76,26 @@ def measure_clips(
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureJob:
-    """The clips that one process of a group measures."""
-
-    paths: list[str]
-    cache: Path
-    decode_s: float
-    processes: int  # 0: in this one
-
-    def run(self, _tools, advance: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
-        if self.processes:
-            lines = by_processes(self.paths, self.processes, self.decode_s)
-        else:
-            lines = (measure_line(path, self.decode_s) for path in self.paths)
-        results = {}
-        # disk_errors is outermost: closing the file writes again what a full disk did not take.
-        with (
-            disk_errors(self.cache),
-            append_lines(self.cache) as file,
-            contextlib.closing(lines),
-        ):
-            while chunk := list(itertools.islice(lines, CHUNK)):
-                results.update(_append(chunk, file))
-                advance(len(chunk))
-        return results
+def _measure_share(
+    paths: list[str],
+    cache: Path,
+    decode_s: float,
+    processes: int,
+    _tools,
+    advance: Callable[[float], None],
+) -> dict[str, ClipMeasure | str]:
+    """Measure the clips of one process of a group."""
+    if processes:
+        lines = by_processes(paths, processes, decode_s)
+    else:
+        lines = (measure_line(path, decode_s) for path in paths)
+    results = {}
+    # disk_errors is outermost: closing the file writes again what a full disk did not take.
+    with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
+        while chunk := list(itertools.islice(lines, CHUNK)):
+            results.update(_append(chunk, file))
+            advance(len(chunk))
+    return results
 
 
 def _cores() -> int:

@@ -363,8 +363,8 @@ class Segmenter:
         if before_s:
             advance(0.0)
         if todo:
-            common = {"into": into, "cuts": self.cuts, "walk": self.walk}
-            jobs = [SegmentJob(recordings=own, **common) for own in group.split_evenly(todo)]
+            shares = group.split_evenly(todo)
+            jobs = [partial(_segment_share, own, into, self.cuts, self.walk) for own in shares]
             group.do(jobs, self.recognizer, advance)
         rows = []
         losses = []
@@ -427,65 +427,70 @@ class LongRecording:
         return into / "cut" / f"{self.name}.json"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentJob:
-    """The recordings that one process splits."""
+def _segment_share(
+    recordings: list[LongRecording],
+    into: Path,
+    cuts: SegmentConfig,
+    walk: LongAlignConfig,
+    recognizer: SpeechRecognizer,
+    advance: Callable[[float], None],
+) -> None:
+    """Split the recordings of one process of a group."""
+    for recording in recordings:
+        reported_s = 0.0
 
-    recordings: list[LongRecording]
-    into: Path
-    cuts: SegmentConfig
-    walk: LongAlignConfig
+        def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
+            nonlocal reported_s
+            if now_s < recording.seconds:  # the end is reported once the clips are written
+                advance(now_s - reported_s)
+                reported_s = now_s
 
-    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
-        for recording in self.recordings:
-            reported_s = 0.0
+        make = partial(_segment, recording, into, cuts, walk, recognizer, report)
+        cached_result(recording.result_file(into), recording.key, make)
+        advance(recording.seconds - reported_s)
 
-            def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
-                nonlocal reported_s
-                if now_s < recording.seconds:  # the end is reported once the clips are written
-                    advance(now_s - reported_s)
-                    reported_s = now_s
 
-            make = partial(self.segment, recording, recognizer, report)
-            cached_result(recording.result_file(self.into), recording.key, make)
-            advance(recording.seconds - reported_s)
-
-    def segment(
-        self, recording: LongRecording, recognizer: SpeechRecognizer, progress: Callable
-    ) -> dict:
-        """Write the clips of one recording to wavs/; return table rows and losses."""
-        audio = recording.audio
-        wavs = self.into / "wavs"
-        for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
-            leftover.unlink()  # of other settings, or an interrupted call
-        rows = []
-        with contextlib.ExitStack() as stack:
+def _segment(
+    recording: LongRecording,
+    into: Path,
+    cuts: SegmentConfig,
+    walk: LongAlignConfig,
+    recognizer: SpeechRecognizer,
+    progress: Callable,
+) -> dict:
+    """Write the clips of one recording to wavs/; return table rows and losses."""
+    audio = recording.audio
+    wavs = into / "wavs"
+    for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
+        leftover.unlink()  # of other settings, or an interrupted call
+    rows = []
+    with contextlib.ExitStack() as stack:
+        try:
+            text = _read_transcript(audio.with_suffix(".txt"))
             try:
-                text = _read_transcript(audio.with_suffix(".txt"))
-                try:
-                    reader = stack.enter_context(WindowReader(audio, recognizer))
-                    tokens = read_tokens(text, recognizer, self.walk.language)
-                    aligned = LongAligner(reader, tokens, self.walk).run(progress)
-                except (soundfile.LibsndfileError, DatasetError) as error:
-                    raise DatasetError(f"cannot be read as audio: {error}") from error
-                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-                losses += missing_audio(reader)
-            except DatasetError as error:
-                clips = []
-                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
-            for number, clip in enumerate(clips, 1):
-                clip_id = f"{recording.name}_{number:04d}"
-                rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-                # No fsync for each of a thousand clips: they count once the result file lists them.
-                path = wavs / f"{clip_id}.wav"
-                with disk_errors(path):
-                    wave = reader.samples_of(clip.start_s, clip.end_s)
-                    path.write_bytes(encode_wav(wave, reader.rate))
-        unused = []
-        for span in losses:
-            values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
-            unused.append({"file": audio.name, **values})
-        return {"rows": rows, "losses": unused}
+                reader = stack.enter_context(WindowReader(audio, recognizer))
+                tokens = read_tokens(text, recognizer, walk.language)
+                aligned = LongAligner(reader, tokens, walk).run(progress)
+            except (soundfile.LibsndfileError, DatasetError) as error:
+                raise DatasetError(f"cannot be read as audio: {error}") from error
+            clips, losses = plan_segments(aligned, tokens, reader.total_s, cuts)
+            losses += missing_audio(reader)
+        except DatasetError as error:
+            clips = []
+            losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
+        for number, clip in enumerate(clips, 1):
+            clip_id = f"{recording.name}_{number:04d}"
+            rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
+            # No fsync for each of a thousand clips: they count once the result file lists them.
+            path = wavs / f"{clip_id}.wav"
+            with disk_errors(path):
+                wave = reader.samples_of(clip.start_s, clip.end_s)
+                path.write_bytes(encode_wav(wave, reader.rate))
+    unused = []
+    for span in losses:
+        values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
+        unused.append({"file": audio.name, **values})
+    return {"rows": rows, "losses": unused}
 
 
 def file_state(path: Path) -> tuple:

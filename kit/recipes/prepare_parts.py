@@ -407,7 +407,7 @@ class RankGroup(WorkGroup):
 
         try:
             broadcast_order(ranks, JobOrder(load=self.load))
-            result = ranks.scatter(jobs).run(tools, report)
+            result = ranks.scatter(jobs)(tools, report)
             ranks.barrier(report)
             report()
         except RankLost as error:
@@ -431,7 +431,7 @@ class JobOrder:
         with interruptible():
             try:
                 tools = self.load() if self.load else None
-                job.run(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
+                job(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
             except (ValueError, RuntimeError, OSError) as error:
                 if not type(error).__module__.startswith("kit."):
                     raise
