@@ -482,7 +482,7 @@ def draw_data_report(report: DataReport) -> list:
         pictures.append(histogram(panels))
     kinds = by_kind(report.refused + report.warned)
     if kinds:
-        minutes = [seconds / 60 for _, seconds in kinds.values()]
+        minutes = [sum(finding.seconds for finding in own) / 60 for own in kinds.values()]
         pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
     return pictures
 
