@@ -375,20 +375,6 @@ def test_every_speaker_gets_a_reference():
     assert all(mel.shape == (80, DATA.reference_frames) for mel in found.values())
 
 
-@pytest.mark.parametrize("frames", [1, 19, 20, 21, 200])
-def test_a_reference_is_always_full(frames):
-    mel = torch.arange(frames).float().expand(80, frames)
-    assert reference_mel(mel, 20).shape == (80, 20)
-
-
-def test_a_reference_is_the_loudest_part_and_no_pause():
-    mel = torch.full((80, 200), -7.6)
-    mel[:, 30:50] = -3.0
-    mel[:, 45:48] = -5.0
-    mel[:, 120:135] = -2.9
-    assert torch.equal(reference_mel(mel, 20), mel[:, 30:50])
-
-
 @pytest.mark.parametrize("size", [0, 3000])
 def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size):
     path = tmp_path / "bad.wav"

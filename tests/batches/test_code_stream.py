@@ -248,12 +248,6 @@ def test_another_split_into_passes_and_another_padding_resume():
     assert [members(b) for b in itertools.islice(s, 2)] == [members(b) for b in whole[1:]]
 
 
-def test_another_split_into_micro_batches_holds_the_same_utterances():
-    one = [members(b) for b in itertools.islice(stream(micro_batch=8), 8)]
-    two = [members(b) for b in itertools.islice(stream(micro_batch=2), 8)]
-    assert one == two
-
-
 def test_a_reference_comes_from_the_same_speaker():
     cache = code_cache()
     speaker_of = {r.tobytes(): row["speaker"] for r, row in zip(cache.references, cache.rows)}
