@@ -9,7 +9,7 @@ becomes a finding that names table, line and fix. Originals are only read.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
@@ -124,8 +124,18 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             )
     if not config.columns:
         _require_words(records)
-    rows = Spool(_valid_rows(records, speakers, folders, config, refused))
-    rows, repeated = without_repeats(rows)
+
+    def valid_rows() -> Iterator[Utterance]:
+        for record in records:
+            if speakers:
+                record = dataclasses.replace(record, speaker=speakers[record.file])
+            row = check_record(record, folders[record.base], config)
+            if isinstance(row, Finding):
+                refused.append(row)
+            else:
+                yield row
+
+    rows, repeated = without_repeats(Spool(valid_rows()))
     if not (has_speakers or speakers):
         speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
@@ -142,27 +152,6 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
         rows=hold_out(rows, config),
         refused=refused + repeated,
     )
-
-
-def _valid_rows(
-    records: Iterable[Record],
-    speakers: dict[str, str],
-    folders: dict[Path, Recordings],
-    config: ManifestConfig,
-    refused: list[Finding],
-) -> Iterator[Utterance]:
-    """Yield the rows of valid records; findings about the others are added to `refused`.
-
-    `speakers` are those of the tables, {} where the records name them.
-    """
-    for record in records:
-        if speakers:
-            record = dataclasses.replace(record, speaker=speakers[record.file])
-        row = check_record(record, folders[record.base], config)
-        if isinstance(row, Finding):
-            refused.append(row)
-        else:
-            yield row
 
 
 def _require_words(records: Spool) -> None:
