@@ -130,7 +130,7 @@ SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
 
 
 class Items(Sequence):
-    """`count` items, each made by `read(i)` when it is asked for, and then those of `more`."""
+    """`count` items, each made by `read(i)` when it is used, and then those of `more`."""
 
     def __init__(self, count: int, read: Callable[[int], object]):
         self.count = count

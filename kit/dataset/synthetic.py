@@ -223,13 +223,13 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     key = digest(dataclasses.replace(config, workers=1))  # the number of workers changes nothing
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
-    begun = folder / "begun"
-    if not begun.exists() or begun.read_text(encoding="utf-8") != key:  # another configuration's
+    started = folder / "begun"
+    if not started.exists() or started.read_text(encoding="utf-8") != key:  # another configuration's
         shutil.rmtree(folder / "spoken", ignore_errors=True)
         mark.unlink(missing_ok=True)
         for table in folder.glob("metadata*.csv"):
             table.unlink()
-        write_atomic(begun, key)
+        write_atomic(started, key)
     wavs = folder / "wavs"
     make_folder(wavs)
     require_disk(folder, config.utterances * CLIP_BYTES)

@@ -29,7 +29,7 @@ def test_limits_keep_what_they_promise_and_count_the_rest():
     assert report([50] * 300, [15] * 299 + [400]).beyond == 1, "a long text with little sound"
 
 
-def test_at_least_the_promised_percentage_is_kept():
+def test_at_least_so_many_percent_are_kept():
     rng = np.random.default_rng(0)
     codes, texts = (np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int) for _ in range(2))
     found = report(codes.tolist(), texts.tolist())
