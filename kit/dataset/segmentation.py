@@ -35,7 +35,6 @@ from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.data_report import Utterance
 from kit.dataset.long_alignment import (
     AlignedToken,
-    LongAlignConfig,
     LongAligner,
     Pause,
     Token,
@@ -323,7 +322,7 @@ class Segmenter:
 
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
-    walk: LongAlignConfig
+    language: str
 
     def segment_folder(
         self,
@@ -345,7 +344,7 @@ class Segmenter:
         paths = find_recordings(folder)
         make_folder(into / "wavs")
         require_disk(into, sum(path.stat().st_size for path in paths))
-        settings = (self.recognizer.fingerprint(), self.cuts, self.walk)
+        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
         recordings = []
         for path, name in zip(paths, unique_names(folder, paths)):
             key = digest(name, file_state(path), file_state(path.with_suffix(".txt")), *settings)
@@ -364,7 +363,7 @@ class Segmenter:
             advance(0.0)
         if todo:
             shares = group.split_evenly(todo)
-            jobs = [partial(_segment_share, own, into, self.cuts, self.walk) for own in shares]
+            jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
             group.do(jobs, self.recognizer, advance)
         rows = []
         losses = []
@@ -431,7 +430,7 @@ def _segment_share(
     recordings: list[LongRecording],
     into: Path,
     cuts: SegmentConfig,
-    walk: LongAlignConfig,
+    language: str,
     recognizer: SpeechRecognizer,
     advance: Callable[[float], None],
 ) -> None:
@@ -445,7 +444,7 @@ def _segment_share(
                 advance(now_s - reported_s)
                 reported_s = now_s
 
-        make = partial(_segment, recording, into, cuts, walk, recognizer, report)
+        make = partial(_segment, recording, into, cuts, language, recognizer, report)
         cached_result(recording.result_file(into), recording.key, make)
         advance(recording.seconds - reported_s)
 
@@ -454,7 +453,7 @@ def _segment(
     recording: LongRecording,
     into: Path,
     cuts: SegmentConfig,
-    walk: LongAlignConfig,
+    language: str,
     recognizer: SpeechRecognizer,
     progress: Callable,
 ) -> dict:
@@ -469,8 +468,8 @@ def _segment(
             text = _read_transcript(audio.with_suffix(".txt"))
             try:
                 reader = stack.enter_context(WindowReader(audio, recognizer))
-                tokens = read_tokens(text, recognizer, walk.language)
-                aligned = LongAligner(reader, tokens, walk).run(progress)
+                tokens = read_tokens(text, recognizer, language)
+                aligned = LongAligner(reader, tokens).run(progress)
             except (soundfile.LibsndfileError, DatasetError) as error:
                 raise DatasetError(f"cannot be read as audio: {error}") from error
             clips, losses = plan_segments(aligned, tokens, reader.total_s, cuts)

@@ -224,7 +224,9 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
     started = folder / "begun"
-    if not started.exists() or started.read_text(encoding="utf-8") != key:  # another configuration's
+    if (
+        not started.exists() or started.read_text(encoding="utf-8") != key
+    ):  # another configuration's
         shutil.rmtree(folder / "spoken", ignore_errors=True)
         mark.unlink(missing_ok=True)
         for table in folder.glob("metadata*.csv"):

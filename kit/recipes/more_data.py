@@ -29,7 +29,7 @@ from kit.base.run import run_folder
 from kit.batches.lengths import manifest_limits
 from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import Utterance, read_manifest, rows_in_split
-from kit.dataset.long_alignment import LongAlignConfig, Pause, WindowReader
+from kit.dataset.long_alignment import Pause, WindowReader
 from kit.dataset.segmentation import (
     Boundary,
     SegmentConfig,
@@ -132,7 +132,7 @@ class LongRecordings:
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=self.cuts,
-            walk=LongAlignConfig(language=self.language),
+            language=self.language,
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")

@@ -42,7 +42,6 @@ from kit.dataset.data_report import (
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.long_alignment import LongAlignConfig
 from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
@@ -348,7 +347,7 @@ class Preparation:
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
-            walk=LongAlignConfig(language=self.rules.language),
+            language=self.rules.language,
         )
         rows = []
         if too_long:
