@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -342,14 +341,59 @@ class Segmenter:
         folder = Path(folder)
         into = Path(into)
         paths = find_recordings(folder)
-        make_folder(into / "wavs")
-        require_disk(into, sum(path.stat().st_size for path in paths))
-        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
         recordings = []
         for path, name in zip(paths, unique_names(folder, paths)):
-            key = digest(name, file_state(path), file_state(path.with_suffix(".txt")), *settings)
+            key = self._key(name, path, file_state(path.with_suffix(".txt")))
             seconds = seconds_of(path)
             recordings.append(LongRecording(audio=path, name=name, key=key, seconds=seconds))
+        results = self._segment(recordings, into, progress, group)
+        lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
+        losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
+        write_losses(into, losses)
+        write_atomic(into / "metadata.csv", "".join(lines))
+        return losses
+
+    def segment_rows(
+        self,
+        rows: list[Utterance],
+        into: Path,
+        progress: Callable = lambda *_: None,
+        group: WorkGroup = SINGLE_PROCESS,
+    ) -> list[Utterance]:
+        """Split the recordings of `rows`, too long for the model, into clips under `into`.
+
+        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
+        ID_0001, ID_0002 ... Originals are only read.
+        """
+        clips = Path(into) / "clips"
+        recordings = []
+        for number, row in enumerate(rows, 1):
+            audio = Path(row.audio)
+            name = f"{number:06d}"
+            key = self._key(name, audio, row.text)
+            seconds = seconds_of(audio)
+            recordings.append(
+                LongRecording(audio=audio, text=row.text, name=name, key=key, seconds=seconds)
+            )
+        utterances = []
+        for row, result in zip(rows, self._segment(recordings, clips, progress, group)):
+            for clip in result["rows"]:
+                audio = clips / "wavs" / f"{clip['id']}.wav"
+                clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
+                values = {"id": clip_id, "audio": str(audio), "text": clip["text"]}
+                utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
+        return utterances
+
+    def _key(self, name: str, audio: Path, text: object) -> str:
+        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
+        return digest(name, file_state(audio), text, *settings)
+
+    def _segment(
+        self, recordings: list["LongRecording"], into: Path, progress: Callable, group: WorkGroup
+    ) -> list[dict]:
+        """Write the clips of `recordings` to `into`/wavs; return rows and losses of each."""
+        make_folder(into / "wavs")
+        require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
         todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
@@ -365,58 +409,13 @@ class Segmenter:
             shares = group.split_evenly(todo)
             jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
             group.do(jobs, self.recognizer, advance)
-        rows = []
-        losses = []
-        for recording in recordings:
-            result = read_result(recording.result_file(into), recording.key)
-            rows += result["rows"]
-            losses += [UnusedAudio(**loss) for loss in result["losses"]]
-        write_losses(into, losses)
-        write_atomic(into / "metadata.csv", "".join(f"{row['id']}|{row['text']}\n" for row in rows))
-        return losses
-
-    def segment_rows(
-        self,
-        rows: list[Utterance],
-        into: Path,
-        progress: Callable = lambda *_: None,
-        group: WorkGroup = SINGLE_PROCESS,
-    ) -> list[Utterance]:
-        """Split the recordings of `rows`, too long for the model, into clips under `into`.
-
-        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
-        ID_0001, ID_0002 ... Originals are copied.
-        """
-        copies = Path(into) / "whole"
-        clips = Path(into) / "clips"
-        shutil.rmtree(copies, ignore_errors=True)
-        copies.mkdir(parents=True)
-        row_of = {}
-        for number, row in enumerate(rows, 1):
-            audio = copies / f"{number:06d}{Path(row.audio).suffix}"
-            shutil.copy2(row.audio, audio)  # with its date: finished ones are not split again
-            audio.with_suffix(".txt").write_text(row.text, encoding="utf-8")
-            shutil.copystat(row.audio, audio.with_suffix(".txt"))
-            row_of[audio.stem] = row
-        if rows:
-            self.segment_folder(copies, clips, progress, group)
-        shutil.rmtree(copies)
-        table = clips / "metadata.csv"
-        lines = table.read_text(encoding="utf-8").splitlines() if rows else []
-        utterances = []
-        for line in lines:
-            name, text = line.split("|")
-            number, part = name.split("_")
-            audio = clips / "wavs" / f"{name}.wav"
-            row = row_of[number]
-            values = {"id": f"{row.id}_{part}", "audio": str(audio), "text": text}
-            utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
-        return utterances
+        return [read_result(r.result_file(into), r.key) for r in recordings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongRecording:
     audio: Path
+    text: str | None = None  # None: that of the .txt beside it
     name: str  # prefix of its clips
     key: str  # changes with the recording, its transcript, the recogniser and the settings
     seconds: float
@@ -465,7 +464,9 @@ def _segment(
     rows = []
     with contextlib.ExitStack() as stack:
         try:
-            text = _read_transcript(audio.with_suffix(".txt"))
+            text = recording.text
+            if text is None:
+                text = _read_transcript(audio.with_suffix(".txt"))
             try:
                 reader = stack.enter_context(WindowReader(audio, recognizer))
                 tokens = read_tokens(text, recognizer, language)
