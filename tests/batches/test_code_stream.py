@@ -14,7 +14,7 @@ from helpers import CPU, DATA, code_cache, made_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_workers, made_ahead, validation_batches
 from kit.model.gpt import weighted_loss
@@ -359,9 +359,9 @@ def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
 
 
-def rehearsing_cache(count: int = 9) -> CodeCache:
+def rehearsing_cache(count: int = 9, utterances: int = 101) -> CodeCache:
     """The toy's utterances, and `count` rows that a voice has spoken, as two of its speakers."""
-    cache = toy_cache()
+    cache = toy_cache(utterances)
     texts = [np.full(5, 100 + i, np.int32) for i in range(count)]
     codes = [np.full(12 + 3 * i, 100 + i, np.int32) for i in range(count)]
     cache.add_rehearsal([f"v{i % 2}" for i in range(count)], texts, codes)
@@ -440,3 +440,69 @@ def test_fixed_lengths_must_hold_what_is_rehearsed_too():
     CodeStream(cache, "train", config, keep)
     with pytest.raises(DamagedFileError, match="longer than the longest of `grid_lengths`"):
         CodeStream(cache, "train", config, keep, rehearsal=0.2)
+
+
+# --- an epoch in several groups -----------------------------------------------------------------
+
+
+@pytest.fixture
+def grouped(monkeypatch):
+    """Make streams over `count` utterances, an epoch in groups of up to 64."""
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
+
+    def make(position=None, count=335, rehearsal=0.0, **over) -> CodeStream:
+        config = dataclasses.replace(DATA, **{"sort_window": 32} | over)
+        cache = rehearsing_cache(40, count) if rehearsal else toy_cache(count)
+        return CodeStream(cache, "train", config, keep, position, rehearsal=rehearsal)
+
+    return make
+
+
+def test_a_group_is_drawn_from_the_whole_corpus_in_each_epoch(grouped):
+    s = grouped()
+    groups = [{i for batch in s.plan(e, g) for i in batch} for e in (0, 1) for g in (0, 1)]
+    assert all(min(group) < 60 and max(group) > 270 for group in groups)
+    assert 5 < len(groups[0] & groups[2]) < 35
+
+
+def test_neighbours_in_length_stay_together(grouped):
+    s = grouped(count=1335)
+    lengths = s.lengths_of(range(1335)).tolist()
+    size = s.config.micro_batch
+    planned = [part for batch in epoch_of(s, 0) for part in chunks(batch, size)]
+    assert wasted(planned, lengths, s.config) < 1.15 * neighbours_waste(s.lengths, s.config)
+
+
+def test_a_position_is_a_few_numbers(grouped):
+    s = grouped()
+    positions = [batch[1] for batch in itertools.islice(s, s.batches_an_epoch)]
+    groups = [position["group"] for position in positions]
+    assert groups == [*sorted(groups[:-1]), 0] and positions[-1]["epoch"] == 1
+    assert all(len(json.dumps(position)) < 200 for position in positions)
+
+
+@pytest.mark.parametrize("count", [82, 335])
+@pytest.mark.parametrize("over", [{}, {"sort_window": 7}, {"rehearsal": 0.2}])
+def test_batches_of_an_epoch_are_known_without_planning_it(grouped, count, over):
+    s = grouped(count=count, **over)
+    assert s.batches_an_epoch == len(epoch_of(s, 0))
+    s = grouped(count=count, effective_tokens=500, **over)
+    assert s.batches_an_epoch == pytest.approx(len(epoch_of(s, 0)), rel=0.15)
+
+
+def test_positions_of_one_group_and_of_several_are_not_taken_for_each_other(grouped, monkeypatch):
+    several = next(iter(grouped()))[1]
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 1000)
+    one = next(iter(grouped()))[1]
+    with pytest.raises(DamagedFileError, match="of other"):
+        grouped(several)
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
+    with pytest.raises(DamagedFileError, match=r"of other batches \(seed, sizes.*no position"):
+        grouped(dict(one, corpus=several["corpus"]))
+
+
+def test_short_first_sorts_the_first_group_alone(grouped):
+    s, plain = grouped(short_first=1.0), grouped()
+    shortest = [s.cache.length(batch[0]) for batch in s.plan(0, 0)]
+    assert shortest == sorted(shortest)
+    assert [s.plan(0, 1), s.plan(1, 0)] == [plain.plan(0, 1), plain.plan(1, 0)]
