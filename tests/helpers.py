@@ -30,12 +30,10 @@ from kit.audio.spectrogram import Mel
 from kit.base.hardware import Hardware
 from kit.base.tensor_file import checksum
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, speaker_references
+from kit.batches.code_cache import CodeCache, index_columns, speaker_references
 from kit.batches.code_shards import Clip
 from kit.batches.code_stream import CodeStream, validation_batches
-from kit.batches.columns import MemoryColumns
 from kit.batches.encoding import build_cache
-from kit.batches.index import Index, IndexRow, index_columns
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import write_manifest
@@ -214,18 +212,19 @@ def code_cache() -> CodeCache:
     return CodeCache(code_index())
 
 
+class MemoryColumns(dict):
+    def release(self) -> None:
+        """There are no pages to give back."""
+
+
 def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
     """A cache without a file; a row is its id, speaker and split."""
-    found = []
-    for place, (row, text, row_codes) in enumerate(zip(rows, texts, codes, strict=True)):
-        clip = Clip(
-            shard=Path("made"), place=place, codes=len(row_codes), code_check=0, reference_check=0
-        )
-        found.append(IndexRow(**row, text=text, clip=clip))
+    common = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
+    clips = [Clip(place=i, codes=len(row), **common) for i, row in enumerate(codes)]
+    names = ([row[name] for row in rows] for name in ("id", "speaker", "split"))
     cache = object.__new__(CodeCache)
-    cache.take(Index(MemoryColumns(index_columns(found)), Path()))
-    cache.codes = codes
-    cache.references = references
+    columns = MemoryColumns(index_columns(*names, texts, clips))
+    cache.take(columns, codes.__getitem__, references.__getitem__)
     return cache
 
 

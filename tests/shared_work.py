@@ -25,5 +25,5 @@ class PretendedGroup(WorkGroup):
         for number, job in enumerate(jobs):
             if number == self.fails:
                 raise KeyboardInterrupt
-            found.append(pickle.loads(pickle.dumps(job)).run(tools, tell))
+            found.append(pickle.loads(pickle.dumps(job))(tools, tell))
         return found[0]

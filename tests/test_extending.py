@@ -20,7 +20,7 @@ from kit.recipes.settings import check_settings, parse_settings
 from kit.streams import open as streams
 from kit.streams.stream import StreamConfig
 from kit.text import normalize as text
-from kit.text.extract import extract_text
+from kit.text.train_tokenizer import extract_text
 from kit.training import config as train_config
 from kit.training.config import TrainConfig
 from kit.training.optim import lr_factor

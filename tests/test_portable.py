@@ -260,7 +260,7 @@ if __name__ == "__main__":
 
     clips = dataset(folder / "clips", "", {f"c{i}": speech(0.2) for i in range(3)})
     paths = sorted(map(str, clips.glob("wavs/*.wav")))
-    found = measures.measure_clips(paths, folder / "cache.jsonl", workers=1, processes=True)
+    found = measures.measure_clips(paths, folder / "cache.jsonl", processes=1)
     assert {type(m).__name__ for m in found.values()} == {"ClipMeasure"}
 
     packed = shutil.make_archive(str(folder / "packed"), "zip", clips)

@@ -12,7 +12,7 @@ import signal
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kit.base.errors import KitError
 
@@ -82,14 +82,9 @@ def _reason(exit_code: int) -> str:
 Item = TypeVar("Item")
 
 
-class Job(Protocol):
-    """One process's part of some work; it may be sent to that process, so it holds plain values."""
-
-    def run(self, tools, advance: Callable[[float], None]):
-        """Do it with `tools`; `advance(n)` reports that `n` more units are done.
-
-        Only the process that ran the job gets the return value.
-        """
+# One process's part of some work, `job(tools, advance)`; `advance(n)` reports n more units done. It
+# may be sent to that process, so it is a `partial` of a module's function with plain values.
+Job = Callable[[Any, Callable[[float], None]], Any]
 
 
 class WorkGroup:
@@ -123,7 +118,7 @@ class WorkGroup:
             done += more
             progress(done)
 
-        return job.run(tools, advance)
+        return job(tools, advance)
 
 
 SINGLE_PROCESS = WorkGroup()

@@ -108,7 +108,7 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         sha256.update(f"{name} {array.dtype} {array.shape} ".encode())
-        sha256.update(array.tobytes())
+        sha256.update(np.ascontiguousarray(array))  # not copied
     return sha256.hexdigest()
 
 

@@ -1,31 +1,133 @@
-"""The code cache's shards: read a row at a time, shared by processes, and limited in size.
+"""The code cache's files: columns of numbers, mapped and verified, shared and limited in size.
 
-`shard_clips` reads a whole shard and returns each clip's row and checksums; `ShardRows` then reads
-and verifies single rows, so only the rows of a batch are in memory.
+`shard_clips` reads a whole shard and returns each clip's row and checksums; `Shards.row` then reads
+and verifies a row, so only the rows of a batch are in memory.
 """
 
 import contextlib
 import dataclasses
 import functools
+import json
+import mmap
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from kit.base.errors import DamagedFileError
+from kit.base.errors import DamagedFileError, KitError
+from kit.base.files import atomic_path
 from kit.base.formatting import format_gib
-from kit.batches.columns import (
-    MappedFile,
-    MemoryColumns,
-    damaged,
-    from_bytes,
-    load_tensors,
-    missing,
-    split_by,
-)
+from kit.base.tensor_file import arrays_digest, read, read_arrays, save_tensors
+
+DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
+
+
+def missing(path: Path) -> str:
+    return f"There is no {path}: run notebook 01_data_prep to make it."
+
+
+def damaged(path: Path, how: str) -> str:
+    return (
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
+    )
+
+
+@contextlib.contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Raise what a missing or damaged file raises in the block as a DamagedFileError."""
+    if not Path(path).is_file():
+        raise DamagedFileError(missing(path))
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(damaged(path, str(error))) from error
+
+
+def load_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Read and verify a file of `pack_tensors`. Raises DamagedFileError."""
+    with explain_damage(path):
+        return read_arrays(path)
+
+
+def as_bytes(value) -> np.ndarray:
+    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
+    return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
+
+
+def from_bytes(tensor: np.ndarray):
+    return json.loads(tensor.tobytes())
+
+
+def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    return np.split(tensor, counts.cumsum()[:-1])
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Return `values`, none below 0, in the smallest unsigned type that holds them."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))), copy=False)
+
+
+def offsets_of(parts: Sequence) -> np.ndarray:
+    """Return where each of `parts` begins when they are concatenated, and where the last ends."""
+    counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    return narrow(np.concatenate([[0], counts.cumsum()]))
+
+
+def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
+    """Write `columns` to `path` atomically, with their checksum."""
+    arrays = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
+    with atomic_path(path) as temporary:
+        save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
+
+
+class MappedFile:
+    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
+
+    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
+    DamagedFileError for a file that is missing, damaged or of another kind.
+    """
+
+    def __init__(self, path: Path, verify: bool = False):
+        self.path = Path(path)
+        self.verify = verify
+        with explain_damage(self.path):
+            metadata = read(self.path, tensors=False)[1]  # compares header and file size
+            with open(self.path, "rb") as file:
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            begins = 8 + int.from_bytes(self.map[:8], "little")
+            header = json.loads(self.map[8:begins])
+            header.pop("__metadata__", None)
+            self.arrays = {name: self._array(begins, **about) for name, about in header.items()}
+            if verify and metadata.get("sha256") != arrays_digest(self.arrays):
+                raise KitError("its checksum does not match")
+        self.release()
+
+    def _array(self, begins: int, dtype: str, shape: list, data_offsets: list) -> np.ndarray:
+        if dtype not in DTYPES:
+            raise KitError(f"numbers of type {dtype}")
+        start, end = data_offsets
+        if end == start:
+            return np.zeros(shape, DTYPES[dtype])
+        count = (end - start) // np.dtype(DTYPES[dtype]).itemsize
+        return np.frombuffer(self.map, DTYPES[dtype], count, begins + start).reshape(shape)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.arrays:
+            raise DamagedFileError(damaged(self.path, f"it has no column `{name}`"))
+        return self.arrays[name]
+
+    def __reduce__(self):
+        return MappedFile, (self.path, self.verify)
+
+    def release(self) -> None:
+        """Give the pages read so far back to the system, which may keep them cached."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self.map.madvise(mmap.MADV_DONTNEED)
+
 
 OPEN_SHARDS = 128  # files mapped at a time
 STALE_S = 3600  # a temporary file of this age has lost its process
@@ -66,20 +168,18 @@ def crc(array: np.ndarray) -> int:
 class OpenShard:
     """A memory-mapped shard. Raises DamagedFileError for a missing or damaged file."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.file = MappedFile(path)
-        if not {"codes", "code_counts", "references"} <= self.file.arrays.keys():
-            raise DamagedFileError(damaged(path, "it holds no codes"))
-        self.offsets = np.concatenate([[0], self.file.arrays["code_counts"].cumsum()]).tolist()
+    def __init__(self, path: Path, verify: bool = False):
+        self.file = MappedFile(path, verify)
+        self.offsets = np.concatenate([[0], self.file["code_counts"].cumsum()]).tolist()
 
     def row(self, what: str, place: int, check: int) -> np.ndarray:
         """Return "codes" or "references" of a row, of which `check` is the CRC-32."""
         where = slice(*self.offsets[place : place + 2]) if what == "codes" else place
-        row = self.file.arrays[what][where].copy()
+        row = self.file[what][where].copy()
         self.file.release()  # the system may map megabytes around a row
         if crc(row) != check:
-            raise DamagedFileError(damaged(self.path, "a row does not match its checksum"))
+            how = "a row does not match its checksum"
+            raise DamagedFileError(damaged(self.file.path, how))
         return row
 
 
@@ -95,86 +195,27 @@ class Shards:
         for path in paths:
             if not path.is_file():
                 raise DamagedFileError(missing(path))
-        if sum(path.stat().st_size for path in paths) <= CHECKED_AT_START_BYTES:
-            for path in paths:
-                load_tensors(path)
-        self._open_first()
+        size_bytes = sum(path.stat().st_size for path in paths)
+        self._open_first(verify=size_bytes <= CHECKED_AT_START_BYTES)
 
-    def _open_first(self) -> None:
-        self.opened = functools.lru_cache(OPEN_SHARDS)(OpenShard)
-        if len(self.paths) <= OPEN_SHARDS:
+    def _open_first(self, verify: bool) -> None:
+        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(OpenShard, verify=verify))
+        if verify or len(self.paths) <= OPEN_SHARDS:
             for path in self.paths:
                 self.opened(path)
 
-    def __getitem__(self, number: int) -> OpenShard:
-        return self.opened(self.paths[number])
+    def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
+        """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
+        check = {"codes": "code_checks", "references": "reference_checks"}[what]
+        shard = self.opened(self.paths[columns["shards"][i]])
+        return shard.row(what, int(columns["places"][i]), columns[check][i])
 
     def __getstate__(self) -> dict:  # a mapping cannot be pickled for a worker
         return {"paths": self.paths}
 
     def __setstate__(self, state: dict) -> None:
         self.paths = state["paths"]
-        self._open_first()
-
-
-class ShardRows(Sequence):
-    """The "codes" (N,) of each row, or the "references", log-mels (mels, frames) in half floats.
-
-    `columns` are the index's: the shard of each row, its place there, and its checksums.
-    """
-
-    def __init__(self, what: str, columns: MemoryColumns, shards: Shards):
-        self.what = what
-        self.check = {"codes": "code_checks", "references": "reference_checks"}[what]
-        self.columns = columns
-        self.shards = shards
-
-    def __len__(self) -> int:
-        return len(self.columns["shards"])
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        shard = self.shards[self.columns["shards"][i]]
-        place = self.columns["places"][i]
-        check = self.columns[self.check][i]
-        self.columns.release()
-        return shard.row(self.what, place, check)
-
-
-def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:
-    """Call `make(path)` for each missing file of `paths`; yield each path once the file is there.
-
-    Each process first makes files that no other has started, then those still missing: a killed
-    one blocks nothing; at worst a file is made twice, with the same content.
-    """
-    others = []
-    for path in paths:
-        if path.is_file() or _claim(path):
-            yield _made(path, make)
-        else:
-            others.append(path)
-    for path in others:
-        yield _made(path, make)
-
-
-def _claim(path: Path) -> bool:
-    try:
-        _mark(path).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _mark(path: Path) -> Path:
-    return path.with_suffix(".claim")
-
-
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
-    try:
-        if not path.is_file():  # another process may have made it meanwhile
-            make(path)
-    finally:
-        _mark(path).unlink(missing_ok=True)
-    return path
+        self._open_first(verify=False)
 
 
 def touch(paths: set[Path]) -> None:
@@ -195,11 +236,10 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove old claims and half-written files of killed processes."""
-    for pattern in ("*.claim", ".*.safetensors.*"):
-        for path, (age_s, _) in ages(folder, pattern).items():
-            if age_s > STALE_S:
-                path.unlink(missing_ok=True)
+    """Remove old half-written files of killed processes."""
+    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
+        if age_s > STALE_S:
+            path.unlink(missing_ok=True)
 
 
 def make_room(

@@ -108,27 +108,19 @@ class CodeStream(IterableDataset):
             raise DamagedFileError(
                 f"{over} of {rows.sum()} utterances are longer than the longest of `grid_lengths` "
                 f"({grid[-1]} tokens; the longest has {np.flatnonzero(rows)[-1]}): add a length, "
-                "or leave those rows out of the manifest. `length_report` lists them."
+                "or lower `max_clip_s` (section manifest)."
             )
 
     def load_state_dict(self, position: dict) -> None:
-        """Start at `position`; DamagedFileError for one of other utterances or another order.
-
-        Early versions wrote no mark of either, and no group, where an epoch is one group.
-        """
-        saved = dict(position)
-        if self.groups > 1 and "batch" in saved and "group" not in saved:
-            saved["order"] = "of an epoch in one group"
+        """Start at `position`; DamagedFileError for one of other utterances or another order."""
         for mark, what in MARKS.items():
-            if saved.get(mark, self.identity[mark]) != self.identity[mark]:
+            if position and position.get(mark) != self.identity[mark]:
                 raise DamagedFileError(
                     f"This position in the data is of {what}: resuming from it would repeat some "
                     "utterances and leave others out. Restore the data as it was, or start from "
                     "the beginning by giving no position (in a notebook: choose another KIT_RUN)."
                 )
-        self.position = {"epoch": 0, "group": 0, "batch": 0}
-        self.position.update(position)
-        self.position.update(self.identity)
+        self.position = {"epoch": 0, "group": 0, "batch": 0} | position | self.identity
         self._next = self.position
 
     def state_dict(self) -> dict:
@@ -257,7 +249,7 @@ def corpus_mark(
     sha256 = hashlib.sha256(marks)
     sha256.update(cache.lengths(rows).tobytes())
     if groups > 1:  # the index's own mark instead of all members
-        sha256.update(f"{split} {cache.index.corpus}".encode())
+        sha256.update(f"{split} {cache.corpus}".encode())
     return sha256.hexdigest()[:8]
 
 

@@ -1,18 +1,16 @@
 """Build the code cache: clips encoded once to codes and references, in safetensors shards.
 
 The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
-own encoding, a changed text costs none, all runs share the folder, and processes need no lock: a
-claim only shows other builders which shard is in progress. The folder stays below `max_cache_gib`.
+own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
+them make the same shard, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
-Shapes: N text ids.
 """
 
-import dataclasses
 import hashlib
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,17 @@ from kit.base.files import digest, file_digest, make_folder, require_disk, write
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.code_shards import Clip, claimed, make_room, shard_clips, sweep, touch
-from kit.batches.columns import as_bytes, load_tensors, save_columns, split_by
-from kit.batches.index import IndexRow, index_columns
+from kit.batches.code_cache import index_columns
+from kit.batches.code_shards import (
+    Clip,
+    MappedFile,
+    as_bytes,
+    make_room,
+    save_columns,
+    shard_clips,
+    sweep,
+    touch,
+)
 from kit.dataset.manifest import Utterance
 from kit.text.tokenizer import Tokenizer
 
@@ -60,15 +66,6 @@ def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = Non
         return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodingTools:
-    """What a code cache is made with."""
-
-    codec: Codec
-    front_end: Mel  # of the references, on the codec's device
-    tokenizer: Tokenizer
-
-
 def build_cache(
     rows: list[Utterance],
     codec: Codec,
@@ -87,14 +84,13 @@ def build_cache(
     `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
     they must change when a recording does, and be of one kind from run to run.
     `progress(done, total)` counts recordings; `say` is called for each damaged shard. The processes
-    of `group`, which have EncodingTools, share the shards. Raises DatasetError for a recording that
-    cannot be read, DiskError, DamagedFileError when `rows` alone need more than `max_cache_gib`,
-    KitError if another process failed.
+    of `group`, which have a codec and a front end, share the shards. Raises DatasetError for a
+    recording that cannot be read, DiskError, DamagedFileError when `rows` alone need more than
+    `max_cache_gib`, KitError if another process failed.
     """
     folder = Path(folder)
     make_folder(folder)
     sweep(folder)
-    tools = EncodingTools(codec=codec, front_end=front_end, tokenizer=tokenizer)
     clips = clip_digests(rows, digests)
     found = find_clips(folder, key, set(clips), say)
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
@@ -114,12 +110,12 @@ def build_cache(
     # shard's content depends neither on the other shards nor on the process that made it.
     for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
-        jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
+        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
     if missing:
-        group.do(jobs, tools, lambda done: progress(before + int(done), total))
+        group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
         found.update(shard_clips(path))
-    texts = text_ids(rows, tools, folder, group)
+    texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
     return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
 
 
@@ -139,25 +135,22 @@ def find_clips(
     return found
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodeJob:
-    """The shards that one process makes: for each file its clips, by their digests."""
-
-    shards: dict[Path, dict[str, Utterance]]
-    config: DataConfig
-    used: set[Path]  # files that no room may be made of
-
-    def run(self, tools: EncodingTools, advance: Callable[[float], None]) -> None:
-        def make(path: Path) -> None:
-            clips = self.shards[path]
-            shard = encode(list(clips.values()), tools.codec, tools.front_end, self.config)
+def encode_shards(
+    shards: dict[Path, dict[str, Utterance]],
+    config: DataConfig,
+    used: set[Path],
+    tools: tuple[Codec, Mel],
+    advance: Callable[[float], None],
+) -> None:
+    """Make `shards`, {file: its clips by their digests}; no room is made of the files `used`."""
+    for path, clips in shards.items():
+        if not path.is_file():  # another run may have made it meanwhile
+            shard = encode(list(clips.values()), *tools, config)
             shard["clips"] = as_bytes(list(clips))
             data = pack_tensors(shard)
-            make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
+            make_room(path.parent, OWN, config.max_cache_gib, len(data), used)
             write_atomic(path, data)
-
-        for path in claimed(list(self.shards), make):
-            advance(len(self.shards[path]))
+        advance(len(clips))
 
 
 def encode(
@@ -179,48 +172,6 @@ def encode(
     }
 
 
-def text_ids(
-    rows: list[Utterance], tools: EncodingTools, folder: Path, group: WorkGroup
-) -> list[np.ndarray]:
-    """The ids (N,) of each row's text."""
-    name = secrets.token_hex(6)  # another run may make an index here at this moment
-    parts = []
-    jobs = []
-    numbers = group.split_evenly(range(len(rows)))
-    for number, own in enumerate(numbers):
-        # Named as what a kill leaves half-written, and swept up with that.
-        part = folder / f".texts-{name}.safetensors.{number}" if number else None
-        parts.append(part)
-        jobs.append(TokenizeJob(texts=[rows[i].text for i in own], part=part))
-    shares = [group.do(jobs, tools, lambda _: None)]
-    for part in parts[1:]:
-        table = load_tensors(part)
-        shares.append(split_by(table["ids"], table["counts"]))
-        part.unlink()
-    found: list = [None] * len(rows)
-    for own, ids in zip(numbers, shares, strict=True):
-        for i, row in zip(own, ids):
-            found[i] = row
-    return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizeJob:
-    """The texts that one process makes ids of, to be left in the file `part`; None: returned."""
-
-    texts: list[str]
-    part: Path | None
-
-    def run(self, tools: EncodingTools, _tell) -> list[np.ndarray]:
-        encode = tools.tokenizer.encode
-        ids_of_texts = [np.array(encode(text), dtype=np.int32) for text in self.texts]
-        if self.part is not None:
-            counts = np.array([len(ids) for ids in ids_of_texts], dtype=np.int64)
-            ids = np.concatenate([np.zeros(0, dtype=np.int32), *ids_of_texts])
-            write_atomic(self.part, pack_tensors({"ids": ids, "counts": counts}))
-        return ids_of_texts
-
-
 def write_index(
     rows: list[Utterance],
     clips: list[Clip],
@@ -229,16 +180,12 @@ def write_index(
     config: DataConfig,
 ) -> Path:
     """The text ids of `rows` and where their codes lie, as a file named by its content."""
-    columns = index_columns(
-        [
-            IndexRow(id=row.id, speaker=row.speaker, split=row.split, text=text, clip=clip)
-            for row, clip, text in zip(rows, clips, texts, strict=True)
-        ]
-    )
+    ids, speakers, splits = zip(*((row.id, row.speaker, row.split) for row in rows))
+    columns = index_columns(ids, speakers, splits, texts, clips)
     shards = {clip.shard for clip in clips}
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
     try:
-        load_tensors(index)
+        MappedFile(index, verify=True)
     except DamagedFileError:  # or missing
         size_bytes = sum(column.nbytes for column in columns.values())
         make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})

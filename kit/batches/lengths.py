@@ -3,7 +3,6 @@
 Nothing is truncated: rows beyond a limit are refused in the data report.
 """
 
-import bisect
 import dataclasses
 import math
 import random
@@ -13,34 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, padded, passes
-from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import Finding, Utterance, refuse
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+KEPT_PERCENT = 99.5
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthReport:
-    """Percentiles by quantity, and limits that keep the given percentage of the rows."""
+    """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
 
-    percentiles: dict[str, dict[float, float]]  # {"codes": {50: 61.0, ...}, "seconds": ...}
-    keep_percent: float
+    percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
     limit_codes: int  # a multiple of 64
-    limit_s: float
     limit_tokens: int  # of a row, text and codes, a multiple of 64
-    fixed_lengths: tuple[int, ...]  # tokens: `fixed_lengths` of all splits
-    beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
+    beyond: int  # rows over a limit
     beyond_share: float  # of all rows
-
-    def table(self) -> dict[str, str]:
-        """Return one line for each quantity."""
-        lines = {}
-        for name, values in self.percentiles.items():
-            lines[name] = ", ".join(f"{p:g} %: {value:.4g}" for p, value in values.items())
-        return lines
 
 
 def longest(model: GPTConfig) -> GPTConfig:
@@ -84,51 +74,32 @@ def fit_positions(
     return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
 
 
-def length_report(
-    cache: CodeCache, codes_per_s: float, split: str = "train", keep_percent: float = 99.5
-) -> LengthReport:
+def length_report(cache: CodeCache, codes_per_s: float, split: str = "train") -> LengthReport:
     """Return the lengths of `split`, and suggested limits for fixed shapes.
 
-    The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
+    The limit of codes is the KEPT_PERCENT-th percentile rounded up to 64; the token limit holds
     that many codes beside the same percentile of text.
     """
-    members, columns = counts(cache, split, codes_per_s)
-    highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
-    limit_codes = round_up(int(highest["codes"]), 64)
-    limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
-    over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
-    rows = []
-    for i in over:
-        row = {"id": cache.rows[members[i]]["id"]}
-        for name in ("codes", "tokens", "seconds"):
-            row[name] = columns[name][i].item()
-        rows.append(row)
-    return LengthReport(
-        percentiles={
-            name: {p: float(percentile(column, p)) for p in PERCENTILES}
-            for name, column in columns.items()
-        },
-        keep_percent=keep_percent,
-        limit_codes=limit_codes,
-        limit_s=limit_codes / codes_per_s,
-        limit_tokens=limit_tokens,
-        fixed_lengths=fixed_lengths(cache),
-        beyond=sorted(rows, key=lambda row: row["tokens"], reverse=True),
-        beyond_share=len(rows) / len(members),
-    )
-
-
-def counts(
-    cache: CodeCache, split: str, codes_per_s: float
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return a split's rows, and each row's text ids, codes, tokens and seconds."""
     cache.require_rows(split)
-    members = cache.rows_in_split(split)[:]
+    members = cache.rows_in_split(split)
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
     tokens = texts + codes + EXTRA_TOKENS
+    limit_codes = round_up(int(percentile(codes, KEPT_PERCENT)), 64)
+    longest_row = int(percentile(texts, KEPT_PERCENT)) + limit_codes + EXTRA_TOKENS
+    limit_tokens = round_up(longest_row, 64)
+    beyond = int(((codes > limit_codes) | (tokens > limit_tokens)).sum())
+    lines = {}
     columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
-    return members, columns
+    for name, column in columns.items():
+        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
+    return LengthReport(
+        percentiles=lines,
+        limit_codes=limit_codes,
+        limit_tokens=limit_tokens,
+        beyond=beyond,
+        beyond_share=beyond / len(members),
+    )
 
 
 def percentile(column: np.ndarray, percent: float):
@@ -139,49 +110,21 @@ def round_up(value: float, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
-def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
-
-    Only to report the padding it would save: its mask would rule out the fused causal kernels.
-    """
-    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
-        if fullest == len(room):
-            rows.append([])
-            left = row_tokens
-            row = len(rows) - 1
-        else:
-            left, row = room.pop(fullest)
-        rows[row].append(i)
-        bisect.insort(room, (left - lengths[i], row))
-    return rows
-
-
 def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
     """Return the share of padding when each of `parts` is a padded batch."""
     cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
     return 1 - sum(lengths[i] for part in parts for i in part) / cells
 
 
-def padding_waste(
-    lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
-) -> dict[str, float]:
+def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float]:
     """Return the share of padding for every way to form batches."""
     average = -(-config.effective_batch * sum(lengths) // len(lengths))
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
-    row_tokens = max(row_tokens, *lengths)
-    packed = []
-    for window in chunks(order, config.sort_window):
-        packed += pack_rows([lengths[i] for i in window], row_tokens)
     return {
         "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
         "neighbours in length": neighbours_waste(lengths, config),
         "token budget": wasted(passes(lengths, budget), lengths, config),
-        "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
     }
 
 

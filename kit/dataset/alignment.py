@@ -13,7 +13,7 @@ import dataclasses
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.data_report import Finding, Utterance, refuse
-from kit.text.normalize import letters
 
 PART_BATCHES = 16  # batches whose results share a file until all are done
 # Clips are compared only with others of their kind.
@@ -41,7 +40,6 @@ UNSEEN = "unseen"
 class AlignConfig:
     clips: int = 0  # how many are checked, drawn at random; 0: every one
     batch: int = 16  # clips that go through the recogniser together
-    weak: float = -1.0  # a character scoring below this (nats) counts as weak
     spread: float = 6.0  # refuse clips this many robust standard deviations below the median ...
     least_gap: float = 0.4  # ... and at least this far (nats a character), however alike they are
     hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
@@ -51,7 +49,7 @@ class AlignConfig:
         require(self.least_gap > 0, self, "least_gap", "must be positive.")
         require_least(self, 0, "clips", "spread", "least_gap")
         require_least(self, 1, "batch")
-        require_within(self, -1000, 0, "weak", "hopeless")
+        require_within(self, -1000, 0, "hopeless")
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
         """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
@@ -60,18 +58,8 @@ class AlignConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Word:
-    text: str
-    start_s: float
-    end_s: float
-    score: float  # mean log-probability of its characters, nats
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Alignment:
     score: float  # nats a character; 0 is perfect, -inf impossible
-    weak_share: float = 1.0  # of its characters: with a weak score, or not in the alphabet
-    words: tuple[Word, ...] = ()
     worst_at_s: float = 0.0  # where text and recording differ most
     reason: str = ""  # why it could not be aligned
 
@@ -98,9 +86,7 @@ def quiet_frames(loudness: Tensor) -> Tensor:
     return loudness < low + 0.25 * (high - low)
 
 
-def alignment_score(
-    recognizer: SpeechRecognizer, output: RecognizerOutput, text: str, config: AlignConfig
-) -> Alignment:
+def alignment_score(recognizer: SpeechRecognizer, output: RecognizerOutput, text: str) -> Alignment:
     """Align `text` with one clip's recogniser output; the score is -inf if it cannot fit."""
     log_probs = output.log_probs
     ids = recognizer.encode(text)
@@ -118,34 +104,12 @@ def alignment_score(
     for span in spans:
         spoken[span.start : span.end] = True
     costs = costs * (spoken | ~quiet_frames(output.loudness))
-    characters = len(letters(text))
-    frame_s = recognizer.frame_s
-    weak = sum(span.score < config.weak for span in spans) + characters - len(spans)
     # The frame in the middle of the half second that costs most.
-    width = min(len(costs), max(1, round(0.5 / frame_s)))
+    width = min(len(costs), max(1, round(0.5 / recognizer.frame_s)))
     worst_frame = int(F.avg_pool1d(costs[None], width, stride=1)[0].argmin()) + width // 2
     return Alignment(
-        score=float(costs.sum()) / len(ids),
-        weak_share=weak / characters,
-        words=tuple(_words(recognizer.alphabet, text, spans, frame_s)),
-        worst_at_s=worst_frame * frame_s,
+        score=float(costs.sum()) / len(ids), worst_at_s=worst_frame * recognizer.frame_s
     )
-
-
-def _words(alphabet: str, text: str, spans: list, frame_s: float) -> Iterator[Word]:
-    """Yield the words of `text`, but those without a letter in the alphabet."""
-    rest = iter(spans)
-    for number, word in enumerate(letters(text).split(" ")):
-        if number and " " in alphabet:
-            next(rest)  # the space before it
-        own = [next(rest) for char in word if char in alphabet]
-        if own:
-            yield Word(
-                text=word,
-                start_s=own[0].start * frame_s,
-                end_s=own[-1].end * frame_s,
-                score=sum(span.score for span in own) / len(own),
-            )
 
 
 def align_clips(
@@ -171,7 +135,7 @@ def align_clips(
                 alignments[i] = Alignment(score=-math.inf, reason=str(error))
         outputs = recognizer.recognize(list(waves.values()), sample_rate)
         for i, output in zip(waves, outputs, strict=True):
-            alignments[i] = alignment_score(recognizer, output, rows[i].text, config)
+            alignments[i] = alignment_score(recognizer, output, rows[i].text)
         advance(len(batch))
     return alignments
 
@@ -190,7 +154,7 @@ def align_clips_cached(
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> list[Alignment]:
-    """`align_clips` (without the words), cached in the file `path` by clips, texts and recogniser.
+    """`align_clips`, cached in the file `path` by clips, texts and recogniser.
 
     `digests` change when the recordings do, one a row. The processes of `group` share the clips,
     and save finished parts beside `path`, so that an interrupted call is resumed. Raises KitError
@@ -229,7 +193,7 @@ def _align_in_parts(
     # length, so taking them in turn gives each process about the same work.
     for share in group.split_evenly(missing):
         own = {part: [rows[i] for i in parts[part]] for part in share}
-        jobs.append(AlignJob(parts=own, key=key, config=config))
+        jobs.append(partial(_align_share, own, key, config))
     if missing:
         group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
     alignments: list = [None] * len(rows)
@@ -239,29 +203,17 @@ def _align_in_parts(
     return alignments
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AlignJob:
-    """The parts that one process aligns: {result file: its rows}."""
-
-    parts: dict[Path, list[Utterance]]
-    key: str
-    config: AlignConfig
-
-    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
-        for part, rows in self.parts.items():
-            alignments = align_clips(rows, recognizer, self.config, advance)
-            values = [dataclasses.asdict(alignment) for alignment in alignments]
-            for each in values:
-                del each["words"]
-            save_result(part, self.key, values)
-
-
-def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:
-    """Return the `count` (row, alignment) pairs with the lowest scores, the worst first.
-
-    Usual causes: words missing in the text, words too many, another sentence's recording.
-    """
-    return sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:count]
+def _align_share(
+    parts: dict[Path, list[Utterance]],
+    key: str,
+    config: AlignConfig,
+    recognizer: SpeechRecognizer,
+    advance: Callable[[float], None],
+) -> None:
+    """Align what one process of a group does: {result file: its rows}."""
+    for part, rows in parts.items():
+        alignments = align_clips(rows, recognizer, config, advance)
+        save_result(part, key, [dataclasses.asdict(each) for each in alignments])
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:

@@ -42,7 +42,6 @@ def check_dataset(
     source: Path,
     config: ManifestConfig,
     into: Path,
-    workers: int | None = None,
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> DataReport:
@@ -58,9 +57,7 @@ def check_dataset(
     require_training_rows(dataset.rows)
     paths = (row.audio for row in dataset.rows)
     cache = into / "measures.jsonl"
-    measures = measure_clips(
-        paths, cache, config.max_clip_s, workers, progress=progress, group=group
-    )
+    measures = measure_clips(paths, cache, config.max_clip_s, progress=progress, group=group)
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
@@ -188,11 +185,16 @@ def dataset_stats(
             same_text[row.speaker, row.text].append(row)
         if row.split == "train" and row.text in not_trained:
             trained.add(row.text)
+    usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
+    few_clips = config.odd_share * rates_hz.total()
+    rare_letters = set()
+    if len(rows) >= 1000:  # those that only one or two texts have
+        rare_letters = {c for c, count in text_counts.items() if count <= 2 and c.isalpha()}
     return DatasetStats(
         pace=usual_paces(paces, config.pace_deviations),
-        odd_rates_hz=_odd_rates(rates_hz, config.odd_share),
+        odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
         odd_scripts=_odd_scripts(letter_counts, config.odd_share),
-        rare_letters=_rare_letters(text_counts, len(rows)),
+        rare_letters=rare_letters,
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
         training_texts=trained,
@@ -215,11 +217,6 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
     return math.exp(median - width), math.exp(median + width)
 
 
-def _odd_rates(counts: collections.Counter, share: float) -> dict[int, int]:
-    usual_hz = counts.most_common(1)[0][0] if counts else 0
-    return {rate: usual_hz for rate, n in counts.items() if n < share * counts.total()}
-
-
 def _odd_scripts(letter_counts: collections.Counter, share: float) -> set[str]:
     counts = collections.Counter()
     for letter, count in letter_counts.items():
@@ -234,13 +231,6 @@ def script(letter: str) -> str:
     if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ occurs in any script
         return ""
     return unicode_script(letter)
-
-
-def _rare_letters(counts: collections.Counter, texts: int) -> set[str]:
-    """Return letters that only one or two texts have, out of a thousand or more."""
-    if texts < 1000:
-        return set()
-    return {letter for letter, count in counts.items() if count <= 2 and letter.isalpha()}
 
 
 def outliers(

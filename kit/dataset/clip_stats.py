@@ -6,7 +6,6 @@ caller's script again, and in a pool one crash would break it for all.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
@@ -28,11 +27,8 @@ from kit.base.processes import SINGLE_PROCESS, WorkGroup
 FORMAT = 3  # of a cache line; lines of another format are measured again
 CHUNK = 64  # clips written to the cache at a time
 READY = "ready\n"  # the first line that a process prints
-# A clip takes a quarter millisecond, nearly half of it with Python's lock held: on two hardware
-# threads of one core, two threads need 2.3 s for 4,000 clips, one needs 1.2 s. Two processes need
-# 1.05 s, of which 0.25 s to start, so they pay from about this many clips on. For fewer clips,
-# threads help where a drive is slow.
-PROCESSES_FROM_CORES = 2
+# One process measures 4,000 clips in 1.2 s. Two on the hardware threads of one core need 1.05 s, of
+# which 0.25 s to start, so they pay from about this many clips on.
 PROCESSES_FROM_CLIPS = 1000
 
 
@@ -40,17 +36,16 @@ def measure_clips(
     paths: list[str],
     cache: Path,
     decode_s: float = 60.0,
-    workers: int | None = None,
-    processes: bool | None = None,
+    processes: int | None = None,
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> dict[str, ClipMeasure | str]:
     """Return the measure of every path, or the reason why there is none.
 
-    Uses `workers` (default: one per core) threads or `processes` (default: whichever is faster) in
-    each process of `group`. `progress(done, total)` counts clips. Raises DatasetError when the
-    folder of a clip is gone, DiskError when `cache` cannot be written, KitError where another
-    process of the group failed; results so far are in `cache`, or in parts beside it.
+    Each process of `group` uses so many `processes` more; 0: none (default: one per core where
+    there are many clips). `progress(done, total)` counts clips. Raises DatasetError when the folder
+    of a clip is gone, DiskError when `cache` cannot be written, KitError where another process of
+    the group failed; results so far are in `cache`, or in parts beside it.
     """
     cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}
@@ -67,17 +62,10 @@ def measure_clips(
         make_folder(cache.parent)
         jobs = []
         for number, share in enumerate(group.split_by_key(todo, str)):
-            part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}")
-            job = MeasureJob(
-                paths=share,
-                cache=part if number else cache,
-                decode_s=decode_s,
-                workers=workers or max(1, _cores() // group.local_size),
-                processes=processes,
-                before=before,
-                total=total,
-            )
-            jobs.append(job)
+            part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
+            many = max(1, _cores() // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
+            own = many if processes is None else processes
+            jobs.append(partial(_measure_share, share, part, decode_s, own))
         results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
         _merge_parts(cache, order)
     if len(results) < total:
@@ -88,42 +76,33 @@ def measure_clips(
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureJob:
-    """The clips that one process of a group measures."""
-
-    paths: list[str]
-    cache: Path
-    decode_s: float
-    workers: int
-    processes: bool | None
-    before: int  # of `total` clips, measured before this call
-    total: int
-
-    def run(self, _tools, advance: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
-        processes = self.processes
-        if processes is None:
-            many = len(self.paths) >= PROCESSES_FROM_CLIPS
-            processes = many and self.workers >= PROCESSES_FROM_CORES
-        measured = by_processes if processes else by_threads
-        results = {}
-        # disk_errors is outermost: closing the file writes again what a full disk did not take.
-        with (
-            disk_errors(self.cache),
-            append_lines(self.cache) as file,
-            contextlib.closing(measured(self.paths, self.workers, self.decode_s)) as chunks,
-        ):
-            for lines in chunks:
-                results.update(_append(lines, file, self.before + len(results), self.total))
-                advance(len(lines))
-        return results
+def _measure_share(
+    paths: list[str],
+    cache: Path,
+    decode_s: float,
+    processes: int,
+    _tools,
+    advance: Callable[[float], None],
+) -> dict[str, ClipMeasure | str]:
+    """Measure the clips of one process of a group."""
+    if processes:
+        lines = by_processes(paths, processes, decode_s)
+    else:
+        lines = (measure_line(path, decode_s) for path in paths)
+    results = {}
+    # disk_errors is outermost: closing the file writes again what a full disk did not take.
+    with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
+        while chunk := list(itertools.islice(lines, CHUNK)):
+            results.update(_append(chunk, file))
+            advance(len(chunk))
+    return results
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _append(lines: list[str], file, done: int, total: int) -> dict[str, ClipMeasure | str]:
+def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
     """Add the results of one chunk to the cache. Raises DatasetError when their folder is gone."""
     rows = [json.loads(line) for line in lines]
     unread = [row["path"] for row in rows if "problem" in row]
@@ -135,9 +114,8 @@ def _append(lines: list[str], file, done: int, total: int) -> dict[str, ClipMeas
     file.flush()
     if gone:
         raise DatasetError(
-            f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? "
-            f"{done:,} of {total:,} clips had been measured and are kept. Connect it again and "
-            "run again: the check resumes there."
+            f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? The clips "
+            "measured before are kept. Connect it again and run again: the check resumes there."
         )
     return {row["path"]: _value(row) for row in rows}
 
@@ -251,43 +229,15 @@ def measure_line(path: str, decode_s: float) -> str:
     return json.dumps(row)
 
 
-def by_threads(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:
-    """Yield cache lines of `paths`, chunk by chunk."""
+def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]:
+    """Yield cache lines of `paths` from `count` processes; a crash costs only its clip."""
+    started = []
 
-    def measured(start: int) -> list[str]:
-        return [measure_line(path, decode_s) for path in paths[start : start + CHUNK]]
-
-    with ThreadPoolExecutor(workers) as threads:
-        yield from threads.map(measured, range(0, len(paths), CHUNK))
-
-
-def by_processes(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:
-    """Yield cache lines of `paths`, chunk by chunk; a crash costs only the clip that causes it."""
-    with contextlib.ExitStack() as stack:
-        shares = []
-        for number in range(min(workers, len(paths))):
-            worker = _Worker(paths[number::workers], decode_s)
-            stack.callback(worker.stop)
-            shares.append(worker.lines())
-        # Takes a line of each in turn; the others continue until their pipes are full.
-        lines = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*shares)))
-        while chunk := list(itertools.islice(lines, CHUNK)):
-            yield chunk
-
-
-class _Worker:
-    """A process that measures `paths` in their order."""
-
-    def __init__(self, paths: list[str], decode_s: float):
-        self.paths = paths
-        self.decode_s = decode_s
-        self.process = self._start(paths)
-
-    def _start(self, paths: list[str]) -> subprocess.Popen:
+    def start(share: list[str]) -> subprocess.Popen:
         with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a pipe would block when full
-            json.dump({"paths": paths, "decode_s": self.decode_s}, job)
+            json.dump({"paths": share, "decode_s": decode_s}, job)
             job.seek(0)
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "kit.dataset.clip_stats"],
                 stdin=job,
                 stdout=subprocess.PIPE,
@@ -295,33 +245,35 @@ class _Worker:
                 encoding="utf-8",
                 cwd=ROOT,
             )
+        started.append(process)
+        return process
 
-    def lines(self) -> Iterator[str]:
-        """Yield a cache line for each path. If the process crashes, a new one measures the rest."""
-        self._require_ready()
-        for number, path in enumerate(self.paths, 1):
-            line = self.process.stdout.readline()
-            if line.endswith("\n"):
+    def measured(share: list[str], process: subprocess.Popen) -> Iterator[str]:
+        at = 0
+        while at < len(share):
+            if process.stdout.readline() != READY:
+                raise RuntimeError(
+                    "A process that measures recordings could not start (exit code "
+                    f"{process.wait()}): see its error above, free memory, and run again."
+                )
+            while at < len(share) and (line := process.stdout.readline()).endswith("\n"):
                 yield line.rstrip("\n")
-                continue
-            row = _entry(path)
-            row["problem"] = "crashes the audio decoder"
-            yield json.dumps(row)
-            self.stop()
-            self.process = self._start(self.paths[number:])
-            self._require_ready()
+                at += 1
+            if at < len(share):
+                yield json.dumps(_entry(share[at]) | {"problem": "crashes the audio decoder"})
+                at += 1
+                process = start(share[at:])
 
-    def _require_ready(self) -> None:
-        if self.process.stdout.readline() != READY:
-            raise RuntimeError(
-                "A process that measures recordings could not start (exit code "
-                f"{self.process.wait()}): see its error above, free memory, and run again."
-            )
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.stdout.close()
-        self.process.wait()
+    shares = [paths[number::count] for number in range(min(count, len(paths)))]
+    try:
+        lines = [measured(share, start(share)) for share in shares]
+        # Takes a line of each in turn; the others continue until their pipes are full.
+        yield from filter(None, itertools.chain.from_iterable(itertools.zip_longest(*lines)))
+    finally:
+        for process in started:
+            process.kill()
+            process.stdout.close()
+            process.wait()
 
 
 def _serve() -> None:

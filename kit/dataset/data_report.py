@@ -1,7 +1,7 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. manifest.py decides
-which, by the limits in `ManifestConfig`.
+No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
+which, by the limits in `ManifestConfig`. Rows are kept in manifest.jsonl, findings in ledger.jsonl.
 """
 
 import collections
@@ -138,7 +138,7 @@ class DataReport:
             f"{self.kept_s / 3600:.2f} hours kept in {len(self.kept):,} utterances, "
             f"{lost} {len(self.refused):,} clips"
         ]
-        for kind, findings in commonest_kinds(self.refused):
+        for kind, findings in list(by_kind(self.refused).items())[:MAX_KINDS]:
             example = findings[0]
             lines.append(
                 f"  {len(findings):,} clips, {kind}: for example {example.file}:{example.line} "
@@ -196,7 +196,8 @@ class DataReport:
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.max_rejected_percent:
-            counts = [f"{kind} {len(same):,} times" for kind, same in commonest_kinds(self.refused)]
+            kinds = list(by_kind(self.refused).items())[:MAX_KINDS]
+            counts = [f"{kind} {len(same):,} times" for kind, same in kinds]
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused, {', '.join(counts)} "
                 f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
@@ -239,23 +240,12 @@ def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Find
     )
 
 
-def commonest_kinds(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """Return the kinds that most findings have, the commonest first, each with its findings."""
+def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Return the findings of each kind, the commonest first."""
     kinds = collections.defaultdict(list)
     for finding in findings:
         kinds[finding.kind].append(finding)
-    return sorted(kinds.items(), key=lambda item: -len(item[1]))[:MAX_KINDS]
-
-
-def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
-    """Return {kind: (rows, seconds)}, the most seconds first; unmeasured clips add none."""
-    rows = collections.Counter()
-    seconds = collections.Counter()
-    for finding in findings:
-        rows[finding.kind] += 1
-        seconds[finding.kind] += finding.seconds
-    order = sorted(rows, key=lambda kind: (-seconds[kind], -rows[kind], kind))
-    return {kind: (rows[kind], seconds[kind]) for kind in order}
+    return dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
 
 
 def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[str, ...]]:

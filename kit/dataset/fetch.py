@@ -1,6 +1,7 @@
 """Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def fetch_dataset(
     hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
 ) -> Path:
-    """Return the dataset folder in `source`, up to three folders deep, or the table `source`.
+    """Return the dataset folder in `source`, or the table `source`.
 
     An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
     Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
@@ -44,28 +45,16 @@ def fetch_dataset(
         return source  # a table, which read_dataset checks
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
-    level = [source]
-    for _ in range(4):
-        datasets = [folder for folder in level if _is_dataset(folder)]
-        if len(datasets) == 1 and Recordings(datasets[0]).folders():
-            return datasets[0]
-        if datasets and _is_dataset(source, below=True):
-            return source  # a folder for each speaker
-        if datasets:
-            names = ", ".join(str(folder.relative_to(source)) for folder in datasets[:8])
-            raise DatasetError(f"{source} holds several datasets ({names}): name one of them.")
-        below = (child for folder in level for child in sorted(folder.iterdir()))
-        level = [c for c in below if c.is_dir() and not c.name.startswith((".", "__MACOSX"))]
-    files = [
-        file
-        for file in sorted(source.rglob(f"*{PARQUET}"))
-        if not any(part.startswith(".") for part in file.relative_to(source).parts)
-    ]
-    if files:
-        return _unpack_parquet(source, files, into, hub, progress)
     try:
-        recognise(source)
+        _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
+        files = [
+            file
+            for file in sorted(source.rglob(f"*{PARQUET}"))
+            if not any(part.startswith(".") for part in file.relative_to(source).parts)
+        ]
+        if files:
+            return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
         archives = [path for path in visible if path.is_file() and archive_suffix(path)]
         if len(visible) == len(archives) == 1:
@@ -76,8 +65,10 @@ def fetch_dataset(
                 f"{source} holds archives ({names}) and no dataset beside them: unpack them there, "
                 "or name one of them as DATA."
             ) from error
-        raise DatasetError(f"{error} Its subfolders hold none either.") from error
-    return source
+        raise
+    folders = [table if table.is_dir() else table.parent for table in tables]
+    common = Path(os.path.commonpath(folders))
+    return common if Recordings(common).folders() else source
 
 
 def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Path:
@@ -90,14 +81,6 @@ def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Pat
     *owner, config, split = parts
     rows = open_huggingface("/".join(owner), config, split)
     return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
-
-
-def _is_dataset(folder: Path, below: bool = False) -> bool:
-    try:
-        recognise(folder, below)
-    except DatasetError:
-        return False
-    return True
 
 
 def _unpack_parquet(

@@ -4,7 +4,6 @@ Names and paths in the rows are never used and no code of a dataset is ever run.
 the rows; soundfile decodes, since decoding with `datasets` needs torchcodec and FFmpeg.
 """
 
-import contextlib
 import dataclasses
 import io
 import itertools
@@ -24,11 +23,12 @@ from kit.base.config import build, require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
-from kit.dataset.layouts import SPEAKER_KEYS, TEXT_KEYS
+from kit.dataset.json_tables import SPEAKER_KEYS, TEXT_KEYS
 
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
 MIN_FREE_BYTES = 2**28  # of disk space, before each clip
+PART = "rows.part"  # a JSON line for each row so far: its clip, or why it is skipped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,12 @@ class HubConfig:
 
 @dataclasses.dataclass(kw_only=True)
 class Position:
-    """How much of a stream was read, and how long the two growing files were then."""
+    """How much of a stream was read, and how long rows.part was then."""
 
     rows: int = 0
     stream: dict | None = None  # state_dict of a stream of `datasets`
     seconds: float = 0.0
-    table_bytes: int = 0
-    skipped_bytes: int = 0
+    bytes: int = 0
 
 
 def from_huggingface(
@@ -78,20 +77,22 @@ def from_huggingface(
     place = _position(into, key)
     limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
     total = _count(rows)
-    with (
-        _reopen(into / "metadata.part", place.table_bytes) as table,
-        _reopen(into / "skipped.part", place.skipped_bytes) as skipped,
-    ):
+    with open(into / PART, "ab") as lines:
+        lines.truncate(place.bytes)
+        lines.seek(0, io.SEEK_END)
         for row in _stream(rows, place):
             if place.seconds >= limit_s:
                 break
-            _write_row(row, place, into, config, table, skipped)
+            line = _write_clip(row, place.rows, into, config)
+            lines.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
+            place.rows += 1
+            place.seconds += line.get("seconds", 0.0)
             if place.rows % config.save_every == 0:
-                _save(place, rows, key, into, table, skipped)
+                _save(place, rows, key, into, lines)
             progress(place.rows, max(place.rows, total or place.rows + 1))
-        _save(place, rows, key, into, table, skipped)
+        _save(place, rows, key, into, lines)
     progress(place.rows, place.rows)
-    return _finish(into, key, place)
+    return _finish(into, key)
 
 
 def _count(rows: Iterable[dict]) -> int | None:
@@ -127,20 +128,8 @@ def _position(into: Path, key: str) -> Position:
             f"{file} is damaged ({shorten(error)}): it records how many rows were read. Delete "
             "it to read them again from the first."
         ) from error
-    for name, size in (("metadata", place.table_bytes), ("skipped", place.skipped_bytes)):
-        part = into / f"{name}.part"
-        if not part.is_file() or part.stat().st_size < size:
-            return Position()
-    return place
-
-
-@contextlib.contextmanager
-def _reopen(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
-    """Open a growing file, truncated to its length when the position was saved."""
-    with open(path, "ab") as file:
-        file.truncate(size_bytes)
-        file.seek(0, io.SEEK_END)
-        yield file
+    part = into / PART
+    return place if part.is_file() and part.stat().st_size >= place.bytes else Position()
 
 
 def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
@@ -159,33 +148,22 @@ def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
         ) from error
 
 
-def _write_row(
-    row: dict,
-    place: Position,
-    into: Path,
-    config: HubConfig,
-    table: BinaryIO,
-    skipped: BinaryIO,
-) -> None:
-    """Write one row's clip and table line, or the reason why it is skipped."""
-    name = f"{place.rows:08d}"
+def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
+    """Write the clip of a row; return its line of PART."""
+    name = f"{number:08d}"
     require_disk(into, MIN_FREE_BYTES)
     try:
         text, speaker = _read_text(row, config)
         wave, rate = _read_audio(row, config)
     except DatasetError as error:
-        note = {"row": place.rows, "reason": str(error)}
-        skipped.write(json.dumps(note, ensure_ascii=False).encode(errors="replace") + b"\n")
-    else:
-        file = io.BytesIO()
-        soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
-        part = into / "wavs" / f"{name}.part"
-        with disk_errors(part):
-            part.write_bytes(file.getvalue())
-            part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
-        table.write(f"{name}|{text}|{text}|{speaker}\n".encode())
-        place.seconds += len(wave) / rate
-    place.rows += 1
+        return {"row": number, "reason": str(error)}
+    file = io.BytesIO()
+    soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
+    part = into / "wavs" / f"{name}.part"
+    with disk_errors(part):
+        part.write_bytes(file.getvalue())
+        part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
+    return {"id": name, "text": text, "speaker": speaker, "seconds": len(wave) / rate}
 
 
 def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
@@ -263,25 +241,32 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
             raise DatasetError(str(error).replace(path, size)) from error
 
 
-def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: BinaryIO) -> None:
+def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: BinaryIO) -> None:
     """Save the position after everything before it is on disk."""
     place.stream = rows.state_dict() if hasattr(rows, "state_dict") else None
-    for file in files:
-        file.flush()
-        os.fsync(file.fileno())
-    place.table_bytes, place.skipped_bytes = (file.tell() for file in files)
+    lines.flush()
+    os.fsync(lines.fileno())
+    place.bytes = lines.tell()
     saved = {"key": key, "position": dataclasses.asdict(place)}
     write_atomic(into / "position.json", json.dumps(saved))
 
 
-def _finish(into: Path, key: str, place: Position) -> Path:
-    if place.table_bytes == 0:
-        first = (into / "skipped.part").read_text(encoding="utf-8").split("\n")[0]
-        raise DatasetError(f"None of {place.rows} rows could be used. The first: {first or 'none'}")
-    for part, whole in (("skipped.part", "skipped.jsonl"), ("metadata.part", "metadata.csv")):
-        write_atomic(into / whole, (into / part).read_bytes())
+def _finish(into: Path, key: str) -> Path:
+    table = []
+    skipped = []
+    for line in (into / PART).read_text(encoding="utf-8").split("\n")[:-1]:
+        row = json.loads(line)
+        if "reason" in row:
+            skipped.append(f"{line}\n")
+        else:
+            table.append("{id}|{text}|{text}|{speaker}\n".format(**row))
+    if not table:
+        first = skipped[0].strip() if skipped else "none"
+        raise DatasetError(f"None of {len(skipped)} rows could be used. The first: {first}")
+    write_atomic(into / "skipped.jsonl", "".join(skipped))
+    write_atomic(into / "metadata.csv", "".join(table))
     write_atomic(into / "complete", key)
-    for name in ("skipped.part", "metadata.part", "position.json"):
+    for name in (PART, "position.json"):
         (into / name).unlink()
     return into
 

@@ -9,22 +9,18 @@ becomes a finding that names table, line and fix. Originals are only read.
 
 import dataclasses
 import itertools
-import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
-from kit.base.files import special_file_kind
 from kit.base.formatting import join_names, non_utf8_problem, shorten
-from kit.dataset.columns import role_of
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
+from kit.dataset.json_tables import json_tables, read_json
 from kit.dataset.recordings import (
     Record,
     Recordings,
     bad_row,
     check_record,
-    choose_base,
     is_phonemes,
     label_of,
     stays_inside,
@@ -35,36 +31,28 @@ from kit.dataset.splits import (
     hold_out,
     speakers_in_names,
     speakers_of_folders,
-    split_of,
     split_of_table,
 )
 from kit.dataset.spool import Spool, values_repeated
 from kit.dataset.tables import (
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
-    encoding_problem,
-    read_lines,
     read_tables,
     tables_of_recordings,
 )
-from kit.dataset.text_files import folders_of_texts, has_own_texts, read_text_files
-from kit.streams.file import BadRecord
-from kit.streams.lines import JsonLines
-from kit.streams.open import rows
+from kit.dataset.text_files import (
+    folders_of_texts,
+    has_own_texts,
+    kaldi_tables,
+    read_kaldi,
+    read_text_files,
+)
 from kit.text.normalize import letters
 
-# The usual keys of JSON records, in the order in which they are preferred.
-AUDIO_KEYS = (
-    "audio audio_filepath path file_name filename audio_file audio_path file filepath wav wav_path"
-).split()
-TEXT_KEYS = "text sentence transcription transcript normalized_text".split()
-SPEAKER_KEYS = "speaker speaker_id speaker_name spk client_id".split()
 HEAD_BYTES = 4096
-SPACE = b"\xef\xbb\xbf \r\n\t"  # before a JSON text
 MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MAX_DEPTH = 6  # of folders in which tables are looked for
-MAX_JSON_BYTES = 2**26  # of a file that is read at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,9 +124,18 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             )
     if not config.columns:
         _require_words(records)
-    rows = Spool(_valid_rows(records, speakers, folders, config, refused))
-    rows, conflicts = without_conflicts(rows)
-    rows, repeated = first_of_each_id(rows)
+
+    def valid_rows() -> Iterator[Utterance]:
+        for record in records:
+            if speakers:
+                record = dataclasses.replace(record, speaker=speakers[record.file])
+            row = check_record(record, folders[record.base], config)
+            if isinstance(row, Finding):
+                refused.append(row)
+            else:
+                yield row
+
+    rows, repeated = without_repeats(Spool(valid_rows()))
     if not (has_speakers or speakers):
         speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
@@ -147,32 +144,14 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     names = join_names([label_of(table, tables) for table in tables], 8)
+    beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
+    if beside:
+        notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
     return Dataset(
         layout="; ".join([f"{layout.name}: {names}", *notes]),
         rows=hold_out(rows, config),
-        refused=refused + conflicts + repeated,
+        refused=refused + repeated,
     )
-
-
-def _valid_rows(
-    records: Iterable[Record],
-    speakers: dict[str, str],
-    folders: dict[Path, Recordings],
-    config: ManifestConfig,
-    refused: list[Finding],
-) -> Iterator[Utterance]:
-    """Yield the rows of valid records; findings about the others are added to `refused`.
-
-    `speakers` are those of the tables, {} where the records name them.
-    """
-    for record in records:
-        if speakers:
-            record = dataclasses.replace(record, speaker=speakers[record.file])
-        row = check_record(record, folders[record.base], config)
-        if isinstance(row, Finding):
-            refused.append(row)
-        else:
-            yield row
 
 
 def _require_words(records: Spool) -> None:
@@ -190,44 +169,43 @@ def _require_words(records: Spool) -> None:
         )
 
 
-def without_conflicts(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Leave out every row of a recording that has several texts, with a finding for each."""
-    several = values_repeated(hash(row.audio) for row in rows)
-    first: dict[str, Utterance] = {}
-    conflicts = set()
-    for row in rows if several else ():
-        if hash(row.audio) in several:
-            known = first.setdefault(row.audio, row)
-            if letters(known.text) != letters(row.text):
-                conflicts.add(row.audio)
-    findings = []
-    for row in rows if conflicts else ():
-        if row.audio in conflicts:
-            other = first[row.audio]
-            reason = f"another text for its recording is in {other.file}, line {other.line}"
-            if other == row:
-                reason = "another line gives its recording another text"
-            fix = "keep the line that is right; a part of a recording needs a file of its own"
-            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
-    return rows.where(lambda row: row.audio not in conflicts) if conflicts else rows, findings
+def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
+    """Leave out the rows of a recording with several texts, and all but the first of an id.
 
-
-def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Return the first row of each id, and findings about the others."""
-    several = values_repeated(hash(row.id) for row in rows)
-    if not several:
+    Returns a finding for each.
+    """
+    audio_repeats = values_repeated(hash(row.audio) for row in rows)
+    id_repeats = values_repeated(hash(row.id) for row in rows)
+    if not audio_repeats and not id_repeats:
         return rows, []
-    first: dict[str, tuple[int, Utterance]] = {}
-    repeated = {}  # by number
-    for number, row in enumerate(rows):
-        if hash(row.id) in several:
-            own, place = first.setdefault(row.id, (number, row))
-            if own != number:
-                reason = f"this id is already used in {place.file}, line {place.line}"
-                cure = "give every line an id of its own"
-                repeated[number] = bad_row(row.file, row.line, row.id, reason, cure)
-    unique = (row for number, row in enumerate(rows) if number not in repeated)
-    return Spool(unique), list(repeated.values())
+    of_audio: dict[str, Utterance] = {}
+    conflicts = set()
+    for row in rows:
+        if hash(row.audio) in audio_repeats:
+            first = of_audio.setdefault(row.audio, row)
+            if letters(first.text) != letters(row.text):
+                conflicts.add(row.audio)
+    of_id: dict[str, Utterance] = {}
+    findings = []
+
+    def kept() -> Iterator[Utterance]:
+        for row in rows:
+            if row.audio in conflicts:
+                first = of_audio[row.audio]
+                reason = f"another text for its recording is in {first.file}, line {first.line}"
+                if first == row:
+                    reason = "another line gives its recording another text"
+                fix = "keep the line that is right; a part of a recording needs a file of its own"
+            elif hash(row.id) in id_repeats and of_id.setdefault(row.id, row) != row:
+                first = of_id[row.id]
+                reason = f"this id is already used in {first.file}, line {first.line}"
+                fix = "give every line an id of its own"
+            else:
+                yield row
+                continue
+            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
+
+    return Spool(kept()), findings
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
@@ -245,33 +223,25 @@ def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
     return f"{'; '.join(descriptions)}. Expected {layout.row}."
 
 
-def recognise(source: Path, below: bool = True) -> tuple[DatasetLayout, list[Path]]:
+def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     """Return the layout and the tables of a folder, or of a single table.
 
-    The tables may also be in subfolders: of splits, such as train/ and test/, or, with `below`, in
-    any, as long as all are of one layout. Raises DatasetError, which lists what was expected and
-    what is there.
+    The tables may also be in subfolders: of splits, such as train/ and test/, or in any, as long as
+    all are of one layout. Raises DatasetError, which lists what was expected and what is there.
     """
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        children = [c for c in sorted(source.iterdir()) if has_known_split(c.name) and c.is_dir()]
-        for folders in ([source], children):
-            for layout in LAYOUTS:
-                tables = [table for folder in folders for table in _tables_in(folder, layout)]
-                if tables:
-                    return layout, tables
-        datasets = _datasets_below(source) if below else {}
-        if below and not datasets and folders_of_texts(source):
-            return TEXTS, [source]
-        if below and not datasets:  # VITS has filelists/ beside the recordings
-            for folder in _folders_below(source):
-                tables = _other_tables(folder, source)
-                if tables and not Recordings(folder).folders():
-                    datasets.setdefault(LAYOUTS[-1], []).extend(tables)
-        if len(datasets) == 1:
-            return next(iter(datasets.items()))
+        found = _tables_of(source) or _tables_below(source)
+        if not found and folders_of_texts(source):
+            found = TEXTS, [source]
+        if not found:  # VITS has filelists/ beside the recordings
+            folders = [f for f in _folders_below(source) if not Recordings(f).folders()]
+            tables = [table for folder in folders for table in _other_tables(folder, source)]
+            found = (LAYOUTS[-1], tables) if tables else None
+        if found:
+            return found
     elif source.is_file():
         for layout in LAYOUTS:
             known = source.suffix.lower() in layout.suffixes
@@ -291,23 +261,32 @@ def recognise(source: Path, below: bool = True) -> tuple[DatasetLayout, list[Pat
     )
 
 
-def _tables_in(folder: Path, layout: DatasetLayout) -> list[Path]:
-    return layout.tables(folder) if (folder / layout.beside).is_dir() else []
-
-
-def _datasets_below(source: Path) -> dict[DatasetLayout, list[Path]]:
-    """Return the tables in subfolders; none where there are several of Common Voice's languages."""
-    datasets: dict[DatasetLayout, list[Path]] = {}
-    for folder in _folders_below(source):
+def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
+    """Return the tables in a folder, or in its subfolders with the names of splits."""
+    children = [c for c in sorted(folder.iterdir()) if has_known_split(c.name) and c.is_dir()]
+    for folders in ([folder], children):
         for layout in LAYOUTS:
-            tables = _tables_in(folder, layout)
+            beside = [f for f in folders if (f / layout.beside).is_dir()]
+            tables = [table for f in beside for table in layout.tables(f)]
             if tables:
-                datasets.setdefault(layout, []).extend(tables)
-                break
-    for layout, tables in datasets.items():
-        if layout.read is _common_voice and len({table.parent for table in tables}) > 1:
-            return {}
-    return datasets
+                return layout, tables
+    return None
+
+
+def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
+    """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
+    datasets: dict[Path, tuple[DatasetLayout, list[Path]]] = {}
+    for folder in _folders_below(source):
+        found = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
+        if found:
+            datasets[folder] = found
+    layouts = {layout for layout, _ in datasets.values()}
+    languages = len(datasets) > 1 and any(layout.read is _common_voice for layout in layouts)
+    if len(layouts) > 1 or languages:
+        names = join_names([str(folder.relative_to(source)) for folder in datasets], 8)
+        raise DatasetError(f"{source} holds several datasets ({names}): name one of them.")
+    tables = [table for _, own in datasets.values() for table in own]
+    return (layouts.pop(), tables) if tables else None
 
 
 def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
@@ -316,10 +295,6 @@ def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
         if depth and child.is_dir() and not hidden:
             yield child
             yield from _folders_below(child, depth - 1)
-
-
-def _audio_folder(table: Path, config: ManifestConfig) -> Path:
-    return Path(config.audio_root) if config.audio_root else table.parent
 
 
 # --- LJSpeech -----------------------------------------------------------------------------------
@@ -346,236 +321,13 @@ def _common_voice_tables(folder: Path) -> list[Path]:
 
 
 def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read a header with at least `path` and `sentence`; tabs, quotes are literal."""
-    for table in tables:
-        label = label_of(table, tables)
-        split = "" if table.stem == "validated" else canonical_split(table.stem)
-        for number, values in rows(table, delimiter="\t", quoting=False):
-            if isinstance(values, BadRecord):
-                yield bad_row(label, number, "", values.reason)
-                continue
-            if not {"path", "sentence"} <= values.keys():
-                if tables_of_recordings([table], None):
-                    yield from read_tables(tables, config)
-                    return
-                raise DatasetError(
-                    f"{table} has no columns `path` and `sentence`: its first line holds "
-                    f"{', '.join(values)}. Add the header that Common Voice gives its tables."
-                )
-            audio = values["path"].strip()
-            yield Record(
-                file=label,
-                line=number,
-                id=audio.rsplit(".", 1)[0] if stays_inside(audio) else "",
-                audio=audio,
-                base=table.parent / "clips",
-                text=values["sentence"],
-                speaker=values.get("client_id", "")[:12],  # of 128 hex digits: enough to tell apart
-                split=split,
-            )
-
-
-# --- JSONL --------------------------------------------------------------------------------------
-
-
-def _jsonl_tables(folder: Path) -> list[Path]:
-    """Return the manifests; among files called .json, those of NeMo and not a configuration."""
-    one = folder / "manifest.jsonl"
-    if one.is_file():
-        return [one]
-    lines = sorted(folder.glob("*.jsonl"))
-    if lines:
-        return lines
-    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
-    recordings = Recordings(folder)
-    # Whisper and Emilia write one for each recording.
-    files = [path for path in files if not recordings.find(path.stem)]
-    return [path for path in files if _is_manifest(path, recordings)]
-
-
-def _is_manifest(path: Path, recordings: Recordings) -> bool:
-    """Tell whether a .json file lists recordings, and is no configuration or one's own text."""
-    with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
-    if b'"audio_filepath"' in head:  # as NeMo names them
-        return True
-    if not head.lstrip(SPACE).startswith((b"{", b"[")):
-        return False
-    lines = itertools.islice(_json_rows(path), SAMPLE_ROWS)
-    try:
-        names = [_audio(values) for _, values in lines if isinstance(values, dict)]
-    except KitError:
-        return False
-    return 2 * sum(bool(n) and recordings.lists(str(n)) for n in names) > len(names)
-
-
-def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
-    """Read one object a line with audio and text; several tables are splits by their names."""
-    for table in tables:
-        label = label_of(table, tables)
-        split = "" if len(tables) == 1 else split_of(table, tables)
-        lines = list(_json_rows(table))
-        records = [values for _, values in lines if not isinstance(values, BadRecord)]
-        step = max(1, len(records) // SAMPLE_ROWS)
-        names = [_audio(values) for values in records[::step]]
-        parts = {str(_audio(values)) for values in records if values.get("offset")}
-        folder = _audio_folder(table, config)
-        base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
-        for number, values in lines:
-            name = ""
-            reason, cure = "", ""
-            if isinstance(values, BadRecord):
-                reason = values.reason
-            else:
-                name = str(values.get("id", ""))
-                reason, cure = _json_problem(values, parts)
-            if reason:
-                yield bad_row(label, number, name, reason, cure=cure)
-                continue
-            audio = _audio(values)
-            speaker = _value(values, SPEAKER_KEYS, "speaker")
-            if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
-                audio = str(Path(audio).relative_to(base.absolute()))
-            usual_id = ""
-            if stays_inside(audio) and "\\" not in audio:
-                usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
-            yield Record(
-                file=label,
-                line=number,
-                id=str(values.get("id") or usual_id),
-                audio=audio,
-                base=base,
-                text=_value(values, TEXT_KEYS, "text"),
-                speaker="" if speaker is None else str(speaker),
-                split=canonical_split(str(values.get("split") or "")) or split,
-                in_subfolders=in_subfolders,
-            )
-
-
-def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
-    """Read JSON lines, which NeMo keeps in files called .json, an array, or an object of rows."""
-    if table.suffix.lower() == ".json" and not special_file_kind(table):  # a pipe would wait
-        records = _records_of_object(table)
-        if records:
-            return enumerate(records, 1)
-        with open(table, "rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head.lstrip(SPACE).startswith(b"{"):
-            return JsonLines(table, on_bad_record=lambda record: None).rows()
-    return rows(table)
-
-
-def _records_of_object(path: Path) -> list[dict]:
-    """Return the rows of {id: text}, {id: {...}} or {"data": [{...}, ...]}; [] for another file."""
-    if path.stat().st_size > MAX_JSON_BYTES:
-        return []
-    try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(values, dict):
-        return []
-    if all(isinstance(value, str) for value in values.values()):
-        return [{"audio": name, "text": text} for name, text in values.items()]
-    if all(isinstance(value, dict) for value in values.values()):
-        return [{"audio": name} | value for name, value in values.items()]
-    lists = [value for value in values.values() if isinstance(value, list) and value]
-    return lists[0] if len(lists) == 1 and all(isinstance(v, dict) for v in lists[0]) else []
-
-
-def _value(values: dict, keys: list[str], role: str) -> object:
-    """Return the first value under one of `keys`, or under another name of this role."""
-    keys = [*keys, *(key for key in values if role_of(str(key)) == role)]
-    return next((values[key] for key in keys if values.get(key) not in (None, "")), None)
-
-
-def _audio(values: dict) -> object:
-    audio = _value(values, AUDIO_KEYS, "audio")
-    return audio.get("path") if isinstance(audio, dict) else audio  # as `datasets` writes it
-
-
-def _json_problem(values: dict, parts: set[str]) -> tuple[str, str]:
-    """Return (reason, fix) for an object that is not a record, else empty strings."""
-    audio = _audio(values)
-    text = _value(values, TEXT_KEYS, "text")
-    if "rejected" in values and audio is None:  # by what wrote the table from Parquet files
-        return str(values["rejected"]), ""
-    if not isinstance(audio, str) or not isinstance(text, str):
-        types = ", ".join(f"{key}: {type(value).__name__}" for key, value in values.items())
-        return f"`audio` and `text`, both strings, expected; got {types or 'nothing'}", ""
-    others = [_value(values, SPEAKER_KEYS, "speaker"), values.get("id"), values.get("split")]
-    if non_utf8_problem("".join([audio, text, *map(str, others)])):  # \u escapes can spell it
-        return "half of a surrogate pair, which is not a character", "save the table as UTF-8"
-    if "offset" in values and audio in parts:
-        reason = f"a part of a recording (offset {values['offset']}), which is not supported"
-        return reason, "split the recording into one file a sentence"
-    return "", ""
-
-
-# --- Kaldi ----------------------------------------------------------------------------
-
-
-def _id_lines(path: Path) -> list[tuple[int, str, str]]:
-    """Return (line, id, what follows it) of each line; [] where there is no such file."""
-    lines = []
-    for number, line in enumerate(read_lines(path) if path.is_file() else [], 1):
-        name, *rest = line.split(maxsplit=1) or [""]
-        if name:
-            lines.append((number, name, "".join(rest).strip()))
-    return lines
-
-
-def _kaldi_tables(folder: Path) -> list[Path]:
-    table = folder / "wav.scp"
-    return [table] if table.is_file() and (folder / "text").is_file() else []
-
-
-def _kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
-    """Read `id path` in wav.scp, `id words` in text and `id speaker` in utt2spk beside it."""
-    for table in tables:
-        label = label_of(table, tables)
-        if (table.parent / "segments").is_file():
-            raise DatasetError(
-                f"{table.parent} has a file `segments`: its recordings hold several utterances "
-                "each. Split them into one file an utterance first (Kaldi's extract-segments)."
-            )
-        texts = {}
-        doubled = set()
-        for _, name, text in _id_lines(table.parent / "text"):
-            if texts.setdefault(name, text) != text:
-                doubled.add(name)
-        speakers = {
-            name: speaker
-            for _, speaker, names in _id_lines(table.parent / "spk2utt")
-            for name in names.split()
-        }
-        speakers |= {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
-        lines = _id_lines(table)
-        folder = _audio_folder(table, config)
-        base, in_subfolders = choose_base(folder, folder, [audio for *_, audio in lines])
-        for number, name, audio in lines:
-            text = texts.get(name, "")
-            speaker = speakers.get(name, "")
-            reason, cure = encoding_problem(f"{name} {audio} {text} {speaker}")
-            if name in doubled:
-                reason, cure = "`text` has two lines with this id", "keep the right one"
-            if audio.endswith("|"):
-                reason = "a command, not a recording"
-                cure = "run it and name the file it makes"
-            if reason:
-                yield bad_row(label, number, name, reason, cure=cure)
-                continue
-            yield Record(
-                file=label,
-                line=number,
-                id=name,
-                audio=audio,
-                base=base,
-                text=text,
-                speaker=speaker,
-                split=split_of(table, tables),
-                in_subfolders=in_subfolders,
-            )
+    """Read tables; an id is the clip's name, a speaker 12 of 128 hex digits: enough to tell."""
+    for line in read_tables(tables, config):
+        if isinstance(line, Record):
+            name = line.audio.rsplit(".", 1)[0] if stays_inside(line.audio) else ""
+            yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
+        elif isinstance(line, Finding):
+            yield line
 
 
 # --- other tables -------------------------------------------------------------------------------
@@ -628,16 +380,16 @@ LAYOUTS = (
         folder="manifest.jsonl with {audio, text} a line",
         row="{audio, text} in every line",
         suffixes=(".jsonl", ".json"),
-        tables=_jsonl_tables,
-        read=_jsonl,
+        tables=json_tables,
+        read=read_json,
     ),
     DatasetLayout(
         name="Kaldi",
         folder="wav.scp and text",
         row="`id path` in every line of wav.scp",
         suffixes=(".scp",),
-        tables=_kaldi_tables,
-        read=_kaldi,
+        tables=kaldi_tables,
+        read=read_kaldi,
     ),
     DatasetLayout(
         name="table",

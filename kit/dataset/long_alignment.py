@@ -12,7 +12,6 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L s
 import contextlib
 import dataclasses
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.clip import cancelling_channel, resampled, to_mono
+from kit.audio.clip import resampled, to_mono
 from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import SpeechRecognizer
-from kit.base.config import require, require_least, require_within
-from kit.base.errors import DatasetError, Note
+from kit.base.errors import DatasetError
 from kit.dataset.alignment import best_path, frames_needed, quiet_frames
 from kit.text.normalize import letters, normalize
 
@@ -36,23 +34,11 @@ SEARCH_CHARACTERS = 25  # the same, when the whole text is searched
 SLACK_S = 0.15  # a recogniser may be this early or late with a letter
 CONTEXT_S = 0.5  # audio before a window that the recogniser's convolutions see
 MIN_PAUSE_S = 0.1  # shorter silences belong to the letters: the closure of a t or a k
+WINDOW_S = 30.0  # of audio aligned at a time
+ACCEPTED_SCORE = -1.0  # lowest (nats a character) of a phrase that counts as recognised
+FIRST_PACE = 14.0  # characters a second, measured from the first match on
+LOOK_AHEAD = 200  # phrases searched where nothing is recognised
 WILDCARD_COST = 0.1  # nats a frame, so that text is preferred where it fits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LongAlignConfig:
-    language: str = "am"
-    window_s: float = 30.0  # of audio aligned at a time
-    accept: float = -1.0  # lowest score (nats a character) of a phrase that counts as recognised
-    characters_per_s: float = 14.0  # first guess; measured from then on
-    look_ahead: int = 200  # phrases searched where nothing is recognised
-
-    def __post_init__(self):
-        require_within(self, 10, 3600, "window_s")
-        require_within(self, -1000, 0, "accept")
-        require_within(self, 0.1, 1000, "characters_per_s")
-        require_least(self, 1, "look_ahead")
-        require(self.accept < 0, self, "accept", "must be negative: 0 is a perfect match.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +111,6 @@ class WindowReader:
     """Reads a recording and recognises it, one window at a time; open until its block ends."""
 
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
-        self.path = path
         self.recognizer = recognizer
         self.extent = count_decodable(path)
         self.samples = self.extent.frames
@@ -133,7 +118,6 @@ class WindowReader:
         self.sound = self.stack.enter_context(open_seekable(path, self.samples))
         self.rate = self.sound.samplerate  # Hz
         self.total_s = self.samples / self.rate
-        self.cancels = False  # whether channels have cancelled each other so far
 
     def __enter__(self) -> "WindowReader":
         return self
@@ -149,13 +133,6 @@ class WindowReader:
         wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
         if not np.isfinite(wave).all():
             raise DatasetError(f"samples that are not finite numbers after {start_s:.1f} s")
-        if cancelling_channel(wave) is not None and not self.cancels:
-            self.cancels = True
-            warnings.warn(
-                f"The channels of {self.path} cancel each other: the loudest one is taken.",
-                category=Note,
-                stacklevel=2,
-            )
         return to_mono(wave)
 
     def window(self, start_s: float, length_s: float) -> Window:
@@ -218,14 +195,13 @@ class LongAligner:
     A match of a phrase is a list of (first frame, end frame, token number), one a token.
     """
 
-    def __init__(self, reader: WindowReader, tokens: list[Token], config: LongAlignConfig):
+    def __init__(self, reader: WindowReader, tokens: list[Token]):
         self.reader = reader
         self.tokens = tokens
-        self.config = config
         self.phrases = split_phrases(tokens)
         self.space = reader.recognizer.alphabet.find(" ") + 1  # 0 where it has none
         self.wildcard = len(reader.recognizer.alphabet) + 1
-        self.pace = config.characters_per_s
+        self.pace = FIRST_PACE
         self.aligned: list[AlignedToken] = []
 
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
@@ -234,7 +210,7 @@ class LongAligner:
         phrase = 0
         total_s = self.reader.total_s
         while phrase < len(self.phrases) and total_s - now_s > UNTRUSTED_S / 4:
-            window = self.reader.window(now_s, self.config.window_s)
+            window = self.reader.window(now_s, WINDOW_S)
             matches = self._match_window(window, phrase)
             if matches:
                 phrase = max(matches) + 1
@@ -242,7 +218,7 @@ class LongAligner:
             elif window.last:
                 break
             else:
-                now_s = window.end_s - self.config.window_s / 3
+                now_s = window.end_s - WINDOW_S / 3
             progress(now_s, total_s)
         progress(total_s, total_s)
         return self.aligned
@@ -254,7 +230,7 @@ class LongAligner:
         matches = self._align(window, expected, 0, frames)
         matches = self._trusted(window, matches, ANCHOR_CHARACTERS)
         if not matches:
-            further = range(first, min(first + self.config.look_ahead, len(self.phrases)))
+            further = range(first, min(first + LOOK_AHEAD, len(self.phrases)))
             matches = self._align_separately(window, further, 0, frames, SEARCH_CHARACTERS)
             matches = self._trusted(window, matches, SEARCH_CHARACTERS)
         start = 0
@@ -298,7 +274,7 @@ class LongAligner:
             low = edges[min(edges)][0]
             high = edges[max(edges)][1]
             score = (cost_before[high] - cost_before[low]) / self._characters(phrase)
-            if score >= self.config.accept:
+            if score >= ACCEPTED_SCORE:
                 matches[phrase] = [(start + a, start + b, token) for token, (a, b) in edges.items()]
         return matches
 

@@ -86,8 +86,7 @@ class Recordings:
             for suffix in ("", *KNOWN_SUFFIXES):
                 if os.path.isfile(stem + suffix):
                     return stem + suffix
-        matches = self._matches(name)
-        return matches[0] if len(matches) == 1 else ""
+        return _only(self._matches(name), name)
 
     def find_below(self, name: str) -> str:
         """Return `find(name)`, or else the only recording in a subfolder that has this name."""
@@ -95,18 +94,18 @@ class Recordings:
         if path or not stays_inside(name):
             return path
         parts = tuple(_parts(name))
-        ending = [p for tail, p in self._same_name(parts).items() if tail[-len(parts) :] == parts]
-        return ending[0] if len(ending) == 1 else ""
+        same = self._same_name(parts)
+        return _only([path for tail, path in same if tail[-len(parts) :] == parts], name)
 
     def lists(self, name: str) -> bool:
         """Tell whether a recording anywhere below `base` could be meant; no file is looked up."""
         if not name or len(name) > MAX_PATH_CHARACTERS:
             return False
         parts = _parts(name)
-        tails = self._same_name(parts)
-        if tails and is_absolute(name):
+        same = self._same_name(parts)
+        if same and is_absolute(name):
             return True
-        for tail in tails:
+        for tail, _ in same:
             shared = min(len(parts), len(tail))
             if tuple(parts[-shared:]) == tail[-shared:]:
                 return True
@@ -115,8 +114,8 @@ class Recordings:
     def paths(self) -> list[str]:
         """Return the paths of all recordings."""
         paths = {}
-        for relative in self._index.paths:
-            paths.setdefault(tuple(_parts(relative)), os.path.join(self.base, relative))
+        for relative in self._paths:
+            paths.setdefault(_spelling(relative), os.path.join(self.base, relative))
         return sorted(paths.values())
 
     def id_of(self, path: str) -> str:
@@ -131,12 +130,12 @@ class Recordings:
         shown = name if os.path.splitext(name)[1] else f"{name}.wav"
         reason = f"no recording {folder}/{shown}"
         parts = _parts(name)
-        below = self._same_name(parts)
+        below = [os.path.relpath(path, self.base) for _, path in self._same_name(parts)]
         if len(below) > 1:
-            names = ", ".join("/".join(tail) for tail in list(below)[:SHOWN])
-            return f"{reason}; {len(below)} have this name in other folders: {names}"
-        for path in below.values():
-            return f"{reason}; there is {os.path.relpath(path, self.base)}"
+            names = ", ".join(below[:SHOWN])
+            return f"{reason}; {len(below)} have this name, in other folders or letters: {names}"
+        if below:
+            return f"{reason}; there is {below[0]}"
         other = self._unreadable.get(parts[-1]) if parts else None
         if other:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
@@ -158,28 +157,43 @@ class Recordings:
         parts = _parts(name)
         if ".." in parts:
             return []
-        matches = {}
-        for tail, path in self._same_name(parts).items():
+        matches = []
+        for tail, path in self._same_name(parts):
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
             known = not before or is_absolute(name) or before[-1:] == _parts(self.base.name)
             if known and tuple(parts[-len(tail) :]) == tail:
-                matches[tail] = path
-        longest = max(map(len, matches), default=0)
-        return [path for tail, path in matches.items() if len(tail) == longest]
+                matches.append((len(tail), path))
+        longest = max(matches, default=(0, ""))[0]
+        return [path for length, path in matches if length == longest]
 
-    def _same_name(self, parts: Sequence[str]) -> dict[tuple[str, ...], str]:
-        """Return {parts below `base`: path} of the recordings whose name is the last of `parts`."""
-        tails: dict[tuple[str, ...], str] = {}
-        for relative in self._index.find(parts[-1]) if parts else ():
+    def _same_name(self, parts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
+        """Return (parts below `base`, path) of the recordings whose name is the last of `parts`."""
+        if not parts:
+            return []
+        hashes, order = self._by_name
+        name = hash(parts[-1])
+        first, end = (np.searchsorted(hashes, name, side) for side in ("left", "right"))
+        same: dict[str, tuple[tuple[str, ...], str]] = {}
+        for relative in (self._paths[int(i)] for i in order[first:end]):
             tail = tuple(_parts(relative))
             if tail[-1] == parts[-1]:
-                tails.setdefault(tail, os.path.join(self.base, relative))
-        return tails
+                same.setdefault(_spelling(relative), (tail, os.path.join(self.base, relative)))
+        return list(same.values())
 
     @cached_property
-    def _index(self) -> "PathIndex":
-        return PathIndex(self.base)
+    def _paths(self) -> Spool:
+        """The paths of all recordings below `base`, in the order of `_walk`; may be millions."""
+        suffixes = KNOWN_SUFFIXES
+        return Spool(p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+
+    @cached_property
+    def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
+        """The hashes of their names, ascending, and the number of each one's path."""
+        names = (hash(_parts(path)[-1]) for path in self._paths)
+        hashes = np.fromiter(names, np.int64, len(self._paths))
+        order = np.argsort(hashes, kind="stable").astype(np.uint32)
+        return hashes[order], order
 
     @cached_property
     def _unreadable(self) -> dict[str, str]:
@@ -189,24 +203,6 @@ class Recordings:
             if os.path.splitext(relative)[1].lower() in UNREADABLE_SUFFIXES:
                 paths[_parts(relative)[-1]] = relative
         return paths
-
-
-class PathIndex:
-    """The paths of the recordings below `base`, found by their stems; of millions, too."""
-
-    def __init__(self, base: Path):
-        suffixes = KNOWN_SUFFIXES
-        names = (p for p in _walk(base) if os.path.splitext(p)[1].lower() in suffixes)
-        self.paths = Spool(names)  # relative, in the order of `_walk`
-        stems = (hash(_parts(path)[-1]) for path in self.paths)
-        hashes = np.fromiter(stems, np.int64, len(self.paths))
-        self.order = np.argsort(hashes, kind="stable").astype(np.uint32)
-        self.hashes = hashes[self.order]
-
-    def find(self, stem: str) -> list[str]:
-        """Return the paths with this stem, as `_parts` spells it, and rarely one of another."""
-        first, end = (np.searchsorted(self.hashes, hash(stem), side) for side in ("left", "right"))
-        return [self.paths[int(i)] for i in self.order[first:end]]
 
 
 def _walk(base: Path) -> Iterator[str]:
@@ -234,6 +230,20 @@ def _parts(name: str) -> list[str]:
     if has_suffix(name):
         name = os.path.splitext(name)[0]
     return [part for part in name.split("/") if part not in ("", ".")]
+
+
+def _spelling(name: str) -> str:
+    """Return a path without its suffix, as it is written: names may differ in capitals alone."""
+    name = unicodedata.normalize("NFC", name).replace("\\", "/")
+    return os.path.splitext(name)[0] if has_suffix(name) else name
+
+
+def _only(paths: list[str], name: str) -> str:
+    """Return the one of `paths`, or the one of them that is spelled as `name` is, or ""."""
+    if len(paths) > 1:
+        wanted = Path(_spelling(name)).name
+        paths = [path for path in paths if Path(_spelling(path)).name == wanted]
+    return paths[0] if len(paths) == 1 else ""
 
 
 def has_suffix(name: str) -> bool:

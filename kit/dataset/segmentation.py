@@ -1,15 +1,15 @@
 """Split long recordings with transcripts into an LJSpeech dataset of clips.
 
 The recogniser is trained on clips of the same language (01_data_prep), so the first hour or so must
-be split by hand.
+be split by hand. A clip begins and ends in a pause, at a sentence's end if possible; the choice is
+optimal, by dynamic programming. Every second is in a clip or among the losses, with the reason.
 """
 
 import contextlib
 import dataclasses
 import json
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import soundfile
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
+from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import (
     cached_result,
@@ -31,10 +32,214 @@ from kit.base.files import (
 from kit.base.formatting import non_utf8_problem
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.data_report import Utterance
-from kit.dataset.long_alignment import LongAlignConfig, LongAligner, WindowReader, read_tokens
-from kit.dataset.segment_plan import SegmentConfig, Span, plan_segments
+from kit.dataset.long_alignment import (
+    AlignedToken,
+    LongAligner,
+    Pause,
+    Token,
+    WindowReader,
+    read_tokens,
+    unmatched_tokens,
+)
 
+EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
+NEAR_S = 0.4  # a pause further from a word has something else in between
+LOSS_COST = 10.0  # of a second in no clip; a clip that ends within a sentence costs 1
+JOIN_COST = 0.2  # of each further sentence in one clip
+EXCERPT_WORDS = 12  # in the reason of a loss
 ROUNDING_S = 0.001  # error of adding up seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentConfig:
+    min_s: float = 1.0  # shortest clip
+    max_s: float = 14.0  # longest clip: what the model's code positions hold
+    least_pause_s: float = 0.1  # no boundary in a shorter pause
+    longest_pause_s: float = 1.0  # nor a longer stretch without text inside a clip
+    margin_s: float = 0.15  # of silence left at both ends of a clip, at most
+
+    def __post_init__(self):
+        require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
+        require(self.least_pause_s > 0, self, "least_pause_s", "must be positive.")
+        require_within(self, 0, 3600, "max_s", "least_pause_s", "longest_pause_s", "margin_s")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of one recording: a clip with its text, or a loss with its reason."""
+
+    start_s: float
+    end_s: float
+    text: str = ""
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """A place between two words (or beside one) where a clip may begin or end."""
+
+    pause: Pause
+    allowed: bool
+    ends_sentence: bool
+
+    def ending_s(self, margin_s: float) -> float:
+        """Return where a clip before it ends: mid-pause, or `margin_s` into a long pause."""
+        return min(self.pause.start_s + margin_s, (self.pause.start_s + self.pause.end_s) / 2)
+
+    def beginning_s(self, margin_s: float) -> float:
+        return max(self.pause.end_s - margin_s, (self.pause.start_s + self.pause.end_s) / 2)
+
+
+def split_runs(
+    aligned: list[AlignedToken], tokens: list[Token], config: SegmentConfig
+) -> Iterator[list[AlignedToken]]:
+    """Yield stretches of `aligned` with no unrecognised word and no long gap inside."""
+    run: list[AlignedToken] = []
+    for item in aligned:
+        if run and (
+            any(token.ids for token in tokens[run[-1].number + 1 : item.number])
+            or item.start_s - run[-1].end_s > config.longest_pause_s
+        ):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
+
+
+def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -> list[Boundary]:
+    """Return the len(run) + 1 boundaries of a run of words; clip (i, j) holds run[i:j]."""
+    first, last = run[0], run[-1]
+    pauses = [item.before for item in run] + [last.after]
+    ends = [True] + [item.token.ends_sentence for item in run]
+    allowed = [pause.seconds >= config.least_pause_s for pause in pauses]
+    allowed[0] &= first.start_s - first.before.end_s <= NEAR_S
+    allowed[0] |= first.start_s <= EDGE_S
+    allowed[-1] &= last.after.start_s - last.end_s <= NEAR_S
+    allowed[-1] |= last.end_s >= total_s - EDGE_S
+    return [
+        Boundary(pause=pause, allowed=ok, ends_sentence=end)
+        for pause, ok, end in zip(pauses, allowed, ends)
+    ]
+
+
+def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[int, int]]:
+    """Return the pairs (i, j) of boundaries that enclose clips.
+
+    Minimises seconds lost, then sentences broken, then sentences joined.
+    """
+    best: list[tuple[float, int, bool]] = [(0.0, 0, False)]  # cost, previous boundary, is a clip
+    for j in range(1, len(places)):
+        lost_s = _seconds_between(places[j - 1], places[j], config)
+        options = [(best[j - 1][0] + LOSS_COST * lost_s, j - 1, False)]
+        joined = 0
+        for i in range(j - 1, -1, -1):
+            length_s = _seconds_between(places[i], places[j], config)
+            if length_s > config.max_s:
+                break
+            if places[i].allowed and places[j].allowed and length_s >= config.min_s:
+                cost = (not places[j].ends_sentence) + JOIN_COST * joined
+                options.append((best[i][0] + cost, i, True))
+            joined += places[i].ends_sentence
+        best.append(min(options))
+    clips = []
+    j = len(places) - 1
+    while j > 0:
+        _, i, is_clip = best[j]
+        if is_clip:
+            clips.append((i, j))
+        j = i
+    return clips[::-1]
+
+
+def _seconds_between(first: Boundary, last: Boundary, config: SegmentConfig) -> float:
+    return last.ending_s(config.margin_s) - first.beginning_s(config.margin_s)
+
+
+def plan_segments(
+    aligned: list[AlignedToken], tokens: list[Token], total_s: float, config: SegmentConfig
+) -> tuple[list[Span], list[Span]]:
+    """Return clips and losses, which together cover `total_s` seconds exactly.
+
+    Text that was not recognised is a loss, of 0 seconds where a clip covers its place.
+    """
+    clips = []
+    used = set()
+    for run in split_runs(aligned, tokens, config):
+        places = boundaries(run, total_s, config)
+        for i, j in choose_clips(places, config):
+            numbers = range(run[i].number, run[j - 1].number + 1)
+            used.update(numbers)
+            previous_end_s = clips[-1].end_s if clips else 0.0
+            clips.append(
+                Span(
+                    start_s=max(previous_end_s, places[i].beginning_s(config.margin_s)),
+                    end_s=min(total_s, places[j].ending_s(config.margin_s)),
+                    text=" ".join(tokens[n].text for n in numbers),
+                )
+            )
+    reasons = [
+        *_unrecognised_text(aligned, tokens, total_s),
+        *_unused_words(aligned, tokens, used, config),
+    ]
+    return clips, _losses(clips, reasons, total_s)
+
+
+def _losses(clips: list[Span], reasons: list[Span], total_s: float) -> list[Span]:
+    """Return each stretch between clips with the `reasons` that overlap it."""
+    losses = []
+    edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
+    gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 1e-6]
+    for start_s, end_s in gaps:
+        own = [r for r in reasons if r.start_s < end_s and start_s < r.end_s]
+        reasons = [r for r in reasons if r not in own]
+        reason = "; ".join(r.reason for r in own) or "a pause, or sound the transcript lacks"
+        losses.append(Span(start_s=start_s, end_s=end_s, reason=reason))
+    covered = [dataclasses.replace(r, end_s=r.start_s) for r in reasons]
+    return sorted(losses + covered, key=lambda span: span.start_s)
+
+
+def _unrecognised_text(
+    aligned: list[AlignedToken], tokens: list[Token], total_s: float
+) -> Iterator[Span]:
+    ends_s = {item.number: item.end_s for item in aligned}
+    starts_s = {item.number: item.start_s for item in aligned}
+    for numbers in unmatched_tokens(tokens, aligned):
+        before = max((n for n in ends_s if n < numbers.start), default=None)
+        after = min((n for n in starts_s if n >= numbers.stop), default=None)
+        yield Span(
+            start_s=ends_s.get(before, 0.0),
+            end_s=starts_s.get(after, total_s),
+            reason=f"not recognised as written: {_excerpt(tokens, numbers)}",
+        )
+
+
+def _unused_words(
+    aligned: list[AlignedToken], tokens: list[Token], used: set[int], config: SegmentConfig
+) -> Iterator[Span]:
+    """Yield runs of recognised words that are in no clip."""
+    run: list[AlignedToken] = []
+    for item in [*aligned, None]:
+        if item and item.number not in used:
+            run.append(item)
+        elif run:
+            words = _excerpt(tokens, range(run[0].number, run[-1].number + 1))
+            limits = f"{config.min_s} to {config.max_s} s"
+            yield Span(
+                start_s=run[0].start_s,
+                end_s=run[-1].end_s,
+                reason=f"no pauses make a clip of {limits} with: {words}",
+            )
+            run = []
+
+
+def _excerpt(tokens: list[Token], numbers: range) -> str:
+    words = [tokens[n].text for n in numbers]
+    return " ".join(words[:EXCERPT_WORDS]) + (" …" if len(words) > EXCERPT_WORDS else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +321,7 @@ class Segmenter:
 
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
-    walk: LongAlignConfig
+    language: str
 
     def segment_folder(
         self,
@@ -136,14 +341,59 @@ class Segmenter:
         folder = Path(folder)
         into = Path(into)
         paths = find_recordings(folder)
-        make_folder(into / "wavs")
-        require_disk(into, sum(path.stat().st_size for path in paths))
-        settings = (self.recognizer.fingerprint(), self.cuts, self.walk)
         recordings = []
         for path, name in zip(paths, unique_names(folder, paths)):
-            key = digest(name, file_state(path), file_state(path.with_suffix(".txt")), *settings)
+            key = self._key(name, path, file_state(path.with_suffix(".txt")))
             seconds = seconds_of(path)
             recordings.append(LongRecording(audio=path, name=name, key=key, seconds=seconds))
+        results = self._segment(recordings, into, progress, group)
+        lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
+        losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
+        write_losses(into, losses)
+        write_atomic(into / "metadata.csv", "".join(lines))
+        return losses
+
+    def segment_rows(
+        self,
+        rows: list[Utterance],
+        into: Path,
+        progress: Callable = lambda *_: None,
+        group: WorkGroup = SINGLE_PROCESS,
+    ) -> list[Utterance]:
+        """Split the recordings of `rows`, too long for the model, into clips under `into`.
+
+        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
+        ID_0001, ID_0002 ... Originals are only read.
+        """
+        clips = Path(into) / "clips"
+        recordings = []
+        for number, row in enumerate(rows, 1):
+            audio = Path(row.audio)
+            name = f"{number:06d}"
+            key = self._key(name, audio, row.text)
+            seconds = seconds_of(audio)
+            recordings.append(
+                LongRecording(audio=audio, text=row.text, name=name, key=key, seconds=seconds)
+            )
+        utterances = []
+        for row, result in zip(rows, self._segment(recordings, clips, progress, group)):
+            for clip in result["rows"]:
+                audio = clips / "wavs" / f"{clip['id']}.wav"
+                clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
+                values = {"id": clip_id, "audio": str(audio), "text": clip["text"]}
+                utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
+        return utterances
+
+    def _key(self, name: str, audio: Path, text: object) -> str:
+        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
+        return digest(name, file_state(audio), text, *settings)
+
+    def _segment(
+        self, recordings: list["LongRecording"], into: Path, progress: Callable, group: WorkGroup
+    ) -> list[dict]:
+        """Write the clips of `recordings` to `into`/wavs; return rows and losses of each."""
+        make_folder(into / "wavs")
+        require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
         todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
@@ -156,95 +406,16 @@ class Segmenter:
         if before_s:
             advance(0.0)
         if todo:
-            common = {"into": into, "cuts": self.cuts, "walk": self.walk}
             shares = group.split_evenly(todo)
-            jobs = [SegmentJob(recordings=list(share), **common) for share in shares]
+            jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
             group.do(jobs, self.recognizer, advance)
-        rows = []
-        losses = []
-        for recording in recordings:
-            result = read_result(recording.result_file(into), recording.key)
-            rows += result["rows"]
-            losses += [UnusedAudio(**loss) for loss in result["losses"]]
-        write_losses(into, losses)
-        write_atomic(into / "metadata.csv", "".join(f"{row['id']}|{row['text']}\n" for row in rows))
-        return losses
-
-    def segment_recording(self, audio: Path, name: str, into: Path, progress: Callable) -> dict:
-        """Write the clips of one recording to `into`/wavs; return table rows and losses."""
-        for leftover in (into / "wavs").glob(f"{name}_[0-9][0-9][0-9][0-9].wav"):
-            leftover.unlink()  # of other settings, or an interrupted call
-        rows = []
-        with contextlib.ExitStack() as stack:
-            try:
-                text = _read_transcript(audio.with_suffix(".txt"))
-                try:
-                    reader = stack.enter_context(WindowReader(audio, self.recognizer))
-                    tokens = read_tokens(text, self.recognizer, self.walk.language)
-                    aligned = LongAligner(reader, tokens, self.walk).run(progress)
-                except (soundfile.LibsndfileError, DatasetError) as error:
-                    raise DatasetError(f"cannot be read as audio: {error}") from error
-                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-                losses += missing_audio(reader)
-            except DatasetError as error:
-                clips = []
-                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
-            for number, clip in enumerate(clips, 1):
-                clip_id = f"{name}_{number:04d}"
-                rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-                # No fsync for each of a thousand clips: they count once the result file lists them.
-                path = into / "wavs" / f"{clip_id}.wav"
-                with disk_errors(path):
-                    wave = reader.samples_of(clip.start_s, clip.end_s)
-                    path.write_bytes(encode_wav(wave, reader.rate))
-        unused = []
-        for span in losses:
-            values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
-            unused.append({"file": audio.name, **values})
-        return {"rows": rows, "losses": unused}
-
-    def segment_rows(
-        self,
-        rows: list[Utterance],
-        into: Path,
-        progress: Callable = lambda *_: None,
-        group: WorkGroup = SINGLE_PROCESS,
-    ) -> list[Utterance]:
-        """Split the recordings of `rows`, too long for the model, into clips under `into`.
-
-        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
-        ID_0001, ID_0002 ... Originals are copied.
-        """
-        copies = Path(into) / "whole"
-        clips = Path(into) / "clips"
-        shutil.rmtree(copies, ignore_errors=True)
-        copies.mkdir(parents=True)
-        row_of = {}
-        for number, row in enumerate(rows, 1):
-            audio = copies / f"{number:06d}{Path(row.audio).suffix}"
-            shutil.copy2(row.audio, audio)  # with its date: finished ones are not split again
-            audio.with_suffix(".txt").write_text(row.text, encoding="utf-8")
-            shutil.copystat(row.audio, audio.with_suffix(".txt"))
-            row_of[audio.stem] = row
-        if rows:
-            self.segment_folder(copies, clips, progress, group)
-        shutil.rmtree(copies)
-        table = clips / "metadata.csv"
-        lines = table.read_text(encoding="utf-8").splitlines() if rows else []
-        utterances = []
-        for line in lines:
-            name, text = line.split("|")
-            number, part = name.split("_")
-            audio = clips / "wavs" / f"{name}.wav"
-            row = row_of[number]
-            values = {"id": f"{row.id}_{part}", "audio": str(audio), "text": text}
-            utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
-        return utterances
+        return [read_result(r.result_file(into), r.key) for r in recordings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongRecording:
     audio: Path
+    text: str | None = None  # None: that of the .txt beside it
     name: str  # prefix of its clips
     key: str  # changes with the recording, its transcript, the recogniser and the settings
     seconds: float
@@ -254,30 +425,72 @@ class LongRecording:
         return into / "cut" / f"{self.name}.json"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentJob:
-    """The recordings that one process splits."""
+def _segment_share(
+    recordings: list[LongRecording],
+    into: Path,
+    cuts: SegmentConfig,
+    language: str,
+    recognizer: SpeechRecognizer,
+    advance: Callable[[float], None],
+) -> None:
+    """Split the recordings of one process of a group."""
+    for recording in recordings:
+        reported_s = 0.0
 
-    recordings: list[LongRecording]
-    into: Path
-    cuts: SegmentConfig
-    walk: LongAlignConfig
+        def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
+            nonlocal reported_s
+            if now_s < recording.seconds:  # the end is reported once the clips are written
+                advance(now_s - reported_s)
+                reported_s = now_s
 
-    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
-        segmenter = Segmenter(recognizer=recognizer, cuts=self.cuts, walk=self.walk)
-        for recording in self.recordings:
-            reported_s = 0.0
+        make = partial(_segment, recording, into, cuts, language, recognizer, report)
+        cached_result(recording.result_file(into), recording.key, make)
+        advance(recording.seconds - reported_s)
 
-            def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
-                nonlocal reported_s
-                if now_s < recording.seconds:  # the end is reported once the clips are written
-                    advance(now_s - reported_s)
-                    reported_s = now_s
 
-            place = (recording.audio, recording.name, self.into)
-            make = partial(segmenter.segment_recording, *place, report)
-            cached_result(recording.result_file(self.into), recording.key, make)
-            advance(recording.seconds - reported_s)
+def _segment(
+    recording: LongRecording,
+    into: Path,
+    cuts: SegmentConfig,
+    language: str,
+    recognizer: SpeechRecognizer,
+    progress: Callable,
+) -> dict:
+    """Write the clips of one recording to wavs/; return table rows and losses."""
+    audio = recording.audio
+    wavs = into / "wavs"
+    for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
+        leftover.unlink()  # of other settings, or an interrupted call
+    rows = []
+    with contextlib.ExitStack() as stack:
+        try:
+            text = recording.text
+            if text is None:
+                text = _read_transcript(audio.with_suffix(".txt"))
+            try:
+                reader = stack.enter_context(WindowReader(audio, recognizer))
+                tokens = read_tokens(text, recognizer, language)
+                aligned = LongAligner(reader, tokens).run(progress)
+            except (soundfile.LibsndfileError, DatasetError) as error:
+                raise DatasetError(f"cannot be read as audio: {error}") from error
+            clips, losses = plan_segments(aligned, tokens, reader.total_s, cuts)
+            losses += missing_audio(reader)
+        except DatasetError as error:
+            clips = []
+            losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
+        for number, clip in enumerate(clips, 1):
+            clip_id = f"{recording.name}_{number:04d}"
+            rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
+            # No fsync for each of a thousand clips: they count once the result file lists them.
+            path = wavs / f"{clip_id}.wav"
+            with disk_errors(path):
+                wave = reader.samples_of(clip.start_s, clip.end_s)
+                path.write_bytes(encode_wav(wave, reader.rate))
+    unused = []
+    for span in losses:
+        values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
+        unused.append({"file": audio.name, **values})
+    return {"rows": rows, "losses": unused}
 
 
 def file_state(path: Path) -> tuple:

@@ -75,9 +75,6 @@ class Spool(Sequence):
 
     __hash__ = None
 
-    def __repr__(self) -> str:
-        return f"Spool({len(self):,} values)"
-
     def __reduce__(self):
         return Spool, (list(self),)  # for another process
 

@@ -112,30 +112,25 @@ def load_words(language: str) -> dict:
     """
     path = WORDS / f"{language}.yaml"
     words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-
-    def checked(slot: str, value, kind: type, shape: str):
-        if not isinstance(value, kind):
-            got = "nothing" if value is None else shorten(repr(value), 60)
-            raise KitError(
-                f"{path}, `{slot}`: {shape} expected, got {got}. Write it as in en.yaml beside it."
-            )
-        return value
-
-    def items(slot: str, value) -> list[str]:
-        return checked(slot, value, str, "words with `, ` between them").split(", ")
-
-    order = checked("order", words.get("order"), list, "a list of slots")
-    result = {"order": [checked("order", pair, list, "[slot, chance]") for pair in order]}
-    for slot in ("and", "phrase", *(slot for slot, _ in order)):
-        if slot not in AGREEING:
-            result[slot] = items(slot, words.get(slot))
-    for slot in AGREEING:
-        rows = checked(slot, words.get(slot), list, "a list of rows")
-        result[slot] = [items(slot, row) for row in rows]
-    if len(result["subject"]) != len(result["verb"]):
-        raise KitError(f"{path}: `verb` needs as many rows as `subject`, one for each form.")
-    unseen = checked("unseen", words.get("unseen"), dict, "slots with words of their own")
-    result["unseen"] = {slot: items(slot, rare) for slot, rare in unseen.items()}
+    slot = "order"
+    try:
+        result = {"order": [(slot, float(chance)) for slot, chance in words["order"]]}
+        slots = [slot for slot, _ in result["order"] if slot not in AGREEING]
+        for slot in ("and", "phrase", *slots):
+            result[slot] = words[slot].split(", ")
+        for slot in AGREEING:
+            result[slot] = [row.split(", ") for row in words[slot]]
+        slot = "unseen"
+        result[slot] = {name: rare.split(", ") for name, rare in words[slot].items()}
+        slot = "verb"
+        if len(result["subject"]) != len(result["verb"]):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        got = shorten(repr(words.get(slot)), 60)
+        raise KitError(
+            f"{path}, `{slot}`: expected what en.yaml beside it has there (as many rows for `verb` "
+            f"as for `subject`), got {got}."
+        ) from error
     return result
 
 
@@ -228,7 +223,15 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     key = digest(dataclasses.replace(config, workers=1))  # the number of workers changes nothing
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
-    _remove_other_corpus(folder, key)
+    started = folder / "begun"
+    if (
+        not started.exists() or started.read_text(encoding="utf-8") != key
+    ):  # another configuration's
+        shutil.rmtree(folder / "spoken", ignore_errors=True)
+        mark.unlink(missing_ok=True)
+        for table in folder.glob("metadata*.csv"):
+            table.unlink()
+        write_atomic(started, key)
     wavs = folder / "wavs"
     make_folder(wavs)
     require_disk(folder, config.utterances * CLIP_BYTES)
@@ -247,30 +250,14 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         for count in pool.map(_speak_in_process, jobs):
             done += count
             progress(done, len(rows))
-    _write_tables(folder, rows)
-    write_atomic(mark, key)
-    return folder
-
-
-def _remove_other_corpus(folder: Path, key: str) -> None:
-    """Remove what another configuration left in `folder`."""
-    mark = folder / "begun"
-    if not mark.exists() or mark.read_text(encoding="utf-8") != key:
-        shutil.rmtree(folder / "spoken", ignore_errors=True)
-        (folder / "complete").unlink(missing_ok=True)
-        for table in folder.glob("metadata*.csv"):
-            table.unlink()
-        write_atomic(mark, key)
-
-
-def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:
-    """Write `metadata_SPLIT.csv` for each split."""
     tables = collections.defaultdict(list)
     for name, text, speaker in rows:
         split = name.rsplit("_", 1)[0]
         tables[split].append(f"{name}|{text}|{text}|voice{speaker}\n")
     for split, lines in tables.items():
         write_atomic(folder / f"metadata_{split}.csv", "".join(lines))
+    write_atomic(mark, key)
+    return folder
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
     """Return the folder that recordings must be in, and the one that paths usually start from."""
     folder = Path(config.audio_root) if config.audio_root else table.parent
-    wavs = folder / "wavs"
-    return folder, wavs if wavs.is_dir() else folder
+    usual = [folder / name for name in ("wavs", "clips") if (folder / name).is_dir()]
+    return folder, usual[0] if usual else folder
 
 
 def _recording_check(folder: Path, usual: Path) -> IsRecording:
@@ -195,10 +195,12 @@ def _continues(
     row: TableRow, following: TableRow, raw: RawTable, is_recording: IsRecording
 ) -> bool:
     """Tell whether the line after a row is the rest of the row's text."""
-    if following.problem or len(row.cells) != raw.width or any(map(is_recording, following.cells)):
+    if following.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    return len(following.cells) < raw.width or (opened and raw.separator not in QUOTED)
+    if len(following.cells) < raw.width or (opened and raw.separator not in QUOTED):
+        return not any(map(is_recording, following.cells))
+    return False
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
@@ -256,17 +258,23 @@ def read_table(
     be a table.
     """
     lines = partial(iter_lines, path, max_bytes)
-    ways = [_split_table(path, lines, separator, is_recording) for separator in SEPARATORS]
-    if width and any(way.width == width for way in ways):
+    ways = []
+    for separator in SEPARATORS:
+        way = _split_table(path, lines, separator, is_recording)
+        if _rate(way, is_recording) >= 1 and width in (0, way.width):
+            return way  # every row has all columns, and names a recording
+        ways.append(way)
+    if any(way.width == width for way in ways):
         ways = [way for way in ways if way.width == width]
-    rates = [_rate(way, is_recording) for way in ways]
-    if max(rates) > 0:
-        return ways[rates.index(max(rates))]
+    best = max(ways, key=lambda way: _rate(way, is_recording))
+    if _rate(best, is_recording) > 0:
+        return best
     several = [way for way in ways if way.width > 1 and way.good_count == way.count]
     return (several or ways)[0]
 
 
 def _rate(table: RawTable, is_recording: IsRecording) -> float:
+    """Return how much sense a way to split a table makes, 0 to 2."""
     if table.width < 2 or not table.sample:
         return 0.0
     named = names_columns(table.sample[0])

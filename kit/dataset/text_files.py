@@ -2,7 +2,7 @@
 
 `c0.wav` with `c0.txt`, `c0.lab` or Whisper's `c0.json`, beside it or in other folders (VCTK,
 LibriTTS); LibriSpeech's `*.trans.txt`, Kaldi's `text` alone, JSUT's `id:text`, Festival's
-`( id "text" )`.
+`( id "text" )`; Kaldi's `wav.scp` with `text` and `utt2spk`.
 """
 
 import functools
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import Finding, ManifestConfig
-from kit.dataset.recordings import Record, Recordings, bad_row, label_of
-from kit.dataset.splits import split_of_folders
+from kit.dataset.recordings import Record, Recordings, bad_row, choose_base, label_of
+from kit.dataset.splits import split_of, split_of_folders
 from kit.dataset.tables import encoding_problem, read_lines
 
 # Of a recording's own text; where it has several, the first of these is taken.
@@ -213,3 +213,69 @@ def _list_records(
             split=split_of_folders(label),
             in_subfolders=True,
         )
+
+
+# --- Kaldi ------------------------------------------------------------------------------------
+
+
+def _id_lines(path: Path) -> list[tuple[int, str, str]]:
+    """Return (line, id, what follows it) of each line; [] where there is no such file."""
+    lines = []
+    for number, line in enumerate(read_lines(path) if path.is_file() else [], 1):
+        name, *rest = line.split(maxsplit=1) or [""]
+        if name:
+            lines.append((number, name, "".join(rest).strip()))
+    return lines
+
+
+def kaldi_tables(folder: Path) -> list[Path]:
+    table = folder / "wav.scp"
+    return [table] if table.is_file() and (folder / "text").is_file() else []
+
+
+def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
+    """Read `id path` in wav.scp, `id words` in text and `id speaker` in utt2spk beside it."""
+    for table in tables:
+        label = label_of(table, tables)
+        if (table.parent / "segments").is_file():
+            raise DatasetError(
+                f"{table.parent} has a file `segments`: its recordings hold several utterances "
+                "each. Split them into one file an utterance first (Kaldi's extract-segments)."
+            )
+        texts = {}
+        doubled = set()
+        for _, name, text in _id_lines(table.parent / "text"):
+            if texts.setdefault(name, text) != text:
+                doubled.add(name)
+        speakers = {
+            name: speaker
+            for _, speaker, names in _id_lines(table.parent / "spk2utt")
+            for name in names.split()
+        }
+        speakers |= {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
+        lines = _id_lines(table)
+        folder = Path(config.audio_root or table.parent)
+        base, in_subfolders = choose_base(folder, folder, [audio for *_, audio in lines])
+        for number, name, audio in lines:
+            text = texts.get(name, "")
+            speaker = speakers.get(name, "")
+            reason, cure = encoding_problem(f"{name} {audio} {text} {speaker}")
+            if name in doubled:
+                reason, cure = "`text` has two lines with this id", "keep the right one"
+            if audio.endswith("|"):
+                reason = "a command, not a recording"
+                cure = "run it and name the file it makes"
+            if reason:
+                yield bad_row(label, number, name, reason, cure=cure)
+                continue
+            yield Record(
+                file=label,
+                line=number,
+                id=name,
+                audio=audio,
+                base=base,
+                text=text,
+                speaker=speaker,
+                split=split_of(table, tables),
+                in_subfolders=in_subfolders,
+            )

@@ -29,12 +29,15 @@ from kit.base.run import run_folder
 from kit.batches.lengths import manifest_limits
 from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.long_alignment import LongAlignConfig, Pause, WindowReader
+from kit.dataset.long_alignment import Pause, WindowReader
 from kit.dataset.manifest import read_manifest
-from kit.dataset.segment_plan import Boundary, SegmentConfig, Span, choose_clips
 from kit.dataset.segmentation import (
+    Boundary,
+    SegmentConfig,
     Segmenter,
+    Span,
     UnusedAudio,
+    choose_clips,
     file_state,
     find_audio,
     find_recordings,
@@ -130,7 +133,7 @@ class LongRecordings:
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=self.cuts,
-            walk=LongAlignConfig(language=self.language),
+            language=self.language,
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ from kit.batches.lengths import (
     neighbours_waste,
     padding_waste,
 )
-from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import (
@@ -47,10 +47,8 @@ from kit.dataset.data_report import (
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.long_alignment import LongAlignConfig
 from kit.dataset.manifest import write_fixed
-from kit.dataset.segment_plan import SegmentConfig
-from kit.dataset.segmentation import Segmenter
+from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
@@ -323,7 +321,7 @@ class Preparation:
 
     def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
         """The fit of the worst clips and the limit; players for the worst of all."""
-        pairs = worst(rows, alignments, WORST_DRAWN)
+        pairs = sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:WORST_DRAWN]
         scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
         lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
         for kind, lowest in self.matched.limits.items():
@@ -356,7 +354,7 @@ class Preparation:
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
-            walk=LongAlignConfig(language=self.rules.language),
+            language=self.rules.language,
         )
         rows = []
         if too_long:
@@ -408,7 +406,7 @@ class Preparation:
                 self.data_config,
                 Ticker("encoded"),
                 self.checked.digests(self.rows),
-                group=encoding_group(run, self.front_end.config, self.source.language),
+                group=encoding_group(run, self.front_end.config),
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
@@ -420,7 +418,7 @@ class Preparation:
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
         report = length_report(self.cache, self.codec.frame_rate)
-        fixed = report.fixed_lengths
+        fixed = fixed_lengths(self.cache)
         self.active_run.record(data={"fixed_lengths": fixed})
         sample = self.cache.sample_of_split("train")
         lengths = {
@@ -429,11 +427,11 @@ class Preparation:
             "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
         }
         return Result(
-            line=f"{len(report.beyond)} examples ({report.beyond_share:.2%}) exceed the limit of "
+            line=f"{report.beyond} examples ({report.beyond_share:.2%}) exceed the limit of "
             f"{report.limit_codes} codes or {report.limit_tokens} tokens for one fixed shape\n"
             f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens",
             pictures=[histogram(lengths, marks={"tokens": fixed})],
-            figures=report.table(),
+            figures=report.percentiles,
         )
 
     def make_batches(self) -> Result:
@@ -490,7 +488,7 @@ def draw_data_report(report: DataReport) -> list:
         pictures.append(histogram(panels))
     kinds = by_kind(report.refused + report.warned)
     if kinds:
-        minutes = [seconds / 60 for _, seconds in kinds.values()]
+        minutes = [sum(finding.seconds for finding in own) / 60 for own in kinds.values()]
         pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
     return pictures
 

@@ -33,7 +33,6 @@ from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
-from kit.batches.encoding import EncodingTools
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
@@ -335,27 +334,19 @@ def recognizer_group(run: ActiveRun) -> WorkGroup:
     return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
 
 
-def encoding_group(run: ActiveRun, front_end: MelConfig, language: str) -> WorkGroup:
-    """The processes that share work with the run's codec and tokenizer, and `front_end`."""
+def encoding_group(run: ActiveRun, front_end: MelConfig) -> WorkGroup:
+    """The processes that share work with the run's codec and `front_end`."""
     codec = run.path("codec.safetensors").absolute()
-    tokenizer = run.path("tokenizer.model").absolute()
-    load = partial(load_encoding_tools, codec, front_end, tokenizer, language, run.hw.device)
-    return group_of(run, load)
+    return group_of(run, partial(load_encoding_tools, codec, front_end, run.hw.device))
 
 
 def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
     return load_recognizer(path).to(rank_device(device))
 
 
-def load_encoding_tools(
-    codec: Path, front_end: MelConfig, tokenizer: Path, language: str, device: str
-) -> EncodingTools:
+def load_encoding_tools(codec: Path, front_end: MelConfig, device: str) -> tuple[Codec, Mel]:
     rank_own = rank_device(device)
-    return EncodingTools(
-        codec=load_codec(codec).to(rank_own),
-        front_end=make_front_end(front_end).to(rank_own),
-        tokenizer=load_tokenizer(tokenizer, language),
-    )
+    return load_codec(codec).to(rank_own), make_front_end(front_end).to(rank_own)
 
 
 def rank_device(device: str) -> str:
@@ -410,7 +401,7 @@ class RankGroup(WorkGroup):
 
         try:
             broadcast_order(ranks, JobOrder(load=self.load))
-            result = ranks.scatter(jobs).run(tools, report)
+            result = ranks.scatter(jobs)(tools, report)
             ranks.barrier(report)
             report()
         except RankLost as error:
@@ -434,7 +425,7 @@ class JobOrder:
         with interruptible():
             try:
                 tools = self.load() if self.load else None
-                job.run(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
+                job(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
             except (ValueError, RuntimeError, OSError) as error:
                 if not type(error).__module__.startswith("kit."):
                     raise

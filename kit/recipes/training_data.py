@@ -24,8 +24,8 @@ from kit.batches.code_cache import (
     slowest_pace,
     speaker_references,
 )
+from kit.batches.code_shards import as_bytes, from_bytes, load_tensors, split_by
 from kit.batches.code_stream import CodeStream
-from kit.batches.columns import as_bytes, from_bytes, load_tensors, split_by
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Habits, Voice

@@ -220,7 +220,8 @@ class Table(LineStream):
         if not all(self.columns) or len(set(self.columns)) < len(self.columns) or not self.columns:
             raise DatasetError(
                 f"{self.file.path} needs a header of different, non-empty column names in line 1, "
-                f"got {self.columns}. If it has no header, pass columns=[...]."
+                f"got {self.columns}. Name each column there, that of the text `text`; in Python, "
+                "columns=[...] does as well."
             )
 
     def _with_advice(self, reason: str) -> str:

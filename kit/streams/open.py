@@ -57,15 +57,12 @@ def require_known_format(path: Path) -> None:
         )
 
 
-def rows(
-    path: Path, columns: list[str] | None = None, delimiter: str | None = None, quoting: bool = True
-) -> Iterator[tuple[int, dict | str | BadRecord]]:
+def rows(path: Path) -> Iterator[tuple[int, dict | str | BadRecord]]:
     """(line number, record or BadRecord) in the order of the file, in constant memory.
 
     Raises DatasetError when the file cannot be read at all.
     """
-    layout = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
-    return open_source(path, **layout, on_bad_record=lambda record: None).rows()
+    return open_source(path, on_bad_record=lambda record: None).rows()
 
 
 class Mix(Stream):

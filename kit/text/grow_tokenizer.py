@@ -93,7 +93,7 @@ def _learn_pieces(
         path = Path(folder) / "tokenizer.model"
         train_fitted_tokenizer(spelt, path, config, text, language)
         learned = Tokenizer(path)
-    normal = [i for i in range(learned.piece_count) if not learned.is_fixed(i)]
+    normal = [i for i in range(learned.piece_count) if not learned.kind(i)]
     return [Piece(learned.piece(i), learned.model.get_score(i)) for i in normal]
 
 

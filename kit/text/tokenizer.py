@@ -56,16 +56,11 @@ class BaseTokenizer(abc.ABC):
         """The piece with id `number`; "" for an unused id."""
 
     @abc.abstractmethod
-    def is_byte(self, number: int) -> bool:
-        """Whether the piece is a bare byte of a character that has no piece."""
+    def kind(self, number: int) -> str:
+        """Return "byte", "unknown" (of characters that have no piece), "control" or "".
 
-    @abc.abstractmethod
-    def is_unknown(self, number: int) -> bool:
-        """Whether the piece stands for any character that has no piece."""
-
-    @abc.abstractmethod
-    def is_control(self, number: int) -> bool:
-        """Whether text never becomes the piece: a tag, or an unused id."""
+        Text never becomes a control piece: a tag, or an unused id.
+        """
 
     @abc.abstractmethod
     def file_bytes(self) -> bytes:
@@ -83,18 +78,11 @@ class BaseTokenizer(abc.ABC):
         """The pieces of normalised `text`."""
         return [self.piece(number) for number in self.tokenize(self.spell(text))]
 
-    def is_raw(self, number: int) -> bool:
-        """Whether the piece is a bare byte or the unknown piece."""
-        return self.is_byte(number) or self.is_unknown(number)
-
-    def is_fixed(self, number: int) -> bool:
-        """Whether the piece exists whatever the training text: raw or control."""
-        return self.is_raw(number) or self.is_control(number)
-
     def uncovered(self, text: str) -> list[str]:
         """The characters of `text` without a piece of their own."""
         chars = sorted(set(text) - {" "})
-        return [c for c in chars if any(map(self.is_raw, self.tokenize(c)))]
+        raw = ("byte", "unknown")
+        return [c for c in chars if any(self.kind(i) in raw for i in self.tokenize(c))]
 
     def encode_checked(self, text: str) -> list[int]:
         """`encode` without unknown punctuation; SpeechError for unknown letters or no word."""
@@ -159,14 +147,10 @@ class Tokenizer(BaseTokenizer):
     def piece(self, number: int) -> str:
         return self.model.id_to_piece(number)
 
-    def is_byte(self, number: int) -> bool:
-        return self.model.is_byte(number)
-
-    def is_unknown(self, number: int) -> bool:
-        return self.model.is_unknown(number)
-
-    def is_control(self, number: int) -> bool:
-        return self.model.is_control(number)
+    def kind(self, number: int) -> str:
+        model = self.model
+        kinds = {"byte": model.is_byte, "unknown": model.is_unknown, "control": model.is_control}
+        return next((kind for kind, is_it in kinds.items() if is_it(number)), "")
 
     def file_bytes(self) -> bytes:
         return self.model.serialized_model_proto()

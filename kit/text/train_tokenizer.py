@@ -4,20 +4,25 @@ import collections
 import contextlib
 import dataclasses
 import io
+import itertools
+import json
+import os
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece as spm
 
 from kit.base.config import require, require_least, require_within
-from kit.base.errors import KitError, SpeechError
-from kit.base.files import write_atomic
-from kit.streams.open import open_source
+from kit.base.errors import DatasetError, KitError, Note, SpeechError
+from kit.base.files import digest, write_atomic
+from kit.base.formatting import nearest
+from kit.streams.file import BadRecord, ByteFile
+from kit.streams.open import open_source, rows
 from kit.text.espeak import phonemize
-from kit.text.extract import extract_text
-from kit.text.normalize import unicode_script
+from kit.text.normalize import normalize, unicode_script
 from kit.text.tokenizer import BaseTokenizer, Tokenizer
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
@@ -181,6 +186,7 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
     words = sum(len(t.split()) for t in texts)
     if not words:
         raise SpeechError("There is no text to report on: give some held-out sentences.")
+    kinds = collections.Counter(tokenizer.kind(i) for row in ids for i in row)
     uncovered = tokenizer.uncovered("".join(characters))
     seen = characters.total() - characters[" "]
     return {
@@ -188,8 +194,8 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
         "characters_per_token": characters.total() / pieces,
         "tokens_per_character": pieces / characters.total(),
         "tokens_per_word": pieces / words,
-        "byte_rate": sum(tokenizer.is_byte(i) for row in ids for i in row) / pieces,
-        "unknown_rate": sum(tokenizer.is_unknown(i) for row in ids for i in row) / pieces,
+        "byte_rate": kinds["byte"] / pieces,
+        "unknown_rate": kinds["unknown"] / pieces,
         "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
         "scripts": script_shares(characters),
         "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
@@ -222,7 +228,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
     learned = {
         i: tokenizer.piece(i)
         for i in range(size)
-        if len(tokenizer.piece(i)) > 1 and not tokenizer.is_fixed(i)
+        if len(tokenizer.piece(i)) > 1 and not tokenizer.kind(i)
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
@@ -233,7 +239,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
+    kept = {i: n for i, n in pieces.items() if not tokenizer.kind(i)}
     characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
@@ -253,3 +259,72 @@ def substrings(texts: list[str]) -> set[str]:
         for start in range(len(text))
         for end in range(start + 1, len(text) + 1)
     }
+
+
+EVERY = 10_000  # rows between two saves
+
+
+@contextlib.contextmanager
+def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
+    """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
+
+    `source` is plain text, or a table or JSON file with a column `text`. After a killed process the
+    next call resumes, or starts again if anything changed. One process at a time may use `folder`.
+    Warns of rows that cannot be read. Raises DatasetError where that is so of the source.
+    """
+    source = Path(source)
+    identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".extracted.txt"
+    mark = folder / ".extracted.json"
+    try:
+        _extract(source, language, path, mark, digest(identity, language))
+        yield path
+    finally:
+        for left in (path, mark, *folder.glob(f".{mark.name}.*")):
+            left.unlink(missing_ok=True)
+
+
+def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> None:
+    state = {"key": key, "rows": 0, "bytes": 0, "unreadable": 0, "first_unreadable": ""}
+    try:
+        saved = json.loads(mark.read_bytes())
+    except (FileNotFoundError, ValueError):  # missing or damaged
+        saved = None
+    with open(path, "ab") as file:
+        if isinstance(saved, dict) and saved.get("key") == key and saved["bytes"] <= file.tell():
+            state = saved
+        file.truncate(state["bytes"])  # what came after the last save is written again
+        for row in itertools.islice(_texts(source), state["rows"], None):
+            if isinstance(row, BadRecord):
+                state["unreadable"] += 1
+                state["first_unreadable"] = state["first_unreadable"] or str(row)
+            elif line := normalize(row, language):
+                file.write(f"{line}\n".encode())
+            state["rows"] += 1
+            if state["rows"] % EVERY == 0:
+                file.flush()
+                os.fsync(file.fileno())
+                state["bytes"] = file.tell()
+                write_atomic(mark, json.dumps(state, ensure_ascii=False))
+    if state["unreadable"]:
+        warnings.warn(
+            f"{source}: {state['unreadable']:,} rows cannot be read and are left out. The first: "
+            f"{state['first_unreadable']}",
+            category=Note,
+            stacklevel=4,
+        )
+
+
+def _texts(path: Path) -> Iterator[str | BadRecord]:
+    """The text of every row, in order. Raises DatasetError when there is no column `text`."""
+    for _, row in rows(path):
+        if isinstance(row, str | BadRecord):
+            yield row
+        elif "text" in row:
+            yield str(row["text"] or "")
+        else:
+            raise DatasetError(
+                f"{path} has no column `text`.{nearest('text', row)} Rename the column with the "
+                "text to `text`."
+            )

@@ -230,7 +230,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
     if few_shapes and not data.grid_lengths:
-        data = dataclasses.replace(data, grid_lengths=padding_lengths(totals))
+        data = dataclasses.replace(data, grid_lengths=padding_lengths(np.bincount(totals)))
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
         for batch in plan_batches(totals, data, epoch):

@@ -17,6 +17,7 @@ from kit.audio.spectrogram import (
     load_reference,
     make_front_end,
     recognizer_mel,
+    reference_mel,
     reference_mels,
     require_reference,
 )
@@ -130,3 +131,17 @@ def test_any_rate_is_resampled_to_the_front_ends():
     assert at_48.shape == at_22.shape
     loud = at_22 > at_22.max() - 4
     assert (at_48 - at_22)[loud].abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("frames", [1, 19, 20, 21, 200])
+def test_a_reference_is_always_full(frames):
+    mel = torch.arange(frames).float().expand(80, frames)
+    assert reference_mel(mel, 20).shape == (80, 20)
+
+
+def test_a_reference_is_the_loudest_part_and_no_pause():
+    mel = torch.full((80, 200), -7.6)
+    mel[:, 30:50] = -3.0
+    mel[:, 45:48] = -5.0
+    mel[:, 120:135] = -2.9
+    assert torch.equal(reference_mel(mel, 20), mel[:, 30:50])

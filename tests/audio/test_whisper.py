@@ -8,7 +8,7 @@ from clips import voice
 
 from kit.audio.recognizer import RecognizerOutput, load_recognizer
 from kit.base.errors import KitError
-from kit.dataset.alignment import AlignConfig, alignment_score, quiet_frames
+from kit.dataset.alignment import alignment_score, quiet_frames
 from kit.releases.whisper import (
     FRAME_S,
     RATE_HZ,
@@ -54,16 +54,12 @@ def test_more_than_a_clip_has_frames_for_keeps_its_end():
     assert emissions([], [], 4, len(ALPHABET)).argmax(-1).tolist() == [0] * 4
 
 
-def test_a_text_that_was_said_scores_best_and_words_have_their_times():
+def test_a_text_that_was_said_scores_best():
     found = output_of("абба где да")
-    right = alignment_score(listener(), found, "абба, где да?", AlignConfig())
-    assert right.score == pytest.approx(0, abs=1e-5) and right.weak_share == 0
-    assert [word.text for word in right.words] == ["абба", "где", "да"]
-    assert right.words[1].start_s == pytest.approx(0.3 + 5 * 2 / 11, abs=FRAME_S)
-    one_wrong = alignment_score(listener(), found, "абва где да", AlignConfig())
-    left_out = alignment_score(listener(), found, "абба да", AlignConfig())
-    other = alignment_score(listener(), found, "еее ввв ггг", AlignConfig())
-    assert right.score > one_wrong.score > left_out.score > other.score
+    texts = ("абба, где да?", "абва где да", "абба да", "еее ввв ггг")
+    scores = [alignment_score(listener(), found, text).score for text in texts]
+    assert scores[0] == pytest.approx(0, abs=1e-5)
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_its_spelling_is_that_of_the_alphabet():

@@ -27,8 +27,7 @@ from kit.base.files import digest, write_atomic
 from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.segment_plan import SegmentConfig
+from kit.dataset.segmentation import SegmentConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.decoder import DecoderConfig
 from kit.inference.evaluate import EvaluateConfig
@@ -194,7 +193,6 @@ EVERY_CONFIG = (
     Habits,
     NeuCodecConfig,
     StreamConfig,
-    LongAlignConfig,
     XTTSCodecConfig,
     XTTSMelConfig,
 )
@@ -206,7 +204,7 @@ NUMERIC = [
 ]
 # Fields whose infinity means "off", and those that count below zero.
 INFINITE = {(ManifestConfig, "pace_deviations")}
-NEGATIVE = {(AlignConfig, "weak"), (AlignConfig, "hopeless"), (LongAlignConfig, "accept")}
+NEGATIVE = {(AlignConfig, "hopeless")}
 NEGATIVE |= {(GenerateConfig, "seed"), (ManifestConfig, "least_snr_db")}
 NEGATIVE |= {(XTTSCodecConfig, "mel_stats")}
 NEGATIVE |= {(Habits, "alignment_layer"), (Habits, "alignment_head")}

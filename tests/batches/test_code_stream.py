@@ -14,9 +14,10 @@ from helpers import CPU, DATA, code_cache, made_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_workers, made_ahead, validation_batches
+from kit.batches.lengths import neighbours_waste, wasted
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import collate
 
@@ -28,6 +29,16 @@ def keep(parts, place):
 def stream(position=None, split="train", rank=0, world=1, **over) -> CodeStream:
     config = dataclasses.replace(DATA, **over)
     return CodeStream(code_cache(), split, config, keep, position, rank=rank, world=world)
+
+
+@pytest.fixture(params=[1000, 16], ids=["one group", "several groups"])
+def groups(request, monkeypatch) -> None:
+    """An epoch that is planned at once, and one in groups of a few rows."""
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", request.param)
+
+
+def epoch_of(s: CodeStream, epoch: int) -> list[list[int]]:
+    return [batch for group in range(s.groups) for batch in s.plan(epoch, group)]
 
 
 def members(batch) -> list[tuple]:
@@ -97,19 +108,18 @@ def test_rows_without_a_text_change_neither_order_nor_references():
             assert all(text in ([], its) for text, its in zip(mine[0], theirs[0]))
 
 
-@pytest.mark.parametrize("over", [{}, {"effective_tokens": 900}])
-def test_every_utterance_exactly_once_an_epoch(over):
+@pytest.mark.parametrize("over", [{}, {"effective_tokens": 900}, {"sort_window": 7}])
+def test_every_utterance_exactly_once_an_epoch_as_planned(groups, over):
     s = stream(**over)
-    for epoch in (0, 1, 7):
-        plan = s.plan(epoch)
-        assert sorted(itertools.chain(*plan)) == list(s.members) and len(s.members) == 60
-
-
-def test_batches_read_are_the_plans_and_cross_epochs():
-    s = stream()
-    read = list(itertools.islice(s, 2 * len(s.plan(0))))
-    epochs = [sorted(m for b in part for m in members(b)) for part in (read[:8], read[8:])]
-    assert epochs[0] == epochs[1] == sorted(tuple(s.cache.codes[i].tolist()) for i in s.members)
+    assert len(s.members) == 60
+    plans = [epoch_of(s, epoch) for epoch in (0, 1, 7)]
+    for plan in plans:
+        assert sorted(itertools.chain(*plan)) == list(s.members)
+        assert all(sorted(batch, key=s.cache.length) == batch for batch in plan)
+    assert len({json.dumps(plan) for plan in plans}) == 3
+    read = list(itertools.islice(s, len(plans[0]) + len(plans[1])))
+    wanted = [[tuple(s.cache.codes[i].tolist()) for i in batch] for batch in plans[0] + plans[1]]
+    assert [sorted(members(batch)) for batch in read] == [sorted(batch) for batch in wanted]
 
 
 def same(a, b) -> bool:
@@ -119,7 +129,7 @@ def same(a, b) -> bool:
 
 
 @pytest.mark.parametrize("over", [{}, {"effective_tokens": 900, "short_first": True}])
-def test_any_position_resumes_exactly(over):
+def test_any_position_resumes_exactly(groups, over):
     whole = list(itertools.islice(stream(**over), 20))
     for at in range(18):
         rest = itertools.islice(stream(whole[at][1], **over), 2)
@@ -150,7 +160,7 @@ def loaded(s: CodeStream, workers: int, count: int) -> list:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("world", [1, 2])
-def test_workers_and_ranks_keep_the_order_and_resume_exactly(workers, world):
+def test_workers_and_ranks_keep_the_order_and_resume_exactly(groups, workers, world):
     rng = random.Random(workers)
     for rank in range(world):
         whole = list(itertools.islice(stream(rank=rank, world=world), 21))
@@ -226,7 +236,7 @@ def test_a_position_of_other_utterances_is_refused():
 @pytest.mark.parametrize(
     "over", [{"seed": 1}, {"effective_batch": 4}, {"sort_window": 8}, {"effective_tokens": 8}]
 )
-def test_a_position_in_another_order_is_refused(over):
+def test_a_position_in_another_order_is_refused(groups, over):
     with pytest.raises(
         DamagedFileError, match=r"of other batches \(seed, sizes, sorting, rehearsal\)"
     ):
@@ -237,17 +247,6 @@ def test_another_split_into_passes_and_another_padding_resume():
     whole = list(itertools.islice(stream(), 3))
     s = stream(whole[0][1], micro_batch=2, grid_lengths=(500,), shard=7, max_cache_gib=1.0)
     assert [members(b) for b in itertools.islice(s, 2)] == [members(b) for b in whole[1:]]
-
-
-def test_a_position_of_an_early_version_is_resumed():
-    whole = list(itertools.islice(stream(), 5))
-    assert same(next(iter(stream({"epoch": 0, "batch": 4}))), whole[4])
-
-
-def test_another_split_into_micro_batches_holds_the_same_utterances():
-    one = [members(b) for b in itertools.islice(stream(micro_batch=8), 8)]
-    two = [members(b) for b in itertools.islice(stream(micro_batch=2), 8)]
-    assert one == two
 
 
 def test_a_reference_comes_from_the_same_speaker():
@@ -361,9 +360,9 @@ def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
 
 
-def rehearsing_cache(count: int = 9) -> CodeCache:
+def rehearsing_cache(count: int = 9, utterances: int = 101) -> CodeCache:
     """The toy's utterances, and `count` rows that a voice has spoken, as two of its speakers."""
-    cache = toy_cache()
+    cache = toy_cache(utterances)
     texts = [np.full(5, 100 + i, np.int32) for i in range(count)]
     codes = [np.full(12 + 3 * i, 100 + i, np.int32) for i in range(count)]
     cache.add_rehearsal([f"v{i % 2}" for i in range(count)], texts, codes)
@@ -377,17 +376,19 @@ def rehearsing(position=None, share: float = 0.2, rank: int = 0, world: int = 1)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.5])
-def test_an_epoch_has_each_utterance_once_and_a_share_of_rehearsal(share):
+def test_an_epoch_has_each_utterance_once_and_a_share_of_rehearsal(groups, share):
     s = rehearsing(share=share)
     seen = []
     for epoch in range(6):
-        found = list(itertools.chain(*s.plan(epoch)))
+        found = list(itertools.chain(*epoch_of(s, epoch)))
         rehearsed = [i for i in found if i in s.rehearsed]
         assert sorted(i for i in found if i not in s.rehearsed) == list(s.members)
         assert len(rehearsed) == round(share * len(s.members) / (1 - share))
         seen += rehearsed
     times = [seen.count(i) for i in s.rehearsed]
     assert max(times) - min(times) <= 1, "each as often as the others"
+    counts = [len(s.rehearsed_in(2, group)) for group in range(s.groups)]
+    assert max(counts) - min(counts) <= 1, "spread over the groups"
 
 
 def test_rows_to_rehearse_change_nothing_when_the_share_is_zero():
@@ -412,7 +413,7 @@ def test_what_is_rehearsed_has_a_recording_of_its_speaker_for_a_reference():
     assert len(references) == 9
 
 
-def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks():
+def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks(groups):
     whole = list(itertools.islice(rehearsing(), 40))
     for at in range(0, 36, 5):
         rest = itertools.islice(rehearsing(whole[at][1]), 3)
@@ -440,3 +441,69 @@ def test_fixed_lengths_must_hold_what_is_rehearsed_too():
     CodeStream(cache, "train", config, keep)
     with pytest.raises(DamagedFileError, match="longer than the longest of `grid_lengths`"):
         CodeStream(cache, "train", config, keep, rehearsal=0.2)
+
+
+# --- an epoch in several groups -----------------------------------------------------------------
+
+
+@pytest.fixture
+def grouped(monkeypatch):
+    """Make streams over `count` utterances, an epoch in groups of up to 64."""
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
+
+    def make(position=None, count=335, rehearsal=0.0, **over) -> CodeStream:
+        config = dataclasses.replace(DATA, **{"sort_window": 32} | over)
+        cache = rehearsing_cache(40, count) if rehearsal else toy_cache(count)
+        return CodeStream(cache, "train", config, keep, position, rehearsal=rehearsal)
+
+    return make
+
+
+def test_a_group_is_drawn_from_the_whole_corpus_in_each_epoch(grouped):
+    s = grouped()
+    groups = [{i for batch in s.plan(e, g) for i in batch} for e in (0, 1) for g in (0, 1)]
+    assert all(min(group) < 60 and max(group) > 270 for group in groups)
+    assert 5 < len(groups[0] & groups[2]) < 35
+
+
+def test_neighbours_in_length_stay_together(grouped):
+    s = grouped(count=1335)
+    lengths = s.lengths_of(range(1335)).tolist()
+    size = s.config.micro_batch
+    planned = [part for batch in epoch_of(s, 0) for part in chunks(batch, size)]
+    assert wasted(planned, lengths, s.config) < 1.15 * neighbours_waste(s.lengths, s.config)
+
+
+def test_a_position_is_a_few_numbers(grouped):
+    s = grouped()
+    positions = [batch[1] for batch in itertools.islice(s, s.batches_an_epoch)]
+    groups = [position["group"] for position in positions]
+    assert groups == [*sorted(groups[:-1]), 0] and positions[-1]["epoch"] == 1
+    assert all(len(json.dumps(position)) < 200 for position in positions)
+
+
+@pytest.mark.parametrize("count", [82, 335])
+@pytest.mark.parametrize("over", [{}, {"sort_window": 7}, {"rehearsal": 0.2}])
+def test_batches_of_an_epoch_are_known_without_planning_it(grouped, count, over):
+    s = grouped(count=count, **over)
+    assert s.batches_an_epoch == len(epoch_of(s, 0))
+    s = grouped(count=count, effective_tokens=500, **over)
+    assert s.batches_an_epoch == pytest.approx(len(epoch_of(s, 0)), rel=0.15)
+
+
+def test_positions_of_one_group_and_of_several_are_not_taken_for_each_other(grouped, monkeypatch):
+    several = next(iter(grouped()))[1]
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 1000)
+    one = next(iter(grouped()))[1]
+    with pytest.raises(DamagedFileError, match="of other"):
+        grouped(several)
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
+    with pytest.raises(DamagedFileError, match=r"of other batches \(seed, sizes.*no position"):
+        grouped(dict(one, corpus=several["corpus"]))
+
+
+def test_short_first_sorts_the_first_group_alone(grouped):
+    s, plain = grouped(short_first=1.0), grouped()
+    shortest = [s.cache.length(batch[0]) for batch in s.plan(0, 0)]
+    assert shortest == sorted(shortest)
+    assert [s.plan(0, 1), s.plan(1, 0)] == [plain.plan(0, 1), plain.plan(1, 0)]

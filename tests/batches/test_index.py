@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import code_cache, code_index, made_cache
+from helpers import made_cache
 from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
-from kit.batches import code_shards, columns
+from kit.batches import code_shards
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, reference_rows, slowest_pace
+from kit.batches.code_shards import load_tensors
 from kit.batches.code_stream import CodeStream
-from kit.batches.columns import as_bytes, load_tensors
 
 
 def parts_only(parts, position):
@@ -57,7 +57,7 @@ def test_what_is_counted_once_is_what_a_look_at_every_row_finds(split):
     assert cache.lengths(members).tolist() == lengths == [cache.length(i) for i in members]
     assert cache.histogram("tokens", split).sum() == len(members)
     assert cache.total("codes", split) == sum(len(cache.codes[i]) for i in members)
-    for number, name in enumerate(cache.index.speaker_names):
+    for number, name in enumerate(cache.speaker_names):
         if members:
             spoken = [i for i in members if rows[i]["speaker"] == name]
             assert list(cache.of_speaker(number, split)) == spoken
@@ -80,36 +80,6 @@ def test_figures_of_all_rows_are_those_of_each():
     assert len(set(cache.sample_of_split("train", 40).tolist()) & set(members)) == 40
 
 
-def early_version(index: Path, folder: Path) -> Path:
-    """The same corpus as versions before this index wrote it."""
-    cache = CodeCache(index)
-    shards = [path.name for path in cache.index.shards]
-    for name in shards:
-        (folder / name).write_bytes((index.parent / name).read_bytes())
-    numbers = [cache.index.columns[name] for name in ("shards", "places")]
-    texts = list(cache.texts)
-    table = {
-        "shards": as_bytes(shards),
-        "rows": as_bytes(list(cache.rows)),
-        "places": np.array(list(zip(*numbers))),
-        "texts": np.concatenate(texts),
-        "text_counts": np.array([len(text) for text in texts]),
-    }
-    path = folder / "index-early.safetensors"
-    path.write_bytes(pack_tensors(table))
-    return path
-
-
-def test_an_index_of_an_early_version_is_read_and_its_positions_resume(tmp_path):
-    early = CodeCache(early_version(code_index(), tmp_path))
-    assert list(early.rows) == list(code_cache().rows)
-    assert early.index.corpus == code_cache().index.corpus
-    now, then = (CodeStream(c, "train", DataConfig(), parts_only) for c in (code_cache(), early))
-    assert now.identity == then.identity
-    parts = [next(iter(stream))[0][0] for stream in (now, then)]
-    assert parts[0][:2] == parts[1][:2] and parts[0][2].equal(parts[1][2])
-
-
 def test_a_cache_travels_as_a_few_paths(tmp_path):
     cache = CodeCache(made_index(tmp_path, 3 * CLIPS))
     sent = pickle.dumps(CodeStream(cache, "train", DataConfig(), parts_only))
@@ -120,7 +90,6 @@ def test_a_cache_travels_as_a_few_paths(tmp_path):
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """The index of a cache too large to be checked whole whenever it is opened."""
-    monkeypatch.setattr(columns, "CHECKED_AT_OPEN_BYTES", 0)
     monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
     return made_index(tmp_path, 2 * CLIPS)
 
@@ -183,7 +152,6 @@ def start_bytes(index: Path) -> int:
 
 def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
-    monkeypatch.setattr(columns, "CHECKED_AT_OPEN_BYTES", 0)  # as of an index of gigabytes
     monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
     monkeypatch.setattr(code_shards, "OPEN_SHARDS", 8)
     found = {}

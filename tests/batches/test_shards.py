@@ -1,14 +1,21 @@
-"""Files that check themselves, a folder that keeps below its cap, makers that share their work."""
+"""Files that check themselves, a folder that keeps below its cap."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
-from kit.batches.code_shards import claimed, make_room, touch
-from kit.batches.columns import load_tensors
+from kit.batches.code_shards import (
+    MappedFile,
+    load_tensors,
+    make_room,
+    narrow,
+    save_columns,
+    touch,
+)
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,
@@ -19,36 +26,79 @@ TENSORS = {
 ALL = ("*.safetensors",)
 
 
-def test_what_is_sealed_comes_back_whatever_its_layout(tmp_path):
-    (tmp_path / "a").write_bytes(pack_tensors(TENSORS))
-    found = load_tensors(tmp_path / "a")
-    assert found.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
-        assert found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
+def write(path, way: str) -> bytes:
+    """Write TENSORS to `path` from memory, or as columns without a copy; return its bytes."""
+    if way == "packed":
+        path.write_bytes(pack_tensors(TENSORS))
+    else:
+        save_columns(TENSORS, path)
+    return path.read_bytes()
 
 
-def test_sealing_twice_gives_the_same_bytes():
-    assert pack_tensors(TENSORS) == pack_tensors(dict(reversed(TENSORS.items())))
+def mapped(path) -> dict[str, np.ndarray]:
+    return {name: MappedFile(path, verify=True)[name] for name in TENSORS}
 
 
-def test_no_single_byte_can_change_unseen(tmp_path):
-    path, whole = tmp_path / "a", pack_tensors(TENSORS)
+@pytest.fixture(params=[load_tensors, mapped], ids=["read", "mapped"])
+def read(request):
+    return request.param
+
+
+def equal(found: dict) -> bool:
+    return all(
+        found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
+        for name, tensor in TENSORS.items()
+    )
+
+
+@pytest.mark.parametrize("way", ["packed", "columns"])
+def test_tensors_come_back_whatever_their_layout(tmp_path, way, read):
+    once = write(tmp_path / "a", way)
+    assert write(tmp_path / "b", way) == once
+    assert equal(read(tmp_path / "a"))
+
+
+def test_no_single_byte_can_change_unseen(tmp_path, read):
+    path = tmp_path / "a"
+    whole = write(path, "columns")
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         try:
-            found = load_tensors(path)
+            found = read(path)
         except DamagedFileError as error:
             assert str(path) in str(error)
         else:  # a byte that says nothing, as spaces after the header do
-            assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
+            assert equal(found)
 
 
-def test_no_file_can_be_cut_short_unseen(tmp_path):
-    path, whole = tmp_path / "a", pack_tensors(TENSORS)
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+def test_no_file_can_be_shorter_or_longer_unseen(tmp_path, read):
+    path = tmp_path / "a"
+    whole = write(path, "packed")
+    for damage in (*(whole[:length] for length in range(len(whole))), whole + b"x"):
+        path.write_bytes(damage)
         with pytest.raises(DamagedFileError, match="damaged"):
-            load_tensors(path)
+            read(path)
+    with pytest.raises(DamagedFileError, match="There is no"):
+        read(tmp_path / "none")
+
+
+def test_a_mapped_file_outlives_its_name_and_travels_as_its_path(tmp_path):
+    write(tmp_path / "a", "columns")
+    sent = pickle.dumps(MappedFile(tmp_path / "a"))
+    assert len(sent) < 300 and equal(pickle.loads(sent).arrays)
+    found = MappedFile(tmp_path / "a")
+    (tmp_path / "a").unlink()
+    for _ in range(2):
+        assert equal(found.arrays)
+        found.release()
+    with pytest.raises(DamagedFileError, match="no column `other`"):
+        found["other"]
+
+
+@pytest.mark.parametrize("largest, bits", [(0, 8), (255, 8), (256, 16), (70_000, 32), (2**40, 64)])
+def test_numbers_take_no_more_room_than_they_need(largest, bits):
+    found = narrow(np.array([0, largest]))
+    assert found.dtype == f"uint{bits}" and found.tolist() == [0, largest]
 
 
 def files(folder, ages) -> list:
@@ -81,42 +131,6 @@ def test_touching_makes_young_and_forgives_what_is_gone(tmp_path):
     paths = files(tmp_path, [1e9, 2e8])
     touch({*paths, tmp_path / "gone"})
     assert abs(paths[0].stat().st_mtime - paths[1].stat().st_mtime) < 60
-
-
-def test_two_makers_share_the_work_and_neither_waits(tmp_path):
-    paths, made = [tmp_path / f"{i}.safetensors" for i in range(6)], {"a": [], "b": []}
-
-    def maker(name):
-        def make(path):
-            made[name].append(path)
-            path.write_bytes(b"x")
-
-        return claimed(paths, make)
-
-    a, b = maker("a"), maker("b")
-    done = {"a": [], "b": []}
-    for _ in range(6):
-        for name, it in (("a", a), ("b", b)):
-            done[name].append(next(it))
-    assert sorted(done["a"]) == sorted(done["b"]) == paths
-    assert sorted(made["a"] + made["b"]) == paths
-    assert list(a) == list(b) == [] and not list(tmp_path.glob("*.claim"))
-
-
-def test_a_claim_whose_maker_died_delays_its_file_and_blocks_nothing(tmp_path):
-    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
-    (tmp_path / "0.claim").touch()
-    assert list(claimed(paths, lambda path: path.touch())) == [paths[1], paths[2], paths[0]]
-    assert not list(tmp_path.glob("*.claim"))
-
-
-def test_a_maker_that_fails_leaves_no_claim(tmp_path):
-    def fail(path):
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        list(claimed([tmp_path / "0.safetensors"], fail))
-    assert not list(tmp_path.iterdir())
 
 
 def test_room_is_made_of_the_caches_own_files_alone(tmp_path):

@@ -21,7 +21,6 @@ from kit.dataset.alignment import (
     alignment_score,
     lowest_score,
     match,
-    worst,
 )
 from kit.dataset.data_report import Utterance
 
@@ -35,7 +34,7 @@ ROW = Utterance(
 
 def score(wave: np.ndarray, text: str) -> Alignment:
     output = HEAR.recognize([torch.from_numpy(noisy(wave))], RATE)[0]
-    return alignment_score(HEAR, output, text, CONFIG)
+    return alignment_score(HEAR, output, text)
 
 
 def sentence(rng: random.Random) -> str:
@@ -69,23 +68,12 @@ def clips(tmp_path_factory) -> tuple[list[Utterance], dict[str, set[str]]]:
     return rows, wrong
 
 
-def test_what_is_said_scores_zero_with_every_word_in_its_place():
-    result = score(
-        np.concatenate([silence(0.5), say("dab"), silence(0.4), say("lime")]), "dab, lime!"
-    )
-    assert result.score > -0.3 and result.weak_share < 0.2 and not result.reason
-    dab, lime = result.words
-    assert (dab.text, lime.text) == ("dab", "lime")
-    assert dab.start_s == pytest.approx(0.5, abs=0.06) and dab.end_s == pytest.approx(
-        0.85, abs=0.08
-    )
-    assert lime.start_s == pytest.approx(1.25, abs=0.06)
-
-
 @pytest.mark.parametrize("text", ["dabble", "dab mail lime", "lime dab", "dab", "lime"])
 def test_any_other_text_scores_far_lower(text):
     wave = np.concatenate([say("dab"), silence(0.1), say("lime")])
-    assert score(wave, text).score < score(wave, "dab lime").score - 1
+    right = score(wave, "dab, lime!")
+    assert right.score > -0.3 and not right.reason
+    assert score(wave, text).score < right.score - 1
 
 
 def test_where_text_and_sound_part_is_pointed_at():
@@ -109,14 +97,8 @@ def test_silence_at_the_ends_costs_nothing():
 )
 def test_a_text_that_cannot_be_aligned_scores_minus_infinity_with_the_reason(text, reason):
     result = score(say("abcdef"), text)
-    assert result.score == -math.inf and result.words == ()
+    assert result.score == -math.inf
     assert re.search(reason, result.reason)
-
-
-def test_letters_the_recogniser_does_not_know_count_as_weak():
-    result = score(say("dab lime"), "dab ሰላም lime")
-    assert result.weak_share == pytest.approx(4 / 12, abs=0.15)
-    assert [word.text for word in result.words] == ["dab", "lime"]
 
 
 def test_precisely_the_wrong_clips_are_refused(clips):
@@ -130,14 +112,6 @@ def test_precisely_the_wrong_clips_are_refused(clips):
     first = refused[0]
     assert first.kind == "mismatch" and first.file == "metadata.csv" and first.line == 1
     assert first.seconds == rows[0].seconds and "text and audio do not match" in first.reason
-
-
-def test_the_worst_are_listed_first(clips):
-    rows, wrong = clips
-    result = align_clips(rows, HEAR, CONFIG)
-    join_names = worst(rows, result, 15)
-    assert {row.id for row, _ in join_names} == set().union(*wrong.values())
-    assert [a.score for _, a in join_names] == sorted(a.score for a in result)[:15]
 
 
 def test_a_clip_alone_scores_as_in_any_batch(clips):
@@ -231,7 +205,7 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     first = align(rows)
     assert [a.score for a in first] == scores and len(ticks) == 1
     assert align(rows) == first and len(ticks) == 1
-    assert align(rows, AlignConfig(weak=-2.0)) and len(ticks) == 2
+    assert align(rows, AlignConfig(hopeless=-2.0)) and len(ticks) == 2
     align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]])
     assert len(ticks) == 3
     assert align(rows, sounds="abcdeg") == first and len(ticks) == 4

@@ -1,15 +1,11 @@
 """Honest archives come out whole; hostile and damaged ones leave nothing behind."""
 
-import gzip
 import io
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
-import stat
-import struct
 import tarfile
 import time
 import zipfile
@@ -18,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kit.base.errors import DatasetError, DiskError, KitError
-from kit.base.hardware import peak_resident_bytes
 from kit.dataset.archive import ArchiveConfig, unpack
 
 FILES = {
@@ -124,14 +119,6 @@ def test_a_file_through_a_link_is_never_written(tmp_path):
     refused(tmp_path / "evil.tar", tmp_path / "into", "'d', which is a link")
 
 
-def test_a_link_in_a_zip_is_refused(tmp_path):
-    member = zipfile.ZipInfo("link")
-    member.create_system, member.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as packed:
-        packed.writestr(member, "/etc/passwd")
-    refused(tmp_path / "evil.zip", tmp_path / "into", "a link or a device")
-
-
 def test_no_right_but_reading_and_writing_is_taken_over(tmp_path):
     member = tarfile.TarInfo("tool.sh")
     member.mode = 0o6777
@@ -140,22 +127,16 @@ def test_no_right_but_reading_and_writing_is_taken_over(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar.xz", ".tar.bz2"])
-def test_a_bomb_is_refused_by_its_ratio(tmp_path, suffix):
+def test_a_bomb_is_refused_by_its_ratio(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("kit.dataset.archive.RATIO_FROM_BYTES", 2**20)
     archive = pack(tmp_path / f"bomb{suffix}", {f"{i}.txt": bytes(2**20) for i in range(4)})
-    config = ArchiveConfig(ratio_from_mib=1.0)
-    refused(archive, tmp_path / "into", "over 100 times its own size.*most_ratio", config)
+    refused(archive, tmp_path / "into", "over 100 times its own size.*most_ratio")
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
 def test_a_bomb_is_refused_by_its_size(tmp_path, suffix):
     archive = pack(tmp_path / f"bomb{suffix}", {"a": os.urandom(3 * 2**20)})
     refused(archive, tmp_path / "into", "more than 0.001 GiB", ArchiveConfig(most_gib=0.001))
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
-def test_a_bomb_is_refused_by_its_members(tmp_path, suffix):
-    archive = pack(tmp_path / f"bomb{suffix}", {f"{i}": b"" for i in range(30)})
-    refused(archive, tmp_path / "into", "more than 20 members", ArchiveConfig(most_members=20))
 
 
 def test_a_tar_comes_out_of_a_python_without_filters_too(tmp_path, monkeypatch):
@@ -179,128 +160,19 @@ def test_a_zip_that_declares_less_than_it_holds_is_refused(tmp_path):
     refused(archive, tmp_path / "into", "damaged")
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_packed_so_that_it_unpacks_in_memory_is_refused(tmp_path, method):
-    with zipfile.ZipFile(tmp_path / "evil.zip", "w", method) as packed:
-        packed.writestr("a", b"x")
-    refused(tmp_path / "evil.zip", tmp_path / "into", "'a' .*by hand")
-
-
-def test_zeros_behind_the_end_are_counted_too(tmp_path):
-    whole = gzip.decompress(pack(tmp_path / "a.tar.gz", FILES).read_bytes())
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(whole + bytes(2**24)))
-    config = ArchiveConfig(ratio_from_mib=1.0)
-    refused(tmp_path / "a.tar.gz", tmp_path / "into", "times its own size", config)
-
-
-def test_a_sparse_file_of_a_petabyte_is_refused(tmp_path):
-    member = link(tarfile.GNUTYPE_SPARSE, "sparse", "")
-    archive = tmp_path / "evil.tar"
-    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
-    header[483:495] = b"00777777777\0"[:12]  # its real size
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    archive.write_bytes(bytes(header) + bytes(1024))
-    refused(archive, tmp_path / "into", "sparse file")
-
-
-def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
-    member = tarfile.TarInfo("././@LongLink")
-    member.type = tarfile.GNUTYPE_LONGNAME
-    archive = pack_member(tmp_path / "evil.tar.gz", member, bytes(2**23))
-    refused(archive, tmp_path / "into", "a header of 8,38")
-
-
-SPARSE = [
-    {"GNU.sparse.map": "0,512,x"},
-    {"GNU.sparse.map": "0"},
-    {"GNU.sparse.size": "ten"},
-    {"GNU.sparse.size": "10"},
-    {"GNU.sparse.realsize": "x"},
-    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
-    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 30},
-    {"GNU.sparse.name": "../y", "GNU.sparse.size": "10", "GNU.sparse.map": "0,1"},
-]
-
-
-def pack_pax(path: Path, headers: dict, data: bytes = b"x" * 2048) -> Path:
-    """A tar of one file with the extended header `headers`."""
-    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as packed:
-        member = tarfile.TarInfo("a.bin")
-        member.size = len(data)
-        member.pax_headers = headers
-        packed.addfile(member, io.BytesIO(data))
-    return path
-
-
-@pytest.mark.parametrize("headers", SPARSE)
-def test_a_sparse_file_in_an_extended_header_is_refused(tmp_path, headers):
-    archive = pack_pax(tmp_path / "evil.tar", headers)
-    refused(archive, tmp_path / "into", "sparse file|damaged|leads out")
-
-
-def test_a_sparse_map_that_would_fill_the_memory_is_refused(tmp_path):
-    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
-    archive = pack_pax(tmp_path / "evil.tar", headers, b"9999999\n" + b"0\n" * 2**22)
-    refused(archive, tmp_path / "into", "a header of 4,194")
-
-
 def test_a_zip_with_a_name_that_is_not_utf_8_is_refused(tmp_path):
     archive = pack(tmp_path / "evil.zip", {"aé.txt": b"x"})
     archive.write_bytes(archive.read_bytes().replace("é".encode(), b"\xff\xfe"))
     refused(archive, tmp_path / "into", "damaged.*utf-8")
 
 
-def mutated(seed: int, whole: bytes, tar: bool) -> bytes:
-    """An archive with one part of it damaged; a tar's headers get their checksum again."""
-    rng = random.Random(seed)
-    data = bytearray(whole)
-    kind = rng.choice(["flip", "truncate", "number", "insert", "field"])
-    start = rng.randrange(len(data))
-    if kind == "flip":
-        for _ in range(3):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif kind == "truncate":
-        del data[start:]
-    elif kind == "insert":
-        data[start:start] = rng.randbytes(rng.randrange(1, 600))
-    elif kind == "number" or not tar:
-        number = rng.choice([0, 1, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
-        signature = data.find(rng.choice([b"PK\1\2", b"PK\3\4", b"PK\5\6"]))
-        start = start if signature < 0 else signature + rng.randrange(4, 46)
-        data[start : start + 4] = struct.pack("<I", number)
-    else:
-        first, size = rng.choice([(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (257, 8)])
-        fill = rng.choice(
-            [b"\xff" * size, b"\x80" + b"\xff" * size, b"-1 ", bytes(size), b"7" * size]
-        )
-        start = 512 * rng.randrange(2)
-        data[start + first : start + first + size] = fill[:size].ljust(size, b"\0")
-        data[start + 148 : start + 156] = b" " * 8
-        data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
-    return bytes(data)
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
-def test_no_damage_ends_in_a_stack_trace_or_fills_the_memory(tmp_path, suffix):
-    files = {"a.bin": os.urandom(300), "b/ሰላም.txt": b"b" * 2000, "c.txt": b""}
-    whole = pack(tmp_path / f"whole{suffix}", files).read_bytes()
-    before_bytes = peak_resident_bytes()
-    refusals = 0
-    for seed in range(40):
-        data = gzip.decompress(whole) if suffix == ".tar.gz" else whole
-        data = mutated(seed, data, suffix != ".zip")
-        archive = tmp_path / f"{seed}{suffix}"
-        archive.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
-        try:
-            unpack(archive, tmp_path / "into", CONFIG)
-        except DatasetError as error:
-            refusals += 1
-            assert str(archive) in str(error)
-            assert not (tmp_path / "into" / str(seed)).exists()
-    assert refusals > 10
-    assert peak_resident_bytes() - before_bytes < 100 * 2**20
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"into"}
+def test_a_sparse_file_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "evil.tar", "w:", format=tarfile.PAX_FORMAT) as packed:
+        member = tarfile.TarInfo("a.bin")
+        member.size = 2048
+        member.pax_headers = {"GNU.sparse.size": "10", "GNU.sparse.map": "0,1"}
+        packed.addfile(member, io.BytesIO(bytes(2048)))
+    refused(tmp_path / "evil.tar", tmp_path / "into", "sparse file")
 
 
 def test_a_member_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, monkeypatch):
@@ -440,7 +312,7 @@ def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
     assert not (into / "many").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_members": 0}, {"most_ratio": 0.5}])
+@pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_ratio": 0.5}])
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(KitError, match=next(iter(wrong))):
         ArchiveConfig(**wrong)

@@ -1,4 +1,4 @@
-"""Every clip measured once, whatever happens in between: threads, processes, kills, lost mounts."""
+"""Every clip measured once, whatever happens in between: processes, kills, lost mounts."""
 
 import json
 import os
@@ -46,14 +46,13 @@ def read(monkeypatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_threads_and_processes_find_what_one_call_finds(clips, tmp_path, processes):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_processes_find_what_one_call_finds(clips, tmp_path, processes):
     reported = []
     result = measure_clips(
         clips,
         tmp_path / "c.jsonl",
         decode_s=5,
-        workers=2,
         processes=processes,
         progress=lambda *counts: reported.append(counts),
     )
@@ -139,8 +138,10 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
         return measure_clip(path, decode_s)
 
     monkeypatch.setattr(measures, "measure_clip", until_the_70th)
-    with pytest.raises(DatasetError, match=r"wavs is gone, .* of 150 clips .* are kept") as caught:
-        measure_clips(clips, tmp_path / "c.jsonl", workers=1)
+    with pytest.raises(
+        DatasetError, match=r"wavs is gone, .* The clips measured before are kept"
+    ) as caught:
+        measure_clips(clips, tmp_path / "c.jsonl")
     assert "resumes there" in str(caught.value)
     if how == "emptied":
         folder.rmdir()
@@ -149,7 +150,7 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
     monkeypatch.setattr(
         measures, "measure_clip", lambda *args: again.append(args[0]) or measure_clip(*args)
     )
-    result = measure_clips(clips, tmp_path / "c.jsonl", workers=1)
+    result = measure_clips(clips, tmp_path / "c.jsonl")
     assert again == clips[70:] and isinstance(result[clips[147]], ClipMeasure)
 
 
@@ -173,8 +174,8 @@ def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, 
 
 def test_the_file_is_the_same_however_it_was_made(clips, tmp_path):
     paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
-    measure_clips(clips, paths[0], workers=1)
-    measure_clips(clips, paths[1], workers=3, processes=True)
+    measure_clips(clips, paths[0])
+    measure_clips(clips, paths[1], processes=3)
     measure_clips(clips[90:], paths[2])
     with paths[2].open("ab") as cut_short:
         cut_short.write(paths[0].read_bytes()[:40])
@@ -190,13 +191,13 @@ from kit.dataset import clip_stats as measures
 slow = measures.measure_clip
 measures.measure_clip = lambda *args: time.sleep(0.003) or slow(*args)
 paths = sorted(map(str, Path(sys.argv[1]).glob("*.wav")))
-measures.measure_clips(paths, Path(sys.argv[2]), workers=1, processes=sys.argv[3] == "True")
+measures.measure_clips(paths, Path(sys.argv[2]), processes=int(sys.argv[3]))
 """
 
 
 def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
     cache = tmp_path / "c.jsonl"
-    command = [sys.executable, "-c", CHECK, str(Path(clips[0]).parent), str(cache), "False"]
+    command = [sys.executable, "-c", CHECK, str(Path(clips[0]).parent), str(cache), "0"]
     check = subprocess.Popen(command, cwd=ROOT)
     while not (cache.exists() and cache.stat().st_size):
         assert check.poll() is None
@@ -224,7 +225,7 @@ def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path,
 
     monkeypatch.setattr(measures.subprocess, "Popen", started)
     some = clips[70:90]
-    result = measure_clips(some, tmp_path / "c.jsonl", workers=1, processes=True)
+    result = measure_clips(some, tmp_path / "c.jsonl", processes=1)
     assert result[clips[80]] == "crashes the audio decoder"
     assert sum(isinstance(value, ClipMeasure) for value in result.values()) == 19
 
@@ -237,11 +238,11 @@ def test_processes_that_cannot_begin_refuse_no_clip(clips, tmp_path, monkeypatch
 
     monkeypatch.setattr(measures.subprocess, "Popen", started)
     with pytest.raises(RuntimeError, match=r"could not start \(exit code 3\)"):
-        measure_clips(clips, tmp_path / "c.jsonl", workers=2, processes=True)
+        measure_clips(clips, tmp_path / "c.jsonl", processes=2)
     assert not (tmp_path / "c.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("processes", [0, 2])
 def test_an_interrupted_check_ends_its_processes_and_keeps_what_it_has(
     clips, tmp_path, monkeypatch, processes, read
 ):
@@ -258,8 +259,8 @@ def test_an_interrupted_check_ends_its_processes_and_keeps_what_it_has(
 
     cache = tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        measure_clips(clips, cache, workers=2, processes=processes, progress=interrupt)
-    assert len(started) == (2 if processes else 0)
+        measure_clips(clips, cache, processes=processes, progress=interrupt)
+    assert len(started) == processes
     assert all(process.poll() is not None for process in started)
     assert len(cache.read_bytes().splitlines()) == measures.CHUNK
     read.clear()
@@ -270,7 +271,7 @@ def test_an_interrupted_check_ends_its_processes_and_keeps_what_it_has(
 def test_a_script_without_a_main_guard_can_use_processes(clips, tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{CHECK}print('once')\n")
-    command = [sys.executable, script, Path(clips[0]).parent, tmp_path / "c.jsonl", "True"]
+    command = [sys.executable, script, Path(clips[0]).parent, tmp_path / "c.jsonl", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
 

@@ -65,9 +65,12 @@ def test_nothing_to_train_on_is_reported(tmp_path):
             book(rows, refused).require_usable(ManifestConfig(max_rejected_percent=100), tmp_path)
 
 
-def test_the_summary_puts_the_costliest_kind_first():
-    result = [finding(1, "silent", 1), finding(2, "clipped", 5), finding(3, "silent", 2)]
-    assert list(by_kind(result).items()) == [("clipped", (1, 5)), ("silent", (2, 3))]
+def test_findings_are_grouped_by_kind_the_commonest_first():
+    one, two, three = finding(1, "clipped", 5), finding(2, "silent", 1), finding(3, "silent", 2)
+    assert list(by_kind([one, two, three]).items()) == [
+        ("silent", [two, three]),
+        ("clipped", [one]),
+    ]
     assert by_kind([]) == {}
 
 

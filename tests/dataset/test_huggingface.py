@@ -106,6 +106,7 @@ def bomb() -> bytes:
 
 
 BAD = {
+    "no row": (None, "a row must be a dict of columns, got NoneType"),
     "a bomb": ({"audio": {"bytes": bomb()}}, "declare 2.16e+04 s in 1 channels"),
     "no text": ({"text": " "}, "no text in"),
     "text of another kind": ({"text": 7}, "no text in"),
@@ -130,19 +131,11 @@ BAD = {
 def test_a_bad_row_is_skipped_with_its_number_and_reason(tmp_path, kind):
     over, reason = BAD[kind]
     good = {"audio": {"bytes": clip(0)}, "text": "ሰላም"}
-    folder = from_huggingface([good, good | over, good], tmp_path / "out", CONFIG)
+    bad = good | over if isinstance(over, dict) else over
+    folder = from_huggingface([good, bad, good], tmp_path / "out", CONFIG)
     assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
     skipped = [json.loads(line) for line in (folder / "skipped.jsonl").open(encoding="utf-8")]
     assert [s["row"] for s in skipped] == [1] and reason in skipped[0]["reason"]
-
-
-@pytest.mark.parametrize("odd", [None, [], "row", 7])
-def test_a_row_that_is_none_is_skipped_too(tmp_path, odd):
-    good = {"audio": {"bytes": clip(0)}, "text": "ሰላም"}
-    folder = from_huggingface([good, odd, good], tmp_path / "out", CONFIG)
-    assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
-    (skipped,) = (folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
-    assert f"a row must be a dict of columns, got {type(odd).__name__}" in skipped
 
 
 def test_half_a_character_breaks_neither_table_nor_reasons(tmp_path):
@@ -177,7 +170,7 @@ def breaking(all_rows: list[dict], after: int):
     raise ConnectionError("the network is gone")
 
 
-@pytest.mark.parametrize("after", [0, 1, 7, 10, 23])
+@pytest.mark.parametrize("after", [0, 7, 10])
 def test_a_stream_that_breaks_off_is_resumed(tmp_path, after):
     config = HubConfig(save_every=5)
     with pytest.raises(DatasetError, match=r"network is gone.*run again"):

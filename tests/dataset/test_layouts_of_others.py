@@ -363,7 +363,7 @@ def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp
     before = read_dataset(tmp_path / "mine", config).rows
     (chosen,) = [row for row in before if row.split == "held_out"]
     Path(chosen.audio).write_bytes(b"no audio")
-    report = check_dataset(tmp_path / "mine", config, tmp_path / "run", workers=1)
+    report = check_dataset(tmp_path / "mine", config, tmp_path / "run")
     assert [finding.id for finding in report.refused] == [chosen.id]
     (again,) = [row for row in report.kept if row.split == "held_out"]
     assert again.id != chosen.id
@@ -423,7 +423,7 @@ def test_a_format_that_needs_pyav_names_it_where_it_is_missing(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "av", None)
     folder = folder_of(tmp_path / "mine", [*wavs(2)], **{"metadata.csv": "".join(CSV[:3])})
     (folder / "wavs/c2.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(64))
-    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run", workers=1)
+    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run")
     (reason,) = [finding.reason for finding in report.refused if finding.id == "c2"]
     assert "pip install av" in reason
 
@@ -739,9 +739,31 @@ def test_a_name_in_two_folders_is_a_question(tmp_path):
     table = "".join(f"{i}|{TEXTS[i]}\n" for i in range(5))
     folder = folder_of(tmp_path, files, **{"metadata.csv": table})
     result = read(folder)
-    assert not result.rows and "a/0, b/0" in result.refused[0].reason
+    assert not result.rows and "a/0.wav, b/0.wav" in result.refused[0].reason
     assert "audio_root" in result.refused[0].cure
     assert len(read(folder, audio_root=str(folder / "b")).rows) == 5
+
+
+def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
+    table = f"Ab|{TEXTS[0]}\nwavs\\aB.wav|{TEXTS[1]}\nAB|{TEXTS[2]}\n"
+    folder = folder_of(tmp_path / "a", ["wavs/Ab.wav", "wavs/aB.wav"], **{"metadata.csv": table})
+    if len(list((folder / "wavs").iterdir())) < 2:
+        pytest.skip("this disk does not tell capitals from small letters")
+    result = read(folder)
+    assert [(Path(r.audio).name, r.text) for r in result.rows] == [
+        ("Ab.wav", TEXTS[0]), ("aB.wav", TEXTS[1])
+    ]  # fmt: skip
+    (refused,) = result.refused
+    assert refused.id == "AB" and "Ab.wav, aB.wav" in refused.reason
+    own = folder_of(tmp_path / "b", ["Ab.wav", "aB.wav"], **{"Ab.txt": TEXTS[0]})
+    assert [row.id for row in read(own).rows] == ["Ab"] and "aB.txt" in read(own).refused[0].reason
+
+
+def test_a_second_table_that_is_not_read_is_named(tmp_path):
+    tables = {"metadata.csv": "".join(CSV[:5]), "metadata_more.csv": "".join(CSV[5:])}
+    result = read(folder_of(tmp_path, wavs(), **tables))
+    assert [row.text for row in result.rows] == TEXTS[:5]
+    assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
 
 
 def test_linked_folders_are_searched_and_circles_left(tmp_path):

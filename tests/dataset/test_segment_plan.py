@@ -7,7 +7,7 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.dataset.long_alignment import AlignedToken, Pause, Token
-from kit.dataset.segment_plan import (
+from kit.dataset.segmentation import (
     SegmentConfig,
     boundaries,
     choose_clips,

@@ -30,17 +30,17 @@ from kit.audio.recognizer import (
 )
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
+from kit.dataset import long_alignment
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import (
-    LongAlignConfig,
     LongAligner,
     WindowReader,
     read_tokens,
     split_phrases,
 )
-from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import (
+    SegmentConfig,
     Segmenter,
     find_recordings,
     unique_names,
@@ -48,7 +48,13 @@ from kit.dataset.segmentation import (
 
 HEAR = ToneRecognizer().eval()
 CUT = SegmentConfig(min_s=0.5, max_s=6.0)
-WALK = LongAlignConfig(language="en", window_s=10.0, characters_per_s=7.0)
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch) -> None:
+    """For recordings that are short, and spoken slowly."""
+    monkeypatch.setattr(long_alignment, "WINDOW_S", 10.0)
+    monkeypatch.setattr(long_alignment, "FIRST_PACE", 7.0)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -73,7 +79,7 @@ def paused(texts: list[str], seed: int = 0) -> list[str | float]:
 
 
 def cutter(recognizer=HEAR, config: SegmentConfig = CUT) -> Segmenter:
-    return Segmenter(recognizer=recognizer, cuts=config, walk=WALK)
+    return Segmenter(recognizer=recognizer, cuts=config, language="en")
 
 
 def cut(folder: Path, into: Path, recognizer=HEAR, config: SegmentConfig = CUT, **options):
@@ -366,9 +372,9 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
         return listen(start_s, end_s)
 
     listener.samples_of = samples_of
-    aligned = LongAligner(listener, read_tokens(" ".join(texts), HEAR, "en"), WALK).run()
+    aligned = LongAligner(listener, read_tokens(" ".join(texts), HEAR, "en")).run()
     assert len(aligned) == len(" ".join(texts).split())
-    assert max(asked) <= WALK.window_s + 1 and sum(asked) < 2 * listener.total_s
+    assert max(asked) <= long_alignment.WINDOW_S + 1 and sum(asked) < 2 * listener.total_s
 
 
 def test_scratch_is_not_left_in_the_folder(tmp_path):
@@ -436,7 +442,6 @@ def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
     assert reported[-1] == pytest.approx((len(wave) / rate, len(wave) / rate))
 
 
-@pytest.mark.filterwarnings("ignore:The channels")
 @pytest.mark.parametrize("kind", ["VBR MP3 without a header", "two MP3s", "opposite phase"])
 def test_recordings_as_people_have_them_are_cut_to_their_last_sentence(tmp_path, kind):
     texts = sentences(8)

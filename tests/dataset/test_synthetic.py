@@ -247,13 +247,13 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("unseen:", "`unseen`: slots with words of their own expected, got nothing"),
-        ("and:", "`and`: words with `, ` between them expected, got nothing"),
-        ("object: [k, l]", r"`object`: words .* expected, got \['k', 'l'\]"),
-        ("verb: f", "`verb`: a list of rows expected, got 'f'"),
-        ('verb: ["f, g"]', "`verb` needs as many rows as `subject`"),
-        ("order: [subject]", r"`order`: \[slot, chance\] expected, got 'subject'"),
-        ("order: [[where, 1.0]]", "`where`: words .* got nothing. Write it as in en.yaml"),
+        ("unseen:", "`unseen`: .* got None"),
+        ("and:", "`and`: .* got None"),
+        ("object: [k, l]", r"`object`: .* got \['k', 'l'\]"),
+        ("verb: 7", "`verb`: .* got 7"),
+        ('verb: ["f, g"]', "`verb`: .*as many rows for `verb` as for `subject`"),
+        ("order: [subject]", r"`order`: .* got \['subject'\]"),
+        ("order: [[where, 1.0]]", "`where`: expected what en.yaml beside it has there"),
     ],
 )
 def test_what_a_word_list_lacks_is_reported(tmp_path, monkeypatch, line, message):

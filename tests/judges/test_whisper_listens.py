@@ -12,9 +12,7 @@ from kit.audio.recognizer import alphabet_of, cer
 from kit.dataset.alignment import AlignConfig, align_clips, match
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.segment_plan import SegmentConfig
-from kit.dataset.segmentation import Segmenter
+from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.evaluate import transcribe
 from kit.releases.whisper import new_whisper
@@ -62,9 +60,7 @@ def test_a_long_recording_is_cut_where_its_words_end(whisper, rows, tmp_path):
     soundfile.write(path, np.concatenate([part for wave in waves for part in (wave, pause)]), rate)
     text = " ".join(f"{row.text}." for row in rows[:6])
     path.with_suffix(".txt").write_text(text, encoding="utf-8")
-    cutter = Segmenter(
-        recognizer=whisper, cuts=SegmentConfig(max_s=8.0), walk=LongAlignConfig(language="en")
-    )
+    cutter = Segmenter(recognizer=whisper, cuts=SegmentConfig(max_s=8.0), language="en")
     cutter.segment_folder(tmp_path, tmp_path / "cut")
     clips = read_dataset(tmp_path / "cut", ManifestConfig(language="en", held_out_percent=0)).rows
     said = sum(len(wave) for wave in waves) / rate

@@ -405,8 +405,8 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
     clips = {f"c{i}": speech(1.0) for i in range(5)}
     table = "".join(f"c{i}|ሰላም ለሁሉ {i}\n" for i in range(5))
     packed = make_archive(tmp_path / "voices", "zip", dataset(tmp_path / "data", table, clips))
-    run = start("few_members", settings={"archive": {"most_members": 3}})
-    with pytest.raises(DatasetError, match=r"more than 3 members.*--set archive\.most_members="):
+    run = start("small", settings={"archive": {"most_gib": 1e-6}})
+    with pytest.raises(DatasetError, match=r"more than 1e-06 GiB.*--set archive\.most_gib="):
         Preparation(run, packed).check()
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kit.base.errors import DatasetError, Note
-from kit.text import extract
-from kit.text.extract import extract_text
+from kit.text import train_tokenizer as extract
 from kit.text.normalize import normalize
+from kit.text.train_tokenizer import extract_text
 
 
 def table(path: Path, count: int = 60) -> Path:

@@ -156,17 +156,6 @@ def test_a_word_that_does_not_fit_is_named(before):
         cut(f"{before}{'a' * 300} and more")
 
 
-def test_what_fits_raises_is_passed_on():
-    def fits(text: str) -> bool:
-        if "q" in text:
-            raise SpeechError("The voice never learnt q.")
-        return True
-
-    assert len(split("One. Two.", "en", fits)) == 2
-    with pytest.raises(SpeechError, match="never learnt q"):
-        split("One. Two q.", "en", fits)
-
-
 WORDS = {
     "en": "the rain Road Was old I a bridge U.S. Dr. e.g. St. don't well-known x.y/z?q=1 A.",
     "am": "ዝናብ ነው መንገዱ ዓ.ም. ዶ/ር ወ/ሮ ት/ቤት እ.ኤ.አ. ሰላም፡ለሁሉ ሰዓት ብር ኪ.ሜ. ወዘተ hello ገ/ማርያም",
@@ -256,8 +245,3 @@ def test_a_wave_shorter_than_its_fades_starts_and_ends_at_nothing(samples):
 def test_nothing_joined_is_nothing():
     assert join([], [], RATE).shape == (0,)
     assert join([torch.zeros(0)], [0.0], RATE).shape == (0,)
-
-
-def test_every_wave_needs_its_pause():
-    with pytest.raises(ValueError):
-        join([torch.ones(9)], [], RATE)

@@ -28,7 +28,7 @@ def test_a_text_begins_with_its_tag_and_has_marks_for_spaces(path):
     assert t.decode(ids) == "the voice reads." and t.pieces("the voice") == ends[1:4]
     assert (t.start, t.stop) == (START, 0)
     assert t.vocab_size == max(t.vocabulary.ids.values()) + 1
-    assert all(t.piece(hole) == "" and t.is_control(hole) for hole in HOLES)
+    assert all(t.piece(hole) == "" and t.kind(hole) == "control" for hole in HOLES)
 
 
 def test_start_may_be_the_last_id(tmp_path):

@@ -187,14 +187,10 @@ class XTTSTokenizer(BaseTokenizer):
     def piece(self, number: int) -> str:
         return self._pieces.get(number, "")
 
-    def is_byte(self, number: int) -> bool:
-        return False
-
-    def is_unknown(self, number: int) -> bool:
-        return number == self._unknown
-
-    def is_control(self, number: int) -> bool:
-        return number in self._control or number not in self._pieces
+    def kind(self, number: int) -> str:
+        if number == self._unknown:
+            return "unknown"
+        return "control" if number in self._control or number not in self._pieces else ""
 
     def file_bytes(self) -> bytes:
         return self.vocabulary.data
