@@ -4,34 +4,49 @@ Held-out sentences are spoken, transcribed by the recogniser and compared with t
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
 
 from kit.audio.clip import load_wave
-from kit.base.config import build
-from kit.base.files import file_digest
+from kit.audio.codec import load_codec
+from kit.audio.recognizer import load_recognizer
+from kit.base.config import build, by_former_names
+from kit.base.errors import KitError
+from kit.base.files import cached_result, digest, file_digest
 from kit.base.formatting import format_gib
 from kit.base.run import Run
-from kit.dataset.data_report import ManifestConfig
+from kit.dataset.data_report import ManifestConfig, Utterance, rows_in_split
+from kit.dataset.manifest import read_manifest
+from kit.inference.code_reader import READER
 from kit.inference.evaluate import (
     Check,
     EvaluateConfig,
     LabeledClip,
+    NoiseFloor,
     Scores,
     SpeakerLoss,
     gate_checks,
     loss_by_speaker,
+    noise_floor,
     problems_of,
     save_samples,
+    score,
     suggest_fix,
     transcribe,
 )
-from kit.inference.word_alignment import WordPair, count_kinds, word_stats
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice_files import SOUND, load_voices
+from kit.inference.word_alignment import WordPair, align_words, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.settings import sampling_of
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
@@ -40,6 +55,17 @@ from kit.tuning.doctor import training_checks
 SAMPLES = 3  # recordings saved to samples/
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
+
+# Splits: words that training never saw, long sentences, and known words in any order.
+HARDER = ("unseen", "long", "free_order")
+OTHER_FILES = (  # beside the model's weights, that speaking and transcribing depend on
+    "codec.safetensors",
+    "tokenizer.model",
+    "references.safetensors",
+    "recognizer.safetensors",
+    SOUND,  # optional, as the next
+    READER,
+)
 
 
 class Evaluation:
@@ -271,6 +297,138 @@ class Evaluation:
         return bars(list(percent), percent.values(), "%", title)
 
 
+class SpokenTexts(NamedTuple):
+    """Some texts as a voice has spoken them."""
+
+    scores: Scores
+    samples: list[dict]  # the first few, as rows of the report: text, wav, split
+
+
+class EvaluationData:
+    """Voices by weights ("raw", and "ema" if training kept an average), and the texts to speak.
+
+    The held-out texts are the first `sentences` of the split in manifest order, without those that
+    have letters no training text has. Raises KitError if an earlier notebook has not run yet,
+    SpeechError and KitError for missing or damaged files.
+    """
+
+    def __init__(self, run: ActiveRun, sentences: int):
+        self.run = run
+        self.rows = read_manifest(run.folder)
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.recognizer = recognizer.to(run.hw.device)
+        self.language = run.require_figure("data", "language", "01_data_prep")
+        self.voices = load_voices(run.folder, self.language, run.hw.device)
+        codec = load_codec(run.path("codec.safetensors"))
+        self.codec = codec.to(run.hw.device)  # decodes codes alone, without hidden states
+        self.rate_hz = self.codec.sample_rate
+        self.front_end = self.voices["raw"].front_end
+        self.sampling = sampling_of(run)
+        self.read_once = dataclasses.replace(self.sampling, best_of=1)
+        rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
+        rows["held_out"] = rows["held_out"][:sentences]
+        can_speak = self.voices["raw"].can_speak
+        self.splits = {s: [row for row in own if can_speak(row.text)] for s, own in rows.items()}
+        self.held_out = self.splits["held_out"]
+        self.left_out = len(rows["held_out"]) - len(self.held_out)
+        if not self.held_out:
+            raise KitError(
+                f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
+                "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
+            )
+
+    def recording(self, row: Utterance) -> Tensor:
+        return load_wave(row.audio, self.rate_hz)
+
+    def floor(self, split: str) -> NoiseFloor:
+        """The recogniser's errors on the recordings of `split`."""
+        rows = self.splits[split]
+
+        def measure() -> dict:
+            return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
+
+        path = self.run.path("transcripts", f"{split}-recordings.json")
+        key = digest(self.digests, [dataclasses.asdict(row) for row in rows])
+        return NoiseFloor(**cached_result(path, key, measure))
+
+    def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
+        """Speak the texts of `split` with `weights`, and transcribe and score them.
+
+        The first few are saved in samples/, with `label` in the names of the files.
+        """
+        rows = self.splits[split]
+        model = file_digest(self.run.folder / WEIGHTS[weights])
+
+        def measure() -> dict:
+            scores, speech = score(self.voices[weights], rows, self.recognizer, config)
+            waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
+            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
+            return {"scores": dataclasses.asdict(scores), "samples": samples}
+
+        def has_samples(result: dict) -> bool:
+            return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
+
+        path = self.run.path("transcripts", f"{split}-{label}.json")
+        sampling = by_former_names("generate", config)
+        key = digest(self.digests, model, sampling, [dataclasses.asdict(row) for row in rows])
+        result = cached_result(path, key, measure, has_samples)
+        return SpokenTexts(Scores(**result["scores"]), result["samples"])
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Digests of what results depend on beside the model's weights."""
+        files = [self.run.folder / name for name in OTHER_FILES]
+        return [self.language, *(file_digest(path) for path in files if path.is_file())]
+
+    @functools.cached_property
+    def by_weights(self) -> dict[str, SpokenTexts]:
+        """The held-out texts by each set of weights, one candidate each."""
+        spoken = {}
+        tick = Ticker("spoken")
+        for name in self.voices:
+            spoken[name] = self.speak("held_out", name, self.read_once, name)
+            tick(len(spoken), len(self.voices), f"{name}: CER {spoken[name].scores.cer:.2%}")
+        return spoken
+
+    @functools.cached_property
+    def best(self) -> str:
+        """The weights with the lower error rate; the average if they are equal."""
+        cer = {name: spoken.scores.cer for name, spoken in self.by_weights.items()}
+        return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
+
+    @functools.cached_property
+    def spoken(self) -> dict[str, SpokenTexts]:
+        """The texts of every split by the best weights, the most likely of several candidates."""
+        spoken = {"held_out": self.speak("held_out", self.best, self.sampling, "best")}
+        for split in HARDER:
+            if self.splits[split]:
+                spoken[split] = self.speak(split, self.best, self.sampling, self.best)
+        return spoken
+
+    def word_pairs(self, of_codec: bool = False) -> list[WordPair]:
+        """The words of all texts, aligned with the transcripts of the voice.
+
+        `of_codec`: with those of the recordings after the codec.
+        """
+        pairs = []
+        for split, spoken in self.spoken.items():
+            transcripts = spoken.scores.transcripts
+            if of_codec:
+                transcripts = self.floor(split).transcripts
+            for row, line in zip(self.splits[split], transcripts, strict=True):
+                pairs += align_words(row.text, line)
+        return pairs
+
+    def worst_sentence(self) -> int:
+        """The number of the held-out sentence with the most word errors, from 0."""
+        transcripts = self.spoken["held_out"].scores.transcripts
+        errors = [
+            sum(bool(pair.kind) for pair in align_words(row.text, line))
+            for row, line in zip(self.held_out, transcripts)
+        ]
+        return errors.index(max(errors))
+
+
 def error_rates(scores: dict[str, Scores]) -> str:
     return ", ".join(f"{name} {score.cer:.2%}" for name, score in scores.items())
 
@@ -278,18 +436,18 @@ def error_rates(scores: dict[str, Scores]) -> str:
 def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     """Rows of a table of `scores` by name, the headings first."""
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
-    for name, score in scores.items():
-        rates = (f"{score.cer:.2%}", f"{score.eos_rate:.1%}", f"{score.duration_ratio:.2f} x")
-        grid.append((name, *rates, f"{score.runaway_rate:.1%}", str(score.sentences)))
+    for name, own in scores.items():
+        rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
+        grid.append((name, *rates, f"{own.runaway_rate:.1%}", str(own.sentences)))
     return grid
 
 
 def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     """Rows of a table of the scores of independent models, the headings first."""
     grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
-    for name, score in scores.items():
-        row = (f"{score['cer']:.1%}", f"{score['dnsmos']:.2f}", f"{score['similarity']:.3f}")
-        grid.append((name, *row, str(score["clips"])))
+    for name, own in scores.items():
+        row = (f"{own['cer']:.1%}", f"{own['dnsmos']:.2f}", f"{own['similarity']:.3f}")
+        grid.append((name, *row, str(own["clips"])))
     return grid
 
 
@@ -344,97 +502,95 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
-        manifest = build(ManifestConfig, run.section("manifest"))
-        self.max_rejected_percent = manifest.max_rejected_percent
 
     def run(self) -> Iterator[Result]:
         yield self.result()
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
+        log = read_log(self.active_run.folder / "train.jsonl")
+        checks = {
+            "before": self.before(),
+            "during": [Check(*check) for check in training_checks(log)],
+            "after": [self.trained(), *self.voice()],
+        }
         finished = self.report.get("train", {}).get("finished", False)
-        rows = [("", "training", "checked", "found", "wanted", "what to do")]
+        grid = [("", "training", "checked", "found", "wanted", "what to do")]
         counted = []
-        for when, checks in self.checks().items():
+        for when, own in checks.items():
             is_past = when == "during" and finished
-            counted += [] if is_past else checks
-            for check in checks:
+            counted += [] if is_past else own
+            for check in own:
                 mark = ("note" if is_past else "to do") if check.problem else "pass"
-                rows.append((mark, when, *check))
+                grid.append((mark, when, *check))
         problems = problems_of(counted)
         line = f"All {len(counted)} checks pass: the voice is ready."
         if problems:
             passed = len(counted) - len(problems)
             line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
-        return Result(line=line, grid=rows)
-
-    def checks(self) -> dict[str, list[Check]]:
-        """The checks before, during and after training."""
-        rows = read_log(self.active_run.folder / "train.jsonl")
-        return {
-            "before": self.before(),
-            "during": [Check(*check) for check in training_checks(rows)],
-            "after": [self.trained(), *self.voice()],
-        }
+        return Result(line=line, grid=grid)
 
     def before(self) -> list[Check]:
+        most = build(ManifestConfig, self.active_run.section("manifest")).max_rejected_percent
+        wanted = f"at most {most:g} % of the hours"
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
-        rejected = f"at most {self.max_rejected_percent:g} % of the hours"
         letters = "no bytes, every text comes back"
-        table = (
-            ("enough recordings", hours, "prepare", self.recordings),
-            ("few rejected clips", rejected, "prepare", self.rejected),
-            ("the tokenizer knows the letters", letters, "prepare", self.tokens),
-            ("texts match their sound", "judged", "prepare", self.alignment),
-            ("the preset suits the machine", "the one for its memory", "setup", self.preset),
-            ("a step fits into memory", "within the limit", "train", self.memory),
-        )
-        checks = []
-        for what, wanted, command, check in table:
-            try:
-                found, passed, fix = check()
-                problem = "" if passed else fix
-            except KeyError:  # a figure that is not in the report: `command` records it
-                found, problem = "not yet", self.command(command)
-            checks.append(Check(what=what, found=found, wanted=wanted, problem=problem))
-        return checks
+        suits = "the one for its memory"
 
-    # Each returns what was found, whether it passes, and what to do if not.
+        def rejected() -> tuple[str, str]:
+            data = self.report["data"]
+            found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+            passed = data["refused_percent"] <= most
+            return found, "" if passed else "ledger.jsonl names each row and its fix"
 
-    def recordings(self) -> tuple[str, bool, str]:
+        return [
+            self.check("enough recordings", hours, "prepare", self.recordings),
+            self.check("few rejected clips", wanted, "prepare", rejected),
+            self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
+            self.check("texts match their sound", "judged", "prepare", self.alignment),
+            self.check("the preset suits the machine", suits, "setup", self.preset),
+            self.check("a step fits into memory", "within the limit", "train", self.memory),
+        ]
+
+    def check(self, what: str, wanted: str, command: str, measure) -> Check:
+        """Check by `measure()`: what was found, and what to do ("": it passes).
+
+        If it asks for a figure that is not in the report, `command` is what records it.
+        """
+        try:
+            found, problem = measure()
+        except KeyError:
+            found, problem = "not yet", self.command(command)
+        return Check(what=what, found=found, wanted=wanted, problem=problem)
+
+    def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
-        few = too_few_hours(self.active_run, data["hours"])
-        return f"{data['hours']:.2f} hours, {data['utterances']:,} utterances", not few, few
+        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        return found, too_few_hours(self.active_run, data["hours"])
 
-    def rejected(self) -> tuple[str, bool, str]:
-        data = self.report["data"]
-        passed = data["refused_percent"] <= self.max_rejected_percent
-        found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-        return found, passed, "ledger.jsonl names each row and its fix"
-
-    def tokens(self) -> tuple[str, bool, str]:
+    def tokens(self) -> tuple[str, str]:
         text = self.report["text"]
-        complete = text["byte_rate"] == 0 and text["round_trip"] == 1
         found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
-        return found, complete, "look for stray letters in the texts (`uncovered` in text)"
+        passed = text["byte_rate"] == 0 and text["round_trip"] == 1
+        return found, "" if passed else "look for stray letters in the texts (`uncovered` in text)"
 
-    def alignment(self) -> tuple[str, bool, str]:
+    def alignment(self) -> tuple[str, str]:
         note = self.report["data"]["alignment"]
         listen = "listen to some clips: the recogniser could not judge them"
-        return note, not note.startswith("not judged"), listen
+        return note, listen if note.startswith("not judged") else ""
 
-    def preset(self) -> tuple[str, bool, str]:
+    def preset(self) -> tuple[str, str]:
         suitable = self.report["setup"]["preset for this machine"]
         own = self.active_run.preset_name
         fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", own == suitable, fix
+        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
 
-    def memory(self) -> tuple[str, bool, str]:
+    def memory(self) -> tuple[str, str]:
         sizes = self.report["train"]["longest_step_bytes"]
         needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
         found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         fix = "take --use low_memory, or the preset of a smaller tier"
-        return found, needed <= sizes["limit"], fix
+        return found, "" if needed <= sizes["limit"] else fix
 
     def trained(self) -> Check:
         train = self.report.get("train", {})
