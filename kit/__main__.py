@@ -151,14 +151,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "tune.check",
+        "benchmark.check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         takes="preset",
     ),
     Command(
         "tune",
-        "tune.Tuning",
+        "benchmark.Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (
