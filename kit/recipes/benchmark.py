@@ -1,8 +1,8 @@
 """Notebook 05: which switches pay off on this device, and the fastest settings under a target.
 
 Every variant trains on the same batches in a process of its own, and its result is kept. Without
-prepared data (`python -m kit check` and `tune`) the rows are made up; with a run that has codes they
-are as long as its recordings.
+prepared data (`python -m kit check` and `tune`) the rows are made up; with a run that has codes
+they are as long as its recordings.
 """
 
 import dataclasses

@@ -83,7 +83,7 @@ def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
     assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
-def test_the_spelling_is_drawn_before_and_after_it_grew(tuned):
+def test_the_spelling_is_described_before_and_after_it_grew(tuned):
     _, found = tuned
     assert "0.0% of the letters have a piece" in str(found["spelling"])
     assert "What it could not spell" in str(found["spelling"])
@@ -91,7 +91,6 @@ def test_the_spelling_is_drawn_before_and_after_it_grew(tuned):
     after = str(found["grow"]).split("with new ones:")[1]
     covered = float(re.search(r"([\d.]+)% of the letters have a piece", after)[1])
     assert covered > 95, "all but the few that training texts of this size lack"
-    assert len(found["spelling"].pictures) == len(found["grow"].pictures) == 1
 
 
 def test_the_same_sentences_are_played_before_during_and_after(tuned):
@@ -136,7 +135,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     message = (folder / "README.md").read_text()
     assert 'teach_language(model.tokenizer, "am")' in message and "reference.wav" in message
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
-    assert "coqui/model.pth" in str(found["export"].grid)
+    assert str(folder) in str(found["export"])
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
