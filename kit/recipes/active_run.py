@@ -10,7 +10,6 @@ import dataclasses
 import os
 import tarfile
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from kit.audio.spectrogram import front_end_config
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import atomic_path, digest
-from kit.base.formatting import flat
+from kit.base.formatting import flat, join_names
 from kit.base.hardware import (
     Choice,
     Hardware,
@@ -72,20 +71,17 @@ class ActiveRun(Run):
         return self.kept.run.hold_shared_lock(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
+        # A run that starts from a base model has dozens of settings.
+        values = [f"{name} = {value}" for name, value in flat(self.settings)]
+        settings = join_names(values, SETTINGS_SHOWN)
+        if len(values) > SETTINGS_SHOWN:
+            settings += f" ({SETTINGS})"
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
-            + (f"set {self.first_settings()}, " if self.settings else "")
+            + (f"set {settings}, " if self.settings else "")
             + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
         )
-
-    def first_settings(self) -> str:
-        """The first settings of the run: one that starts from a base model has dozens."""
-        values = [f"{name} = {value}" for name, value in flat(self.settings)]
-        more = len(values) - SETTINGS_SHOWN
-        if more > 1:
-            values[SETTINGS_SHOWN:] = [f"and {more} values more ({SETTINGS})"]
-        return ", ".join(values)
 
     __repr__ = __str__
 
@@ -108,7 +104,7 @@ def active_run(run: Run, kept: "RunCopy | None" = None) -> ActiveRun:
     )
 
 
-def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy | None":
+def open_run_copy(folder: Path) -> "RunCopy | None":
     """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
 
     Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
@@ -128,7 +124,7 @@ def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy 
             "another disk, or none."
         )
     if folder not in _COPIES:
-        _COPIES[folder] = RunCopy(folder, Path(mirror), say)
+        _COPIES[folder] = RunCopy(folder, Path(mirror))
     _COPIES[folder].begin()
     return _COPIES[folder]
 
@@ -136,10 +132,10 @@ def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy 
 class RunCopy:
     """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
 
-    def __init__(self, folder: Path, mirror: Path, say: Callable[[str], None]):
-        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=say)
+    def __init__(self, folder: Path, mirror: Path):
+        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=print)
         codes = folder.parent / "codes"
-        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=say)
+        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=print)
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 
