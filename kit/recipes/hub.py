@@ -142,9 +142,8 @@ def write_voice(
             shutil.copyfile(export / name, folder / name)
     report = run.report()
     played = ""
-    samples = [
-        sample for sample in report.get("samples", []) if (run.folder / sample["wav"]).is_file()
-    ]
+    samples = report.get("samples", [])
+    samples = [sample for sample in samples if (run.folder / sample["wav"]).is_file()]
     for sample in samples[:SAMPLES]:
         (folder / "samples").mkdir(exist_ok=True)
         name = Path(sample["wav"]).name

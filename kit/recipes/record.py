@@ -90,15 +90,14 @@ def in_colab() -> bool:
 
 
 class RecordingFolder:
-    """The sentences to record, and the LJSpeech folder with those that were: see `Prompts`."""
+    """The sentences to record, and the LJSpeech folder with those that were recorded."""
 
     def __init__(self, folder: Path, language: str, sentences: str = "", count: int = OFFERED):
         self.folder = make_folder(folder)
         self.language = language_code(language)
+        pool = kit_sentences(self.language)
         if sentences:
             pool = own_sentences(sentences, self.language)
-        else:
-            pool = kit_sentences(self.language)
         self.texts = read_texts(folder)  # by id
         skipped = folder / "skipped.txt"
         self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
@@ -111,6 +110,7 @@ class RecordingFolder:
         self.letters = _letters_of(self.sentences, self.language)
 
     def done(self, sentence: str) -> bool:
+        """Whether `sentence` was recorded or skipped, now or before a restart."""
         return sentence in self.skipped or digest(sentence) in self.seconds
 
     def progress(self) -> str:
@@ -127,20 +127,17 @@ class RecordingFolder:
             path.write_bytes(wav)
             measure = measure_clip(str(path))
             wave, rate_hz = read_clip(str(path))
-        row = Utterance(
-            id="",
-            audio="",
-            text=normalize(sentence, self.language),
-            speaker="",
-            split="train",
-            line=0,
-        )
+        text = normalize(sentence, self.language)
+        row = Utterance(id="", audio="", text=text, speaker="", split="train", line=0)
         faults = dict(own_faults(row, measure, ManifestConfig()))
         if "silent" in faults:
             faults = {"silent": faults["silent"]}  # nothing else matters then
-        problems = [f"{_sentence(text)} {FIXES.get(kind, '')}" for kind, text in faults.items()]
+        problems = [
+            f"{fault[0].upper()}{fault[1:]}. {FIXES.get(kind, '')}"
+            for kind, fault in faults.items()
+        ]
         if not problems:
-            problems = doubts(measure, wave, rate_hz, len(letters(row.text)))
+            problems = doubts(measure, wave, rate_hz, len(letters(text)))
         return Take(seconds=measure.seconds, problems=tuple(problems), usable=not faults)
 
     def save(self, sentence: str, wav: bytes) -> None:
@@ -184,10 +181,6 @@ def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int
         if bool(edge_frames.all()):
             problems.append(f"It {place} within a sound: {fix}")
     return problems
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def kit_sentences(code: str) -> list[str]:

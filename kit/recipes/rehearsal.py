@@ -11,6 +11,7 @@ import math
 import time
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -177,8 +178,7 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RehearsalRow:
+class RehearsalRow(NamedTuple):
     """A sentence for the base voice to speak, for the `number`-th time."""
 
     language: str
@@ -187,24 +187,16 @@ class RehearsalRow:
     number: int
 
 
-@dataclasses.dataclass(kw_only=True)
-class Rehearsed:
+class Rehearsed(NamedTuple):
     """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
 
     codes: dict[RehearsalRow, np.ndarray | None]
-    seconds: float  # spent on speaking
-
-    @property
-    def whole(self) -> dict[RehearsalRow, np.ndarray]:
-        """The rows to train on: those where the voice stopped."""
-        return {row: codes for row, codes in self.codes.items() if codes is not None}
+    seconds: float = 0.0  # spent on speaking
 
     def save(self, path: Path, key: str) -> None:
-        rows = []
-        arrays = []
-        for row, codes in self.codes.items():
-            rows.append({**dataclasses.asdict(row), "whole": codes is not None})
-            arrays.append(np.zeros(0, np.int32) if codes is None else codes)
+        rows = [row._asdict() | {"whole": own is not None} for row, own in self.codes.items()]
+        nothing = np.zeros(0, np.int32)
+        arrays = [nothing if own is None else own for own in self.codes.values()]
         tensors = {
             "key": as_bytes(key),
             "rows": as_bytes(rows),
@@ -222,13 +214,13 @@ def load_rehearsal(path: Path, key: str) -> Rehearsed:
     """
     table = load_tensors(path)
     if from_bytes(table["key"]) != key:
-        return Rehearsed(codes={}, seconds=0.0)
+        return Rehearsed({})
     codes_by_row = {}
     arrays = split_by(table["codes"], table["code_counts"])
     for fields, codes in zip(from_bytes(table["rows"]), arrays):
         stopped = fields.pop("whole")
         codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
-    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
+    return Rehearsed(codes_by_row, float(table["seconds"][0]))
 
 
 def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
@@ -264,8 +256,10 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
     return rows
 
 
-def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
-    """Load what was spoken for `run`, in the voices of `references`.
+def load_rehearsal_rows(
+    run: ActiveRun, references: dict[str, Tensor]
+) -> dict[RehearsalRow, np.ndarray]:
+    """Load the codes spoken for `run` in the voices of `references`, where the voice stopped.
 
     Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
     """
@@ -273,15 +267,16 @@ def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehear
         "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
         "finetune.rehearsal to 0."
     )
-    if not run.figure("finetune", "rehearsal"):
+    recorded = run.figure("finetune", "rehearsal")
+    if not recorded:
         raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
-    rehearsed = load_rehearsal(run.folder / FILE, rehearsal_key(run, references))
-    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
+    spoken = load_rehearsal(run.folder / FILE, rehearsal_key(run, references)).codes
+    if not spoken and recorded["spoken"]:
         raise KitError(
             "The rehearsal rows were spoken by another voice, other recordings or another "
             f"`generate`: {fix}"
         )
-    return rehearsed
+    return {row: codes for row, codes in spoken.items() if codes is not None}
 
 
 class Rehearsal:
@@ -298,26 +293,41 @@ class Rehearsal:
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
-        """Speak the rows that are missing; interrupted, it resumes."""
+        """Speak the rows that are missing; interrupted, it resumes. Records what there is."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
         path = self.run.path(FILE)
-        rehearsed = Rehearsed(codes={}, seconds=0.0)
+        codes, seconds = {}, 0.0
         if path.is_file():
             try:
-                rehearsed = load_rehearsal(path, self.key)
+                codes, seconds = load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
-        rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
-        missing = [row for row in rows if row not in rehearsed.codes]
+        codes = {row: codes[row] for row in rows if row in codes}
+        missing = [row for row in rows if row not in codes]
         decoder = Decoder(self.base.model)
         ticker = Ticker("spoken to rehearse")
         for batch in chunks(missing, ROWS_AT_ONCE):
             began_s = time.monotonic()
-            rehearsed.codes.update(zip(batch, self.read(decoder, batch)))
-            rehearsed.seconds += time.monotonic() - began_s
-            rehearsed.save(path, self.key)
-            ticker(len(rehearsed.codes), len(rows))
-        return self.result(rehearsed)
+            codes |= zip(batch, self.read(decoder, batch))
+            seconds += time.monotonic() - began_s
+            Rehearsed(codes, seconds).save(path, self.key)
+            ticker(len(codes), len(rows))
+        kept = [row for row, own in codes.items() if own is not None]
+        languages = list(dict.fromkeys(row.language for row in kept))
+        figures = {"spoken": len(codes), "rows": len(kept), "languages": languages}
+        self.run.record(finetune={"rehearsal": figures | {"seconds": seconds}})
+        if not codes:
+            line = (
+                "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
+                "in, but the run's own."
+            )
+        else:
+            line = (
+                f"To rehearse: {len(kept)} rows in {len(languages)} languages "
+                f"({', '.join(languages)}), of {len(codes)} sentences spoken in {clock(seconds)}: "
+                "those that the base voice ended in time"
+            )
+        return Result(line=line)
 
     def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
@@ -332,26 +342,3 @@ class Rehearsal:
             usable = output.stopped and 0 < len(output.codes) <= self.most_codes
             codes.append(output.codes.numpy().astype(np.int32) if usable else None)
         return codes
-
-    def result(self, rehearsed: Rehearsed) -> Result:
-        """Record and describe what training can mix in."""
-        rows = len(rehearsed.whole)
-        spoken = len(rehearsed.codes)
-        languages = list(dict.fromkeys(row.language for row in rehearsed.whole))
-        figures = {"spoken": spoken, "rows": rows, "languages": languages}
-        self.run.record(finetune={"rehearsal": figures | {"seconds": rehearsed.seconds}})
-        if not spoken:
-            line = (
-                "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
-                "in, but the run's own."
-            )
-        elif not rows:
-            line = f"Nothing is rehearsed: of {spoken} sentences the base voice ended none in time."
-        else:
-            line = (
-                f"To rehearse: {rows} rows in {len(languages)} languages "
-                f"({', '.join(languages)}), spoken in {clock(rehearsed.seconds)}"
-            )
-            if spoken > rows:
-                line += f"; {spoken - rows} more did not end in time and are left out"
-        return Result(line=line)
