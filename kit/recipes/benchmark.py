@@ -40,7 +40,6 @@ from kit.tuning.recommend import (
 )
 from kit.tuning.trials import (
     STEP_INCLUDES,
-    Task,
     TrialConfig,
     append_result,
     measure_variant,
@@ -92,7 +91,14 @@ class Benchmark:
         given = {name: number for name, number in asked.items() if number}
         self.config = build(TrialConfig, run.section("trials"), **given)
         self.folder = run.folder / "bench"
-        self.task = self._task()
+        # A resumed benchmark keeps its number of threads, so that timings can be compared.
+        threads = run.figure("bench", "threads") or int(run.threads.value)
+        run.record(bench={"threads": threads})
+        if model:
+            self.task = published_task(run.hw, threads)
+        else:
+            task = preset_task(run.preset, run.hw, threads, rows_of(run))
+            self.task = dataclasses.replace(task, finetuning=finetuning_of(run))
         self.variants = variants(self.task, self.config)
         self.measured: list[Trial] = []
         self.decisions: list[Decision] = []
@@ -107,20 +113,6 @@ class Benchmark:
         yield self.table()
         yield self.write()
         yield self.summary()
-
-    def _task(self) -> Task:
-        """What every variant trains: the preset's model, or XTTS-v2's, on synthetic rows.
-
-        They are as long as the rows of the corpus if 01 has run: only lengths matter for speed.
-        """
-        run = self.active
-        # A resumed benchmark keeps its number of threads, so that timings can be compared.
-        threads = run.figure("bench", "threads") or int(run.threads.value)
-        run.record(bench={"threads": threads})
-        if self.model == "xtts":
-            return published_task(run.hw, threads)
-        task = preset_task(run.preset, run.hw, threads, rows_of(run))
-        return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:
         """The model, its batches, and the number of steps."""
