@@ -430,10 +430,7 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
 
 
 def proofread(out: str | Path) -> ProofreadPanel:
-    """Return the panel with the clips in `out` that nobody has proofread, the least certain first.
-
-    Raises DatasetError where there are no clips.
-    """
+    """Return the panel with the clips in `out` not yet proofread, the least certain first."""
     out = Path(out).expanduser()
     texts = read_texts(out)
     if not texts:

@@ -194,10 +194,7 @@ def kit_sentences(code: str) -> list[str]:
 
 
 def own_sentences(path: str, language: str) -> list[str]:
-    """Return the sentences of a text file, none longer than MAX_CHARACTERS.
-
-    Raises DatasetError for a file that is missing, empty or not UTF-8.
-    """
+    """Return the sentences of a text file, none longer than MAX_CHARACTERS."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise DatasetError(f"There is no {path}: name a text file with a sentence a line.")
@@ -247,10 +244,7 @@ def _letters_of(texts, language: str) -> set[str]:
 
 
 def receive(folder: Path, file: Path) -> None:
-    """Move an uploaded file into `folder`, or unpack it there.
-
-    Raises DatasetError for one that is no recording, table or archive.
-    """
+    """Move an uploaded file into `folder`, or unpack it there."""
     if archive_suffix(file):
         unpack(file, folder, ArchiveConfig())
         file.unlink()

@@ -208,10 +208,7 @@ class Rehearsed(NamedTuple):
 
 
 def load_rehearsal(path: Path, key: str) -> Rehearsed:
-    """Load the rows saved at `path`; none if they were saved under another key.
-
-    Raises DamagedFileError for a file that is missing or damaged.
-    """
+    """Load the rows saved at `path`; none if they were saved under another key."""
     table = load_tensors(path)
     if from_bytes(table["key"]) != key:
         return Rehearsed({})
@@ -259,10 +256,7 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
 def load_rehearsal_rows(
     run: ActiveRun, references: dict[str, Tensor]
 ) -> dict[RehearsalRow, np.ndarray]:
-    """Load the codes spoken for `run` in the voices of `references`, where the voice stopped.
-
-    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
-    """
+    """Load the codes spoken for `run` in the voices of `references`, where the voice stopped."""
     fix = (
         "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
         "finetune.rehearsal to 0."

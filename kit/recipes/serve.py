@@ -244,10 +244,7 @@ def pcm(wave: Tensor) -> np.ndarray:
 
 
 def encode(job: Job, format: str, rate: int) -> bytes:
-    """Return all of `job` as an MP3, FLAC or Ogg Opus file.
-
-    Raises SpeechError if a part had no end.
-    """
+    """Return all of `job` as an MP3, FLAC or Ogg Opus file."""
     wave = torch.cat(list(job))
     container, coding = {
         "mp3": ("MP3", "MPEG_LAYER_III"),
