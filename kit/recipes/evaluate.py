@@ -42,7 +42,7 @@ from kit.inference.voice_files import SOUND, load_voices
 from kit.inference.word_alignment import WordPair, align_words, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours

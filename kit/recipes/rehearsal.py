@@ -35,7 +35,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.settings import sampling_of
