@@ -147,11 +147,9 @@ class SampleLog:
             for stale in self.folder.glob("step-*.wav"):
                 stale.unlink()
         half = event.val_loss is not None and event.step >= event.steps / 2
-        if event.step in (1, event.steps) or (half and not self.has_middle()):
+        has_middle = len(list(self.folder.glob("step-*.wav"))) > 1
+        if event.step in (1, event.steps) or (half and not has_middle):
             self.speak(event.step)
-
-    def has_middle(self) -> bool:
-        return len(list(self.folder.glob("step-*.wav"))) > 1
 
     def speak(self, step: int) -> None:
         """Save what the model says now as a WAV file, named by the step, and as `newest`."""
@@ -229,13 +227,13 @@ def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Calla
 def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
     """Describe the recogniser's own error rate on recordings, with a warning if it is high."""
     own_cer = run.figure("recognizer", "held_out")
-    if own_cer is None:
-        lines = ["The recogniser's own errors are not recorded."]
-    else:
-        lines = [f"The recogniser's own CER on recordings: {own_cer:.1%}."]
+    figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    warning = recognizer_warning(own_cer, worst_cer)
-    return [*lines, warning] if warning else lines
+    lines = [
+        f"The recogniser's own CER on recordings: {figure}.",
+        recognizer_warning(own_cer, worst_cer),
+    ]
+    return [line for line in lines if line]
 
 
 def board_listeners(
@@ -245,16 +243,14 @@ def board_listeners(
 
     Each also shows `newest_sample()` at the step that it is from.
     """
-    names = config.boards
     shown = dataclasses.asdict(config) | {"preset": run.preset_name}
     boards = []
-    if "tensorboard" in names:
+    if "tensorboard" in config.boards:
         boards.append(tensorboard_log(run.folder / "tensorboard", rows, newest_sample))
-    if "wandb" in names:
+    if "wandb" in config.boards:
         project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
-        own = (project, run.name, shown, run.folder / "wandb")
-        boards.append(wandb_log(*own, newest_sample))
-    if "trackio" in names:
+        boards.append(wandb_log(project, run.name, shown, run.folder / "wandb", newest_sample))
+    if "trackio" in config.boards:
         boards.append(trackio_log(BOARD_PROJECT, run.name, shown, newest_sample))
     return boards
 
