@@ -40,7 +40,7 @@ from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.settings import section_for_run
+from kit.recipes.run_source import section_for_run
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
 

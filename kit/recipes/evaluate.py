@@ -46,7 +46,7 @@ from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log

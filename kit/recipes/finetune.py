@@ -38,7 +38,7 @@ from kit.recipes.base_model import (
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.trained_parts import first_model, load_base_tokenizer

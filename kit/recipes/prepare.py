@@ -64,7 +64,7 @@ from kit.recipes.prepare_parts import (
     train_or_load_tokenizer,
 )
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.settings import RunSource, choose_source
+from kit.recipes.run_source import RunSource, choose_source
 from kit.recipes.trained_parts import (
     START_FROM,
     describe_base_voice,

@@ -42,7 +42,7 @@ from kit.batches.encoding import EncodingTools
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.notebook.progress import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.settings import RunSource
+from kit.recipes.run_source import RunSource
 from kit.recipes.trained_parts import START_FROM, TOKENIZER, load_base_tokenizer
 from kit.releases.whisper import (
     WhisperRecognizer,

@@ -38,7 +38,7 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.trained_parts import MODEL, START_FROM, TOKENIZER
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer

@@ -21,7 +21,7 @@ from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import too_few_hours
-from kit.recipes.settings import RunSource
+from kit.recipes.run_source import RunSource
 from kit.recipes.trained_parts import workload
 from kit.training.config import TrainConfig
 from kit.tuning.memory_plan import plan_bytes

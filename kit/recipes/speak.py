@@ -42,7 +42,7 @@ from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import inherited_licence
 from kit.recipes.hub import voice_folder
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
 

@@ -25,7 +25,7 @@ from kit.notebook.run_plots import run_curves
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.after_training import learn_reader, learn_sound
 from kit.recipes.prepare_parts import broadcast_order
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.trained_parts import finetuning_figures, first_model
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
 from kit.recipes.training_samples import (

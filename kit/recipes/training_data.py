@@ -30,7 +30,7 @@ from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import load_rehearsal_rows
-from kit.recipes.settings import section_for_run
+from kit.recipes.run_source import section_for_run
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig

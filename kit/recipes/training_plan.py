@@ -21,7 +21,7 @@ from kit.notebook.panel.widgets import Field
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.settings import section_for_run
+from kit.recipes.run_source import section_for_run
 from kit.recipes.trained_parts import (
     describe_base_voice,
     describe_finetuning,

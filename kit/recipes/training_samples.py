@@ -33,7 +33,7 @@ from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
 from kit.notebook.style import pixels
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig

@@ -33,7 +33,7 @@ from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import judges_table
-from kit.recipes.settings import sampling_of
+from kit.recipes.run_source import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20

@@ -23,7 +23,7 @@ from kit.recipes.prepare_parts import (
     train_or_load_codec,
     train_or_load_recognizer,
 )
-from kit.recipes.settings import RunSource, choose_source, sampling_of
+from kit.recipes.run_source import RunSource, choose_source, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
 from kit.text.tokenizer import Tokenizer
