@@ -72,19 +72,7 @@ def histogram(
 
 def bars(names: Sequence[str], values: Iterable[float], unit: str = "", title: str = "") -> Figure:
     """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
-    numbers = [math.nan if v is None else float(v) for v in values]
-    figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
-    axes = figure.subplots()
-    lengths = np.nan_to_num(numbers)
-    axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65)
-    widest = max(map(abs, lengths), default=1.0) or 1.0
-    for place, number in enumerate(numbers):
-        text = "not measured" if math.isnan(number) else f"{number:,.4g}"
-        _value(axes, text, max(lengths[place], 0.0), place, widest)
-    _names(axes, names, widest)
-    axes.set_xlim(left=min([0.0, *lengths]) * 1.1)
-    tidy(axes, unit, "", title)
-    return figure
+    return grouped_bars(names, {"": values}, unit, title)
 
 
 def _value(axes, text: str, end: float, place: float, widest: float) -> None:
@@ -137,18 +125,24 @@ def memory_bars(
     return figure
 
 
-def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str) -> Figure:
-    """Grids (ys, xs) of numbers from 0 up by name, one picture each, on one colour scale."""
+def heatmaps(
+    maps: dict[str, np.ndarray], xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0
+) -> Figure:
+    """Grids (ys, xs) of numbers by name, one picture each, on one colour scale from `low` up.
+
+    A column is `width` wide.
+    """
     highest = max(float(grid.max()) for grid in maps.values())
     lines = math.ceil(len(maps) / HEATMAP_COLUMNS)
     columns = min(HEATMAP_COLUMNS, len(maps))
-    figure = new_figure(max(4.0, 2.6 * columns), 2.4 * lines)
+    figure = new_figure(max(4.0, 2.8 * columns), 2.4 * lines)
     all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
     for axes in all_axes:
         axes.set_axis_off()
+    look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": low, "vmax": highest}
     for place, (axes, (name, grid)) in enumerate(zip(all_axes, maps.items())):
         axes.set_axis_on()
-        axes.imshow(grid, origin="lower", aspect="auto", cmap="magma", vmin=0, vmax=highest)
+        axes.imshow(grid, extent=(0, width * grid.shape[1], 0, grid.shape[0]), **look)
         last = place + columns >= len(maps)
         tidy(axes, xlabel if last else "", "" if place % columns else ylabel, name)
     return figure
@@ -157,43 +151,25 @@ def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str) -> Figure:
 def grouped_bars(
     names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
 ) -> Figure:
-    """Horizontal bars from the top down, for each name one of every group, with their values."""
+    """As `bars`, for each name one bar of every group."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
     axes = figure.subplots()
     height = 0.8 / len(groups)
-    widest = max((v for values in groups.values() for v in values), default=1.0) or 1.0
-    for number, ((group, values), colour) in enumerate(zip(groups.items(), PALETTE * 9)):
+    numbers = {g: [math.nan if v is None else float(v) for v in own] for g, own in groups.items()}
+    lengths = np.nan_to_num([v for own in numbers.values() for v in own])
+    widest = max(map(abs, lengths), default=1.0) or 1.0
+    for number, ((group, values), colour) in enumerate(zip(numbers.items(), PALETTE * 9)):
         places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
-        axes.barh(places, values, color=colour, height=0.9 * height, label=group)
+        axes.barh(places, np.nan_to_num(values), color=colour, height=0.9 * height, label=group)
         for place, value in zip(places, values):
-            _value(axes, f"{value:,.4g}", value, place, widest)
+            text = "not measured" if math.isnan(value) else f"{value:,.4g}"
+            _value(axes, text, max(np.nan_to_num(value), 0.0), place, widest)
     _names(axes, names, widest)
-    beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
-    axes.legend(frameon=False, fontsize=9, **beside_title)
+    axes.set_xlim(left=1.1 * min([0.0, *lengths]))
+    if len(groups) > 1:
+        beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
+        axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
-    return figure
-
-
-def spectrograms(mels: dict[str, np.ndarray], frame_rate: float | None = None) -> Figure:
-    """Log-mels (M, T) side by side on one colour scale; time in seconds given frames per second."""
-    arrays = {name: np.asarray(mel, dtype=float) for name, mel in mels.items()}
-    figure = new_figure(max(4.0, 3.2 * len(arrays)), 2.4)
-    all_axes = figure.subplots(1, len(arrays), squeeze=False)[0]
-    low = min(np.quantile(mel, 0.02) for mel in arrays.values())
-    high = max(mel.max() for mel in arrays.values())
-    for axes, (name, mel) in zip(all_axes, arrays.items()):
-        length = mel.shape[1] / frame_rate if frame_rate else mel.shape[1]
-        axes.imshow(
-            mel,
-            origin="lower",
-            aspect="auto",
-            cmap="magma",
-            vmin=low,
-            vmax=high,
-            extent=(0, length, 0, mel.shape[0]),
-        )
-        first = axes is all_axes[0]
-        tidy(axes, "time (s)" if frame_rate else "frame", "mel band" if first else "", name)
     return figure
 
 

@@ -28,7 +28,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.model.text_attention import head_diagonality, text_attention_maps
-from kit.notebook.plots import Figure, heatmaps, spectrograms
+from kit.notebook.plots import Figure, heatmaps
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
 from kit.notebook.style import pixels
@@ -55,7 +55,8 @@ GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
     """Log-mel spectrograms of `waves` (L,) by name, side by side."""
     mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
-    return spectrograms(mels, front_end.config.frames_per_s)
+    low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
+    return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
 
 
 def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:

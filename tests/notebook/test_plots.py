@@ -54,12 +54,10 @@ any_rows = pytest.mark.parametrize(
 
 def test_small_charts_are_pictures():
     rng = np.random.default_rng(0)
-    mels = {"recorded": rng.random((80, 50)), "spoken": rng.random((80, 70))}
     charts = [
         plots.histogram(rng.random(100), "length", "s", bins=20),
         plots.histogram({"length": rng.random(100), "letters": rng.random(9)}),
         plots.bars(["baseline", "SDPA", "compile"], [1.0, 1.5, None], "steps/s", "Speed"),
-        plots.spectrograms(mels, frame_rate=86.1),
         plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
     ]
     for chart in charts:
@@ -102,7 +100,7 @@ def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     monkeypatch.setattr("IPython.display.display", shown.append)
     plots.show(plots.bars(["a"], [1.0]))
     (image,) = shown
-    assert size(image.data) == (1600, 206)
+    assert size(image.data)[0] == 1600
     assert image.width == 800
 
 
@@ -134,12 +132,16 @@ def test_a_memory_plan_shows_every_part_that_takes_something(measured):
 
 
 def test_heatmaps_share_a_colour_scale_and_no_empty_axes_are_shown():
+    rng = np.random.default_rng(0)
     maps = {f"head {i}": np.full((3, 5), i / 5) for i in range(6)}
     figure = plots.heatmaps(maps, "code", "text piece")
     shown = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title(loc="left") for axes in shown] == list(maps)
     assert {axes.images[0].get_clim() for axes in shown} == {(0, 1.0)}
     assert shown[0].get_ylabel() == "text piece" and shown[1].get_ylabel() == ""
+    mels = {"recorded": rng.random((80, 50)), "spoken": rng.random((80, 70))}
+    first, second = plots.heatmaps(mels, "time (s)", "mel band", 0.1, width=0.5).axes
+    assert (first.images[0].get_extent()[1], second.images[0].get_extent()[1]) == (25, 35)
 
 
 def test_a_picture_of_a_result_can_be_read_aloud():
