@@ -10,6 +10,7 @@ import dataclasses
 import os
 import tarfile
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def active_run(run: Run, kept: "RunCopy | None" = None) -> ActiveRun:
     )
 
 
-def open_run_copy(folder: Path) -> "RunCopy | None":
+def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy | None":
     """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
 
     Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
@@ -124,7 +125,7 @@ def open_run_copy(folder: Path) -> "RunCopy | None":
             "another disk, or none."
         )
     if folder not in _COPIES:
-        _COPIES[folder] = RunCopy(folder, Path(mirror))
+        _COPIES[folder] = RunCopy(folder, Path(mirror), say)
     _COPIES[folder].begin()
     return _COPIES[folder]
 
@@ -132,10 +133,10 @@ def open_run_copy(folder: Path) -> "RunCopy | None":
 class RunCopy:
     """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
 
-    def __init__(self, folder: Path, mirror: Path):
-        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=print)
+    def __init__(self, folder: Path, mirror: Path, say: Callable[[str], None]):
+        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=say)
         codes = folder.parent / "codes"
-        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=print)
+        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=say)
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 

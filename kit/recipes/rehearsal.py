@@ -11,7 +11,6 @@ import math
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -35,7 +34,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import sampling_of
@@ -178,7 +177,8 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
         ) from error
 
 
-class RehearsalRow(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RehearsalRow:
     """A sentence for the base voice to speak, for the `number`-th time."""
 
     language: str
@@ -187,16 +187,24 @@ class RehearsalRow(NamedTuple):
     number: int
 
 
-class Rehearsed(NamedTuple):
+@dataclasses.dataclass(kw_only=True)
+class Rehearsed:
     """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
 
     codes: dict[RehearsalRow, np.ndarray | None]
-    seconds: float = 0.0  # spent on speaking
+    seconds: float  # spent on speaking
+
+    @property
+    def whole(self) -> dict[RehearsalRow, np.ndarray]:
+        """The rows to train on: those where the voice stopped."""
+        return {row: codes for row, codes in self.codes.items() if codes is not None}
 
     def save(self, path: Path, key: str) -> None:
-        rows = [row._asdict() | {"whole": own is not None} for row, own in self.codes.items()]
-        nothing = np.zeros(0, np.int32)
-        arrays = [nothing if own is None else own for own in self.codes.values()]
+        rows = []
+        arrays = []
+        for row, codes in self.codes.items():
+            rows.append({**dataclasses.asdict(row), "whole": codes is not None})
+            arrays.append(np.zeros(0, np.int32) if codes is None else codes)
         tensors = {
             "key": as_bytes(key),
             "rows": as_bytes(rows),
@@ -208,16 +216,19 @@ class Rehearsed(NamedTuple):
 
 
 def load_rehearsal(path: Path, key: str) -> Rehearsed:
-    """Load the rows saved at `path`; none if they were saved under another key."""
+    """Load the rows saved at `path`; none if they were saved under another key.
+
+    Raises DamagedFileError for a file that is missing or damaged.
+    """
     table = load_tensors(path)
     if from_bytes(table["key"]) != key:
-        return Rehearsed({})
+        return Rehearsed(codes={}, seconds=0.0)
     codes_by_row = {}
     arrays = split_by(table["codes"], table["code_counts"])
     for fields, codes in zip(from_bytes(table["rows"]), arrays):
         stopped = fields.pop("whole")
         codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
-    return Rehearsed(codes_by_row, float(table["seconds"][0]))
+    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
 
 
 def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
@@ -253,24 +264,24 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
     return rows
 
 
-def load_rehearsal_rows(
-    run: ActiveRun, references: dict[str, Tensor]
-) -> dict[RehearsalRow, np.ndarray]:
-    """Load the codes spoken for `run` in the voices of `references`, where the voice stopped."""
+def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
+    """Load what was spoken for `run`, in the voices of `references`.
+
+    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
+    """
     fix = (
         "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
         "finetune.rehearsal to 0."
     )
-    recorded = run.figure("finetune", "rehearsal")
-    if not recorded:
+    if not run.figure("finetune", "rehearsal"):
         raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
-    spoken = load_rehearsal(run.folder / FILE, rehearsal_key(run, references)).codes
-    if not spoken and recorded["spoken"]:
+    rehearsed = load_rehearsal(run.folder / FILE, rehearsal_key(run, references))
+    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
         raise KitError(
             "The rehearsal rows were spoken by another voice, other recordings or another "
             f"`generate`: {fix}"
         )
-    return {row: codes for row, codes in spoken.items() if codes is not None}
+    return rehearsed
 
 
 class Rehearsal:
@@ -287,41 +298,26 @@ class Rehearsal:
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
-        """Speak the rows that are missing; interrupted, it resumes. Records what there is."""
+        """Speak the rows that are missing; interrupted, it resumes."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
         path = self.run.path(FILE)
-        codes, seconds = {}, 0.0
+        rehearsed = Rehearsed(codes={}, seconds=0.0)
         if path.is_file():
             try:
-                codes, seconds = load_rehearsal(path, self.key)
+                rehearsed = load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
-        codes = {row: codes[row] for row in rows if row in codes}
-        missing = [row for row in rows if row not in codes]
+        rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
+        missing = [row for row in rows if row not in rehearsed.codes]
         decoder = Decoder(self.base.model)
         ticker = Ticker("spoken to rehearse")
         for batch in chunks(missing, ROWS_AT_ONCE):
             began_s = time.monotonic()
-            codes |= zip(batch, self.read(decoder, batch))
-            seconds += time.monotonic() - began_s
-            Rehearsed(codes, seconds).save(path, self.key)
-            ticker(len(codes), len(rows))
-        kept = [row for row, own in codes.items() if own is not None]
-        languages = list(dict.fromkeys(row.language for row in kept))
-        figures = {"spoken": len(codes), "rows": len(kept), "languages": languages}
-        self.run.record(finetune={"rehearsal": figures | {"seconds": seconds}})
-        if not codes:
-            line = (
-                "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
-                "in, but the run's own."
-            )
-        else:
-            line = (
-                f"To rehearse: {len(kept)} rows in {len(languages)} languages "
-                f"({', '.join(languages)}), of {len(codes)} sentences spoken in {clock(seconds)}: "
-                "those that the base voice ended in time"
-            )
-        return Result(line=line)
+            rehearsed.codes.update(zip(batch, self.read(decoder, batch)))
+            rehearsed.seconds += time.monotonic() - began_s
+            rehearsed.save(path, self.key)
+            ticker(len(rehearsed.codes), len(rows))
+        return self.result(rehearsed)
 
     def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
@@ -336,3 +332,26 @@ class Rehearsal:
             usable = output.stopped and 0 < len(output.codes) <= self.most_codes
             codes.append(output.codes.numpy().astype(np.int32) if usable else None)
         return codes
+
+    def result(self, rehearsed: Rehearsed) -> Result:
+        """Record and describe what training can mix in."""
+        rows = len(rehearsed.whole)
+        spoken = len(rehearsed.codes)
+        languages = list(dict.fromkeys(row.language for row in rehearsed.whole))
+        figures = {"spoken": spoken, "rows": rows, "languages": languages}
+        self.run.record(finetune={"rehearsal": figures | {"seconds": rehearsed.seconds}})
+        if not spoken:
+            line = (
+                "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
+                "in, but the run's own."
+            )
+        elif not rows:
+            line = f"Nothing is rehearsed: of {spoken} sentences the base voice ended none in time."
+        else:
+            line = (
+                f"To rehearse: {rows} rows in {len(languages)} languages "
+                f"({', '.join(languages)}), spoken in {clock(rehearsed.seconds)}"
+            )
+            if spoken > rows:
+                line += f"; {spoken - rows} more did not end in time and are left out"
+        return Result(line=line)

@@ -30,7 +30,10 @@ def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first training step: the base model's weights, or random ones."""
+    """The model before its first training step: the base model's weights, or random ones.
+
+    Raises DamagedFileError if `config` is no longer that of the base model.
+    """
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)

@@ -66,7 +66,7 @@ class TrainingData:
 
     def _add_rehearsal(self) -> None:
         """Read along what the voice that the run began with has said; positions for it, too."""
-        spoken = load_rehearsal_rows(self.run, speaker_references(self.cache))
+        spoken = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
         path = self.run.path("tokenizer.model")
         tokenizers = {row.language: load_tokenizer(path, row.language) for row in spoken}
         ids = [tokenizers[row.language].encode_checked(row.text) for row in spoken]

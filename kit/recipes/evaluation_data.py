@@ -1,0 +1,171 @@
+"""What an evaluation works with: a run's voices, the texts, and their cached transcripts."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kit.audio.clip import load_wave
+from kit.audio.codec import load_codec
+from kit.audio.recognizer import load_recognizer
+from kit.base.config import by_former_names
+from kit.base.errors import KitError
+from kit.base.files import cached_result, digest, file_digest
+from kit.dataset.data_report import Utterance, rows_in_split
+from kit.dataset.manifest import read_manifest
+from kit.inference.code_reader import READER
+from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice_files import SOUND, load_voices
+from kit.inference.word_alignment import WordPair, align_words
+from kit.model.weights import WEIGHTS
+from kit.notebook.progress_line import Ticker
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_source import sampling_of
+
+# Splits: words that training never saw, long sentences, and known words in any order.
+HARDER = ("unseen", "long", "free_order")
+OTHER_FILES = (  # beside the model's weights, that speaking and transcribing depend on
+    "codec.safetensors",
+    "tokenizer.model",
+    "references.safetensors",
+    "recognizer.safetensors",
+    SOUND,  # optional, as the next
+    READER,
+)
+
+
+class SpokenTexts(NamedTuple):
+    """Some texts as a voice has spoken them."""
+
+    scores: Scores
+    samples: list[dict]  # the first few, as rows of the report: text, wav, split
+
+
+class EvaluationData:
+    """Voices by weights ("raw", and "ema" if training kept an average), and the texts to speak.
+
+    The held-out texts are the first `sentences` of the split in manifest order, without those that
+    have letters no training text has. Raises KitError if an earlier notebook has not run yet,
+    SpeechError and KitError for missing or damaged files.
+    """
+
+    def __init__(self, run: ActiveRun, sentences: int):
+        self.run = run
+        self.rows = read_manifest(run.folder)
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.recognizer = recognizer.to(run.hw.device)
+        self.language = run.require_figure("data", "language", "01_data_prep")
+        self.voices = load_voices(run.folder, self.language, run.hw.device)
+        codec = load_codec(run.path("codec.safetensors"))
+        self.codec = codec.to(run.hw.device)  # decodes codes alone, without hidden states
+        self.rate_hz = self.codec.sample_rate
+        self.front_end = self.voices["raw"].front_end
+        self.sampling = sampling_of(run)
+        self.read_once = dataclasses.replace(self.sampling, best_of=1)
+        rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
+        rows["held_out"] = rows["held_out"][:sentences]
+        can_speak = self.voices["raw"].can_speak
+        self.splits = {s: [row for row in own if can_speak(row.text)] for s, own in rows.items()}
+        self.held_out = self.splits["held_out"]
+        self.left_out = len(rows["held_out"]) - len(self.held_out)
+        if not self.held_out:
+            raise KitError(
+                f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
+                "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
+            )
+
+    def recording(self, row: Utterance) -> Tensor:
+        return load_wave(row.audio, self.rate_hz)
+
+    def floor(self, split: str) -> NoiseFloor:
+        """The recogniser's errors on the recordings of `split`."""
+        rows = self.splits[split]
+
+        def measure() -> dict:
+            return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
+
+        path = self.run.path("transcripts", f"{split}-recordings.json")
+        return NoiseFloor(**cached_result(path, digest(self.digests, as_dicts(rows)), measure))
+
+    def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
+        """Speak the texts of `split` with `weights`, and transcribe and score them.
+
+        The first few are saved in samples/, with `label` in the names of the files.
+        """
+        rows = self.splits[split]
+        model = file_digest(self.run.folder / WEIGHTS[weights])
+
+        def measure() -> dict:
+            scores, speech = score(self.voices[weights], rows, self.recognizer, config)
+            waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
+            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
+            return {"scores": dataclasses.asdict(scores), "samples": samples}
+
+        def has_samples(result: dict) -> bool:
+            return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
+
+        path = self.run.path("transcripts", f"{split}-{label}.json")
+        sampling = by_former_names("generate", config)
+        key = digest(self.digests, model, sampling, as_dicts(rows))
+        result = cached_result(path, key, measure, has_samples)
+        return SpokenTexts(Scores(**result["scores"]), result["samples"])
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Digests of what results depend on beside the model's weights."""
+        files = [self.run.folder / name for name in OTHER_FILES]
+        return [self.language, *(file_digest(path) for path in files if path.is_file())]
+
+    @functools.cached_property
+    def by_weights(self) -> dict[str, SpokenTexts]:
+        """The held-out texts by each set of weights, one candidate each."""
+        spoken = {}
+        tick = Ticker("spoken")
+        for name in self.voices:
+            spoken[name] = self.speak("held_out", name, self.read_once, name)
+            tick(len(spoken), len(self.voices), f"{name}: CER {spoken[name].scores.cer:.2%}")
+        return spoken
+
+    @functools.cached_property
+    def best(self) -> str:
+        """The weights with the lower error rate; the average if they are equal."""
+        cer = {name: spoken.scores.cer for name, spoken in self.by_weights.items()}
+        return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
+
+    @functools.cached_property
+    def spoken(self) -> dict[str, SpokenTexts]:
+        """The texts of every split by the best weights, the most likely of several candidates."""
+        spoken = {"held_out": self.speak("held_out", self.best, self.sampling, "best")}
+        for split in HARDER:
+            if self.splits[split]:
+                spoken[split] = self.speak(split, self.best, self.sampling, self.best)
+        return spoken
+
+    def word_pairs(self, of_codec: bool = False) -> list[WordPair]:
+        """The words of all texts, aligned with the transcripts of the voice.
+
+        `of_codec`: with those of the recordings after the codec.
+        """
+        pairs = []
+        for split, spoken in self.spoken.items():
+            transcripts = spoken.scores.transcripts
+            if of_codec:
+                transcripts = self.floor(split).transcripts
+            for row, line in zip(self.splits[split], transcripts, strict=True):
+                pairs += align_words(row.text, line)
+        return pairs
+
+    def worst_sentence(self) -> int:
+        """The number of the held-out sentence with the most word errors, from 0."""
+        transcripts = self.spoken["held_out"].scores.transcripts
+        errors = [
+            sum(bool(pair.kind) for pair in align_words(row.text, line))
+            for row, line in zip(self.held_out, transcripts)
+        ]
+        return errors.index(max(errors))
+
+
+def as_dicts(rows: list[Utterance]) -> list[dict]:
+    return [dataclasses.asdict(row) for row in rows]
