@@ -38,7 +38,7 @@ from kit.inference.voice_files import (
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.run_source import section_for_run
 from kit.recipes.training_data import TrainingData

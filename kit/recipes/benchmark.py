@@ -20,7 +20,7 @@ from kit.base.hardware import ATTENTION_KERNELS, versions, why_no_kernel
 from kit.base.run import load_use
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun

@@ -53,7 +53,7 @@ from kit.dataset.transcripts import (
 from kit.model.sequence import GPTConfig
 from kit.notebook.panel.one_by_one import ProofreadPanel, WrittenClip
 from kit.notebook.plots import timeline
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_samples import players_of

@@ -48,7 +48,7 @@ from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import start_from_base, too_few_hours

@@ -40,7 +40,7 @@ from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
 from kit.batches.encoding import EncodingTools
 from kit.dataset.data_report import Utterance, rows_in_split
-from kit.notebook.progress import Ticker
+from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import RunSource
 from kit.recipes.trained_parts import START_FROM, TOKENIZER, load_base_tokenizer
