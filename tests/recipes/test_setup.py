@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from kit.__main__ import Interrupts, parser, run_command
-from kit.base.answer import Answer
+from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.recipes.setup import Setup
