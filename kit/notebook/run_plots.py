@@ -104,13 +104,16 @@ def _losses(axes, rows: list[dict], steps: np.ndarray) -> None:
 
 
 def _memory(axes, rows: list[dict], steps: np.ndarray) -> None:
-    for key, name, look in (("memory_bytes", "peak", "-"), ("memory_now_bytes", "now", ":")):
-        colour = RED if name == "peak" else ORANGE
-        axes.plot(steps, column(rows, key) / GIB, look, color=colour, linewidth=1.5, label=name)
+    looks = {"memory_bytes": ("peak", "-", RED), "memory_now_bytes": ("now", ":", ORANGE)}
+    for key, (name, look, colour) in looks.items():
+        values = column(rows, key) / GIB
+        if np.isfinite(values).any():
+            axes.plot(steps, values, look, color=colour, linewidth=1.5, label=name)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(2))
-    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
-    axes.legend(frameon=False, fontsize=8, **beside)
+    if axes.lines:
+        beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
+        axes.legend(frameon=False, fontsize=8, **beside)
     tidy(axes, "", "GiB")
 
 
