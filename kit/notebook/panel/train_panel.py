@@ -51,9 +51,9 @@ class TrainPanel:
         fields: list[Field] = (),
         resumable: bool = False,
         finished: bool = False,
-        plan: Callable[[dict], tuple[str, bool]] | None = None,
+        plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True),
         players: Callable[[], str] = str,
-        profile: Callable[[], str] | None = None,
+        profile: Callable[[], str] = str,
         diagnose: Callable[[list[dict]], list[str]] = lambda rows: [],
         session_hours: float | None = None,
         countdown_s: float | None = COUNTDOWN_S,
@@ -80,7 +80,7 @@ class TrainPanel:
         self.start_at_s: float | None = None
         self.start_clicked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.thread: threading.Thread | None = None
-        self.view = View(switches, fields, profile is not None)
+        self.view = View(switches, fields)
         self.view.start.on_click(lambda _: self.start_clicked.set())
         self.view.stop.on_click(lambda _: self._stop_clicked())
         self.view.profile.on_click(lambda _: self.process.request(PROFILE))
@@ -151,8 +151,8 @@ class TrainPanel:
         self._interruptible(lambda: self._print_lines(lines))
         self._conclude()
         print(self._verdict()[0], flush=True)
-        if self.profile is not None and self.profile():
-            print(self.profile(), flush=True)
+        if profiled := self.profile():
+            print(profiled, flush=True)
         if get_ipython() is not None:
             display(Image(data=png(run_curves(self.rows, live=True)), format="png"))
         if self.error is not None:
@@ -211,7 +211,7 @@ class TrainPanel:
 
     def _follow_training(self) -> None:
         self._begin()
-        self.view.running(profile=self.profile is not None)
+        self.view.running(profile=True)
         while self.process.running and not self.retired.is_set():
             if self._read_log() or self.stopping:
                 self._draw()
@@ -286,7 +286,7 @@ class TrainPanel:
         """Say what the settings as they are would take, or what is wrong with them."""
         try:
             values = self.view.values()
-            words, fits = self.plan(values) if self.plan is not None else ("", True)
+            words, fits = self.plan(values)
         except ValueError as error:
             text = re.sub(r"^\w+\.(?=\w+ )", "", describe_error(error))  # "TrainConfig." of a field
             return self.view.show_plan(text, "bad", getattr(error, "field", ""))
@@ -321,8 +321,7 @@ class TrainPanel:
     def _draw(self) -> None:
         if not self.rows:
             return
-        profile = self.profile() if self.profile is not None else ""
-        lines = [profile, *self.diagnose(self.rows), health_line(self.rows)]
+        lines = [self.profile(), *self.diagnose(self.rows), health_line(self.rows)]
         more = "\n".join(filter(None, lines))
         self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players(), more)
         self.view.stop.disabled = self.stopping

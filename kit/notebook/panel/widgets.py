@@ -102,7 +102,7 @@ class FieldBox:
 class View:
     """The widgets of a training panel and the few ways they change. Called by one presenter."""
 
-    def __init__(self, switches: list, fields: list[Field], profile: bool = False):
+    def __init__(self, switches: list, fields: list[Field]):
         self.boxes = {s.name: _checkbox(s) for s in switches}
         self.unavailable = {s.name for s in switches if not s.available}
         self.fields = {field.name: FieldBox(field) for field in fields}
@@ -122,8 +122,8 @@ class View:
         self.more = widgets.Accordion([_grid(self._field_boxes(more=True))])
         self.more.set_title(0, "More settings")
         self.more.selected_index = None
-        pressed = [self.start, self.stop, *([self.profile] if profile else [])]
-        buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
+        pressed = [self.start, self.stop, self.profile, self.bar]
+        buttons = widgets.HBox(pressed, layout={"align_items": "center"})
         settings = [_grid(cells), _grid(self._field_boxes(more=False))]
         if self._field_boxes(more=True):
             settings.append(self.more)
