@@ -151,7 +151,8 @@ class TrainPanel:
         self._interruptible(lambda: self._print_lines(lines))
         self._conclude()
         print(self._verdict()[0], flush=True)
-        if profiled := self.profile():
+        profiled = self.profile()
+        if profiled:
             print(profiled, flush=True)
         if get_ipython() is not None:
             display(Image(data=png(run_curves(self.rows, live=True)), format="png"))
