@@ -70,25 +70,20 @@ def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
 class AttentionLog:
     """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
 
-    It does so after the first step, after 1, 2, 4, 8 ... validations, and after the last step.
-    `state()` gives the trainer, whose model runs in the precision in which it trains.
+    It does so after the first step, each validation and the last step. `state()` gives the trainer,
+    whose model runs in the precision in which it trains.
     """
 
     def __init__(self, state: Callable[[], Trainer], row: Batch, folder: Path):
         self.state = state
         self.row = row
         self.folder = folder
-        self.validations = 0
 
     def __call__(self, event: StepEvent) -> None:
         if event.step == 1:
             for stale in self.folder.glob("step-*.npy"):
                 stale.unlink()
-        due = event.step in (1, event.steps)
-        if event.val_loss is not None:
-            self.validations += 1
-            due = due or self.validations.bit_count() == 1  # a power of two
-        if due:
+        if event.step in (1, event.steps) or event.val_loss is not None:
             state = self.state()
             with autocast(state.hw.device, state.applied.precision):
                 attention = best_map(state.model, self.row)
@@ -107,7 +102,7 @@ def attention_maps(folder: Path) -> Result:
     """Draw up to four of the maps in `folder`, from the first step to the last."""
     maps = load_attention_maps(folder)
     if not maps:
-        return Result(line="No attention was kept: this run was trained by an older kit.")
+        return Result(line="No attention was kept.")
     steps = list(maps)
     some = dict.fromkeys(steps[round(i * (len(steps) - 1) / 3)] for i in range(4))
     picture = heatmaps({f"step {i:,}": maps[i].T for i in some}, "code", "text piece")
