@@ -192,11 +192,11 @@ def test_a_damaged_file_of_transcripts_is_reported_and_made_again(evaluated, run
     assert batches == [SAYABLE]
 
 
-def test_a_run_without_an_average_says_so_and_is_judged(tmp_path):
+def test_a_run_without_an_average_is_judged(tmp_path):
     run = trained_run(tmp_path, ema=False)
     evaluation = Evaluation(run)
     assert "1 left out: they have letters" in str(evaluation)
-    assert "weights: raw" in str(evaluation) and "<p>" in evaluation._repr_html_()
+    assert "<p>" in evaluation._repr_html_()
     results = list(evaluation.run())
     figures = run.report()["eval"]
     assert len(results) == STEPS and figures["weights"] == "raw"

@@ -135,7 +135,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     message = (folder / "README.md").read_text()
     assert 'teach_language(model.tokenizer, "am")' in message and "reference.wav" in message
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
-    assert str(folder) in str(found["export"])
+    assert f"{folder}: the voice" in str(found["export"])
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
