@@ -152,14 +152,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "benchmark.check",
+        "tune.check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         takes="preset",
     ),
     Command(
         "tune",
-        "benchmark.Tuning",
+        "tune.Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (

@@ -72,7 +72,19 @@ def histogram(
 
 def bars(names: Sequence[str], values: Iterable[float], unit: str = "", title: str = "") -> Figure:
     """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
-    return grouped_bars(names, {"": values}, unit, title)
+    numbers = [math.nan if v is None else float(v) for v in values]
+    figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
+    axes = figure.subplots()
+    lengths = np.nan_to_num(numbers)
+    axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65)
+    widest = max(map(abs, lengths), default=1.0) or 1.0
+    for place, number in enumerate(numbers):
+        text = "not measured" if math.isnan(number) else f"{number:,.4g}"
+        _value(axes, text, max(lengths[place], 0.0), place, widest)
+    _names(axes, names, widest)
+    axes.set_xlim(left=min([0.0, *lengths]) * 1.1)
+    tidy(axes, unit, "", title)
+    return figure
 
 
 def _value(axes, text: str, end: float, place: float, widest: float) -> None:
@@ -151,24 +163,19 @@ def heatmaps(
 def grouped_bars(
     names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
 ) -> Figure:
-    """As `bars`, for each name one bar of every group."""
+    """Horizontal bars from the top down, for each name one of every group, with their values."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
     axes = figure.subplots()
     height = 0.8 / len(groups)
-    numbers = {g: [math.nan if v is None else float(v) for v in own] for g, own in groups.items()}
-    lengths = np.nan_to_num([v for own in numbers.values() for v in own])
-    widest = max(map(abs, lengths), default=1.0) or 1.0
-    for number, ((group, values), colour) in enumerate(zip(numbers.items(), PALETTE * 9)):
+    widest = max((v for values in groups.values() for v in values), default=1.0) or 1.0
+    for number, ((group, values), colour) in enumerate(zip(groups.items(), PALETTE * 9)):
         places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
-        axes.barh(places, np.nan_to_num(values), color=colour, height=0.9 * height, label=group)
+        axes.barh(places, values, color=colour, height=0.9 * height, label=group)
         for place, value in zip(places, values):
-            text = "not measured" if math.isnan(value) else f"{value:,.4g}"
-            _value(axes, text, max(np.nan_to_num(value), 0.0), place, widest)
+            _value(axes, f"{value:,.4g}", value, place, widest)
     _names(axes, names, widest)
-    axes.set_xlim(left=1.1 * min([0.0, *lengths]))
-    if len(groups) > 1:
-        beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
-        axes.legend(frameon=False, fontsize=9, **beside_title)
+    beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
+    axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
     return figure
 

@@ -1,35 +1,25 @@
-"""Notebook 05: which switches pay off on this device, and the fastest settings under a target.
+"""Notebook 05: which switches pay off on this device, alone and together.
 
-Every variant trains on the same batches in a process of its own, and its result is kept. Without
-prepared data (`python -m kit check` and `tune`) the rows are made up; with a run that has codes
-they are as long as its recordings.
+Every variant trains on the same batches in a process of its own, and its result is cached. What
+pays off is written to a file for notebook 02.
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import yaml
-
-from kit.base.config import build, merge, preset_path
+from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.files import digest, write_atomic
-from kit.base.formatting import format_gib
-from kit.base.hardware import ATTENTION_KERNELS, versions, why_no_kernel
-from kit.base.run import load_use
+from kit.base.hardware import versions
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.trained_parts import finetuning_of, workload
-from kit.training.switches import SpeedConfig, load_choice, switches
+from kit.recipes.trained_parts import finetuning_of
+from kit.training.switches import load_choice
 from kit.tuning.memory_plan import count_parameters
-from kit.tuning.preflight import Workload, changed_settings, check_step, limit_memory
 from kit.tuning.recommend import (
-    LEFT_OUT,
     Decision,
     Trial,
     choose_switches,
@@ -39,21 +29,13 @@ from kit.tuning.recommend import (
     write_choice,
 )
 from kit.tuning.trials import (
-    STEP_INCLUDES,
+    Task,
     TrialConfig,
-    append_result,
-    measure_variant,
-    names_of,
     preset_task,
     published_task,
-    read_results,
     run_trials,
     variants,
 )
-from kit.tuning.tune import Tried, axes_of, is_better, judge, parse_target, search, tried_cells
-
-SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the start
-PAIRS = 2  # of trials in turns, start and best
 
 
 def rows_of(run: ActiveRun) -> tuple:
@@ -91,14 +73,7 @@ class Benchmark:
         given = {name: number for name, number in asked.items() if number}
         self.config = build(TrialConfig, run.section("trials"), **given)
         self.folder = run.folder / "bench"
-        # A resumed benchmark keeps its number of threads, so that timings can be compared.
-        threads = run.figure("bench", "threads") or int(run.threads.value)
-        run.record(bench={"threads": threads})
-        if model:
-            self.task = published_task(run.hw, threads)
-        else:
-            task = preset_task(run.preset, run.hw, threads, rows_of(run))
-            self.task = dataclasses.replace(task, finetuning=finetuning_of(run))
+        self.task = self._task()
         self.variants = variants(self.task, self.config)
         self.measured: list[Trial] = []
         self.decisions: list[Decision] = []
@@ -113,6 +88,20 @@ class Benchmark:
         yield self.table()
         yield self.write()
         yield self.summary()
+
+    def _task(self) -> Task:
+        """What every variant trains: the preset's model, or XTTS-v2's, on synthetic rows.
+
+        They are as long as the rows of the corpus if 01 has run: only lengths matter for speed.
+        """
+        run = self.active
+        # A resumed benchmark keeps its number of threads, so that timings can be compared.
+        threads = run.figure("bench", "threads") or int(run.threads.value)
+        run.record(bench={"threads": threads})
+        if self.model == "xtts":
+            return published_task(run.hw, threads)
+        task = preset_task(run.preset, run.hw, threads, rows_of(run))
+        return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:
         """The model, its batches, and the number of steps."""
@@ -194,191 +183,3 @@ class Benchmark:
             "Next: 02_train, which takes the switches of speed.yaml."
         )
         return Result(line=line)
-
-
-def check(run: ActiveRun) -> Iterator[Result]:
-    """Take real steps at the longest lengths. Raises KitError, with what to change."""
-    work = workload(run, finetuning=finetuning_of(run))
-    step = work.step
-    lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
-    yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
-    try:
-        verdict, step_s, free_bytes = check_step(work, int(run.threads.value))
-    except KitError as error:
-        raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
-    figures = {"planned": format_gib(verdict.planned_bytes)}
-    if verdict.measured_bytes is not None:
-        figures["allocated"] = format_gib(verdict.measured_bytes)
-        reserved = verdict.reserved_bytes
-        figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
-    figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
-    if step_s is not None:
-        passes = work.data.grad_accum
-        figures["step"] = f"{step_s:.3g} s"
-        if passes > 2:  # two stood for all of them
-            figures["step"] = f"about {step_s * passes / 2:.3g} s, from two of {passes} passes"
-    yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
-    if not verdict.fits:
-        raise KitError(str(verdict), exit_code=3)
-    yield Result(line=str(verdict))
-
-
-class Tuning:
-    """Searches for the fastest settings under `target` and writes them as a preset to `write`.
-
-    All of it takes about `minutes`; 0 takes the preset's. Raises KitError for a target that cannot
-    be read or reached, and for a path that is not a .yaml file.
-    """
-
-    def __init__(
-        self, run: ActiveRun, write: Path | str = "", target: str = "", minutes: float = 0
-    ):
-        self.active = run
-        self.path = Path(write).expanduser()
-        if self.path.suffix != ".yaml":
-            raise KitError(
-                f"--write {write}: a preset's file ends in .yaml, such as configs/mine.yaml."
-            )
-        if self.path.resolve() == preset_path(run.preset_name).resolve():
-            raise KitError(f"{write} is the preset that is tuned: write another file.")
-        self.target_text = target
-        self.target = parse_target(target)
-        self.config = build(
-            TrialConfig, run.section("trials"), **({"tune_minutes": minutes} if minutes else {})
-        )
-        self.started_s = time.monotonic()
-        threads = int(run.threads.value)
-        self.task = dataclasses.replace(
-            preset_task(run.preset, run.hw, threads, rows_of(run)), finetuning=finetuning_of(run)
-        )
-        self.start = workload(run, finetuning=finetuning_of(run))
-        self.limit_bytes = limit_memory(run.hw, self.start.max_memory_fraction)
-        self.axes, self.off = self._axes()
-        key = digest(dataclasses.asdict(self.task), versions(), STEP_INCLUDES)
-        folder = run.folder / "bench" if run.name else run.folder
-        self.results = folder / f"tune-{key}.jsonl"
-        self.found = read_results(self.results)
-        self.tried: list[Tried] = []
-        self.best: Tried | None = None
-        self.note = "not compared in turns with the settings as they were"
-        self.tick = Ticker("tuning, seconds")
-
-    def run(self) -> Iterator[Result]:
-        """Search, compare the best with the start in turns, and write it; `python -m kit tune`."""
-        try:
-            yield self.search()
-            yield self.compare()
-        except KeyboardInterrupt:
-            if self.best is not None:
-                print(self.write(), flush=True)
-            raise
-        yield self.write()
-
-    def _axes(self) -> tuple[list, list]:
-        work = self.start
-        model = work.model
-        offered = switches(SpeedConfig(), work.hw, model)
-        unavailable = {s.name: s.reason for s in offered if not s.available}
-        unavailable |= dict.fromkeys(self.config.leave_out, LEFT_OUT)
-        precision = work.precision if work.speed.mixed_precision else "fp32"
-        shape = (model.width // model.heads, model.heads, model.dropout)
-        kernels = {n: why_no_kernel(n, work.hw, precision, *shape) for n in ATTENTION_KERNELS}
-        return axes_of(work.speed, unavailable, kernels)
-
-    def measure(self, work: Workload, steps: int, again: bool = False) -> dict:
-        """A trial's figures; those that the file of results has, unless `again`."""
-        planned = work.planned_bytes
-        if planned > self.limit_bytes:
-            limit = format_gib(self.limit_bytes)
-            return {"error": f"planned {format_gib(planned)}, of {limit} it may use"}
-        asked = {
-            "on": list(names_of(work.speed)),
-            "micro_batch": work.data.micro_batch,
-            "steps_asked": steps,
-        }
-        for result in [] if again else self.found:
-            if asked.items() <= result.items():
-                return result
-        left_s = 60 * self.config.tune_minutes - (time.monotonic() - self.started_s)
-        if self.best is not None and not again:
-            left_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
-            if left_s <= 0:
-                raise TimeoutError
-        took_s = int(time.monotonic() - self.started_s)
-        label = ", ".join(changed_settings(self.start, work)) or "as they were"
-        self.tick(took_s, int(60 * self.config.tune_minutes), label)
-        task = dataclasses.replace(self.task, data=work.data)
-        config = dataclasses.replace(self.config, steps=steps)
-        limit_s = max(left_s, 60.0) if self.best is None or again else left_s
-        result = asked | measure_variant(task, config, tuple(asked["on"]), limit_s)
-        if "not finished after" not in result.get("error", ""):  # a longer search may finish it
-            append_result(self.results, result)
-        self.found.append(result)
-        return result
-
-    def search(self) -> Result:
-        """Vary one setting after the other. Raises KitError if the target is not reached."""
-        self.started_s = time.monotonic()
-        steps = self.config.steps
-        for best in search(self.start, self.axes, self.measure, self.target, steps, self.tried):
-            self.best = best
-        if self.best.excess:
-            changes = ", ".join(changed_settings(self.start, self.best.work)) or "as they were"
-            raise KitError(
-                f"No setting tried ({len(self.tried)}) reaches {self.target_text}. The "
-                f"nearest ({changes}) takes {format_gib(self.best.memory_bytes)} and "
-                f"{self.best.step_s:.3g} s a step. Allow more, or choose the preset of a smaller "
-                "model."
-            )
-        cells = tried_cells(self.tried, self.start, self.off)
-        return Result(line=f"{len(self.tried)} settings tried", grid=cells)
-
-    def compare(self) -> Result:
-        """Measure start and best in turns; the start stays unless the best is better again."""
-        if self.best.work == self.start:
-            self.note = "the settings as they were"
-            return Result(line="None of them is better than the settings as they were.")
-        pairs = {}
-        for _ in range(PAIRS):
-            for work in (self.start, self.best.work):
-                figures = self.measure(work, self.config.steps, again=True)
-                fastest = pairs.get(work)
-                if fastest is None or figures.get("seconds", 0) < fastest.get("seconds", 0):
-                    pairs[work] = figures
-        before = pairs[self.start]
-        rows = [judge(w, self.config.steps, f, before, self.target) for w, f in pairs.items()]
-        start, best = rows
-        times = start.step_s / best.step_s
-        self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"
-        line = f"In turns: {start.step_s:.3g} s a step as it was, {best.step_s:.3g} s as tuned"
-        if not is_better(best, start):
-            self.best = start
-            self.note = "the settings as they were"
-            return Result(line=f"{line}. That is no gain, so the settings stay.")
-        self.best = best
-        return Result(line=f"{line} ({times:.2f}x as fast)")
-
-    def write(self) -> Result:
-        """Write the best settings as a preset that extends the one they come from."""
-        run = self.active
-        best = self.best
-        changes = changed_settings(self.start, best.work)
-        over = merge(load_use(run.use), run.settings)
-        tuned = {"data": {"micro_batch": best.work.data.micro_batch}}
-        tuned["speed"] = {
-            name: value
-            for name, value in vars(best.work.speed).items()
-            if value != getattr(self.start.speed, name)
-        }
-        if not changes:
-            tuned = {}
-        lines = [
-            f"# Tuned on {run.hw.name}, {run.threads.value} threads, torch {versions()['torch']}.",
-            f"# Target: {self.target_text or 'the fastest step'}. Changed: "
-            f"{', '.join(changes) or 'nothing, no other settings were better'}.",
-            f"# A step took {best.step_s:.3g} s and {format_gib(best.memory_bytes)}; {self.note}.",
-        ]
-        sections = {"extends": run.preset_name} | merge(over, tuned)
-        plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
-        write_atomic(self.path, "\n".join(lines) + "\n" + plain)
-        return Result(line=f"{'; '.join(lines[1:])}\nWritten: {self.path}".replace("# ", ""))
