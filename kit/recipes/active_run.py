@@ -18,7 +18,7 @@ from kit.audio.spectrogram import front_end_config
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import atomic_path, digest
-from kit.base.formatting import flat, join_names
+from kit.base.formatting import flat
 from kit.base.hardware import (
     Choice,
     Hardware,
@@ -72,17 +72,20 @@ class ActiveRun(Run):
         return self.kept.run.hold_shared_lock(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
-        # A run that starts from a base model has dozens of settings.
-        values = [f"{name} = {value}" for name, value in flat(self.settings)]
-        settings = join_names(values, SETTINGS_SHOWN)
-        if len(values) > SETTINGS_SHOWN:
-            settings += f" ({SETTINGS})"
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
-            + (f"set {settings}, " if self.settings else "")
+            + (f"set {self.first_settings()}, " if self.settings else "")
             + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
         )
+
+    def first_settings(self) -> str:
+        """The first settings of the run: one that starts from a base model has dozens."""
+        values = [f"{name} = {value}" for name, value in flat(self.settings)]
+        more = len(values) - SETTINGS_SHOWN
+        if more > 1:
+            values[SETTINGS_SHOWN:] = [f"and {more} values more ({SETTINGS})"]
+        return ", ".join(values)
 
     __repr__ = __str__
 

@@ -26,7 +26,7 @@ from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
-from kit.dataset.alignment import AlignConfig, align_clips_cached, match, worst
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import (
@@ -210,11 +210,7 @@ class Preparation:
         return Result(
             line="\n".join(filter(None, lines)),
             pictures=draw_data_report(self.checked),
-            sounds=[
-                Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz)
-                for row in self.checked.kept[:1]
-                for wave, rate_hz in [read_clip(row.audio)]
-            ],
+            sounds=[sound_of_clip(row) for row in self.checked.kept[:1]],
             grid=findings_table(self.checked.refused),
         )
 
@@ -315,6 +311,10 @@ class Preparation:
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
         run.record(data={"alignment": self.matched.note})
+        return self._alignment_result(rows, alignments)
+
+    def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
+        """The fit of the worst clips and the limit; players for the worst of all."""
         pairs = worst(rows, alignments, WORST_DRAWN)
         scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
         lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
@@ -442,12 +442,13 @@ class Preparation:
         padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
         waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
         first = next(iter(self.stream))
-        figures = {
-            "padding": waste["neighbours in length"],
-            "padding_any_order": waste["any order"],
-            "padding_fixed_lengths": waste["neighbours, fixed lengths"],
-        }
-        self.active_run.record(data=figures)
+        self.active_run.record(
+            data={
+                "padding": waste["neighbours in length"],
+                "padding_any_order": waste["any order"],
+                "padding_fixed_lengths": waste["neighbours, fixed lengths"],
+            }
+        )
         grid = tuple(first.micro[0].tokens.shape)
         percent = [100 * share for share in waste.values()]
         return Result(
@@ -460,6 +461,11 @@ class Preparation:
         """Let the base voice speak sentences that training mixes in, so that it forgets less."""
         run = self.active_run
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
+
+
+def sound_of_clip(row: Utterance) -> Sound:
+    wave, rate_hz = read_clip(row.audio)
+    return Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz)
 
 
 def draw_data_report(report: DataReport) -> list:

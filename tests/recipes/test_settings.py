@@ -94,7 +94,7 @@ def test_a_run_with_dozens_of_settings_shows_the_first_and_says_where_the_others
         "train.guided_attention_weight=0",
     ]
     many = str(start("many", "tiny", settings=parse_settings(sizes + rates)))
-    assert "train.muon_lr = 0.001 and 2 more (settings.yaml), " in many
+    assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in many
 
 
 def test_former_names_are_taken_and_the_new_ones_kept(runs):
