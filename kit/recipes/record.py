@@ -159,28 +159,25 @@ class RecordingFolder:
 
 def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int) -> list[str]:
     """Return what is doubtful about a recording that can be trained on, each with what to do."""
-    problems = []
     spoken_s = measure.seconds - measure.leading_s - measure.trailing_s
-    if characters > MAX_CHARACTERS_PER_S * spoken_s:
-        problems.append(f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}")
-    if measure.clipped > ManifestConfig().clipped_share / 10:
-        problems.append(f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}")
-    if measure.peak < QUIET_PEAK:
-        problems.append(f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up.")
-    if measure.snr_db is not None and measure.snr_db < NOISY_DB:
-        noise = f"Speech is only {measure.snr_db:.0f} dB above the noise."
-        problems.append(f"{noise} Find a quieter room, or move nearer.")
+    snr_db = NOISY_DB if measure.snr_db is None else measure.snr_db
     size = round(rate_hz * FRAME_S)
     frames = wave[: len(wave) // size * size].reshape(-1, size)
     loud = ~quiet_frames(torch.from_numpy(frames.std(axis=1)).clamp(min=1e-4).log())
     edge = round(EDGE_S / FRAME_S)
-    for edge_frames, place, fix in (
-        (loud[:edge], "starts", "wait a moment before you read."),
-        (loud[-edge:], "ends", "press Stop a moment after the last word."),
-    ):
-        if bool(edge_frames.all()):
-            problems.append(f"It {place} within a sound: {fix}")
-    return problems
+    short = f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}"
+    clipped = f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}"
+    quiet = f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up."
+    noisy = f"Speech is only {snr_db:.0f} dB above the noise. Find a quieter room, or move nearer."
+    problems = {
+        short: characters > MAX_CHARACTERS_PER_S * spoken_s,
+        clipped: measure.clipped > ManifestConfig().clipped_share / 10,
+        quiet: measure.peak < QUIET_PEAK,
+        noisy: snr_db < NOISY_DB,
+        "It starts within a sound: wait a moment before you read.": loud[:edge].all(),
+        "It ends within a sound: press Stop a moment after the last word.": loud[-edge:].all(),
+    }
+    return [text for text, doubtful in problems.items() if doubtful]
 
 
 def kit_sentences(code: str) -> list[str]:
