@@ -5,15 +5,16 @@ their command runs, so that --help does not wait for torch.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kit.base.answer import Answer
 from kit.base.errors import KitError
 
 INTRODUCTION = """\
@@ -284,15 +285,53 @@ COMMANDS = (  # in the order in which they are used
 )
 
 
+class Answer:
+    """The object of --json: `fields`, and line, figures and table of each result added."""
+
+    def __init__(self, fields: dict):
+        self.fields = fields
+        self.results = []
+        self.failed = False  # whether a result has failed
+        self.is_main = True  # of several processes only the main one answers
+
+    def add(self, result) -> None:
+        self.failed = self.failed or result.failed
+        table = [list(row) for row in result.grid]
+        self.results.append({"line": result.line, "figures": result.figures, "table": table})
+
+    @contextlib.contextmanager
+    def on_stdout(self) -> Iterator[None]:
+        """Send all that is printed to stderr, by other processes too; the object to stdout."""
+        sys.stdout.flush()
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+            os.dup2(2, 1)
+            try:
+                yield
+            except BaseException as error:
+                self.fields |= {"error": f"{type(error).__name__}: {error}", "exit_code": 1}
+                raise
+            finally:
+                if self.is_main:
+                    from kit.base.run import replace_non_finite  # torch: --help does not wait
+
+                    figures = {}
+                    for result in self.results:
+                        figures |= result["figures"]
+                    answer = self.fields | {"figures": figures, "results": self.results}
+                    text = json.dumps(replace_non_finite(answer), ensure_ascii=False, default=str)
+                    stdout.write(f"{text}\n")
+                sys.stdout.flush()
+                stdout.flush()
+                os.dup2(stdout.fileno(), 1)
+
+
 def main(words: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parser().parse_args(words)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # for terminals without Ethiopic
     answer = Answer({"command": options.command.name})
-    if not options.json:
-        return run_safely(options, answer)
-    with answer.on_stdout():
+    with answer.on_stdout() if options.json else contextlib.nullcontext():
         answer.fields["exit_code"] = run_safely(options, answer)
     return answer.fields["exit_code"]
 

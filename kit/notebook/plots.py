@@ -137,18 +137,24 @@ def memory_bars(
     return figure
 
 
-def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str) -> Figure:
-    """Grids (ys, xs) of numbers from 0 up by name, one picture each, on one colour scale."""
+def heatmaps(
+    maps: dict[str, np.ndarray], xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0
+) -> Figure:
+    """Grids (ys, xs) of numbers by name, one picture each, on one colour scale from `low` up.
+
+    A column is `width` wide.
+    """
     highest = max(float(grid.max()) for grid in maps.values())
     lines = math.ceil(len(maps) / HEATMAP_COLUMNS)
     columns = min(HEATMAP_COLUMNS, len(maps))
-    figure = new_figure(max(4.0, 2.6 * columns), 2.4 * lines)
+    figure = new_figure(max(4.0, 2.8 * columns), 2.4 * lines)
     all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
     for axes in all_axes:
         axes.set_axis_off()
+    look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": low, "vmax": highest}
     for place, (axes, (name, grid)) in enumerate(zip(all_axes, maps.items())):
         axes.set_axis_on()
-        axes.imshow(grid, origin="lower", aspect="auto", cmap="magma", vmin=0, vmax=highest)
+        axes.imshow(grid, extent=(0, width * grid.shape[1], 0, grid.shape[0]), **look)
         last = place + columns >= len(maps)
         tidy(axes, xlabel if last else "", "" if place % columns else ylabel, name)
     return figure
@@ -171,29 +177,6 @@ def grouped_bars(
     beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
     axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
-    return figure
-
-
-def spectrograms(mels: dict[str, np.ndarray], frame_rate: float | None = None) -> Figure:
-    """Log-mels (M, T) side by side on one colour scale; time in seconds given frames per second."""
-    arrays = {name: np.asarray(mel, dtype=float) for name, mel in mels.items()}
-    figure = new_figure(max(4.0, 3.2 * len(arrays)), 2.4)
-    all_axes = figure.subplots(1, len(arrays), squeeze=False)[0]
-    low = min(np.quantile(mel, 0.02) for mel in arrays.values())
-    high = max(mel.max() for mel in arrays.values())
-    for axes, (name, mel) in zip(all_axes, arrays.items()):
-        length = mel.shape[1] / frame_rate if frame_rate else mel.shape[1]
-        axes.imshow(
-            mel,
-            origin="lower",
-            aspect="auto",
-            cmap="magma",
-            vmin=low,
-            vmax=high,
-            extent=(0, length, 0, mel.shape[0]),
-        )
-        first = axes is all_axes[0]
-        tidy(axes, "time (s)" if frame_rate else "frame", "mel band" if first else "", name)
     return figure
 
 

@@ -5,7 +5,6 @@ printed now and then. Counting is separate from drawing.
 """
 
 import time
-from collections.abc import Iterable
 
 from IPython.display import display
 
@@ -16,7 +15,7 @@ ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
 
 
 class Ticker:
-    """`tick(done, total)` after each piece of work; `tick.follow(pairs, total)` round a loop."""
+    """`tick(done, total)` after each piece of work."""
 
     def __init__(self, label: str):
         self.label = label
@@ -30,7 +29,13 @@ class Ticker:
         if done < total and now_s - self.said_s < (5.0 if self.plain else 0.5):
             return
         self.said_s = now_s
-        self._show(self.line(done, total, now_s - self.began_s, detail))
+        text = self.line(done, total, now_s - self.began_s, detail)
+        if self.plain:
+            print(text, flush=True)
+        elif self.handle is None:
+            self.handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self.handle.update({"text/plain": text}, raw=True)
 
     def line(self, done: int, total: int, took_s: float, detail: str = "") -> str:
         ending = ""
@@ -45,20 +50,3 @@ class Ticker:
             detail,
         ]
         return "   ".join(p for p in parts if p)
-
-    def follow(self, steps: Iterable[tuple[int, float]], total: int) -> list[float]:
-        """Run through (step, loss) pairs, showing progress; the losses."""
-        losses = []
-        for step, loss in steps:
-            losses.append(loss)
-            recent = losses[-20:]
-            self(step, total, f"loss {sum(recent) / len(recent):.3f}")
-        return losses
-
-    def _show(self, text: str) -> None:
-        if self.plain:
-            print(text, flush=True)
-        elif self.handle is None:
-            self.handle = display({"text/plain": text}, raw=True, display_id=True)
-        else:
-            self.handle.update({"text/plain": text}, raw=True)

@@ -20,6 +20,7 @@ from kit.audio.recognizer import alphabet_of, recognizer_schedule, train_recogni
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import on_device
+from kit.batches.batching import chunks
 from kit.batches.code_cache import speaker_references
 from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import (
@@ -61,8 +62,11 @@ def learn_reader(data: TrainingData) -> Result:
         return Result(line="Candidates are ranked without a code reader: `reader.rows` is 0.")
     held_out_rows = data.cache.sample_of_split("held_out", READER_HELD_OUT_ROWS).tolist()
     held_out = texts_and_codes(data, held_out_rows)
-    existing = existing_reader(data, config)
-    if existing is not None:
+    try:
+        existing = load_matching_reader(run.folder, data.parts)
+    except KitError:
+        existing = None  # a damaged one is trained again
+    if existing and existing.config == config:
         return reader_result(existing, held_out, "The reader of these codes is there already")
     rows = data.cache.sample_of_split("train", config.rows).tolist()
     if len(rows) < MIN_CLIPS:
@@ -83,15 +87,6 @@ def learn_reader(data: TrainingData) -> Result:
     run.record(reader=figures)
     line = f"A reader of codes learnt from {len(rows):,} recordings {fit_schedule.ending}"
     return reader_result(reader, held_out, line)
-
-
-def existing_reader(data: TrainingData, config: CodeReaderConfig) -> CodeReader | None:
-    """The run's reader, if it matches these settings, codes and tokens."""
-    try:
-        reader = load_matching_reader(data.run.folder, data.parts)
-    except KitError:
-        return None  # a damaged one is trained again
-    return reader if reader and reader.config == config else None
 
 
 def texts_and_codes(data: TrainingData, rows: list[int]) -> tuple[list[str], list[Tensor]]:
@@ -192,48 +187,35 @@ def clips_with_states(
 ) -> list[ClipWithStates]:
     """Up to `max_clips` recordings of `split` that exist, with the states of `models` in turn.
 
-    A decoder trained on the last weights and on their average fits both.
+    A decoder trained on the last weights and on their average fits both. The states (N, D), half
+    precision, are those that predict the codes.
     """
-    recordings = {row.id: row.audio for row in read_manifest(data.run.folder)}
-    rows = [int(i) for i in data.cache.sample_of_split(split)]
-    random.Random(0).shuffle(rows)
-    existing = []
-    for i in rows:
-        path = recordings.get(data.cache.rows[i]["id"])
-        if path and Path(path).is_file():
-            existing.append(i)
-        if len(existing) == max_clips:
-            break
-    existing.sort(key=data.cache.length)  # similar lengths together
-    references = speaker_references(data.cache, split)
-    models = [model.to(data.run.hw.device) for model in models]
+    cache = data.cache
+    rows = read_manifest(data.run.folder)
+    recordings = {row.id: row.audio for row in rows if Path(row.audio).is_file()}
+    sample = [int(i) for i in cache.sample_of_split(split)]
+    random.Random(0).shuffle(sample)
+    sample = [i for i in sample if cache.rows[i]["id"] in recordings][:max_clips]
+    sample.sort(key=cache.length)  # similar lengths together
+    references = speaker_references(cache, split)
+    device = data.run.hw.device
+    models = [model.to(device) for model in models]
     clips = []
     tick = Ticker("hidden states")
-    for number, first in enumerate(range(0, len(existing), STATES_BATCH)):
-        batch = existing[first : first + STATES_BATCH]
-        mels = torch.stack([references[data.cache.rows[i]["speaker"]].float() for i in batch])
-        states = hidden_states(models[number % len(models)], data, batch, mels)
-        for i, row_states in zip(batch, states):
-            path = recordings[data.cache.rows[i]["id"]]
-            wave = load_speech(path, data.codec.sample_rate)
-            codes = torch.from_numpy(data.cache.codes[i].astype("int64"))
-            clips.append(ClipWithStates(wave=wave, codes=codes, states=row_states))
-        tick(len(clips), len(existing))
+    for number, batch in enumerate(chunks(sample, STATES_BATCH)):
+        model = models[number % len(models)]
+        texts, codes = (
+            [column[i].tolist() for i in batch] for column in (cache.texts, cache.codes)
+        )
+        mels = torch.stack([references[cache.rows[i]["speaker"]].float() for i in batch])
+        packed = pack(model.config, texts, codes, mels).to(device)
+        with torch.no_grad():
+            states = model.hidden(packed).flatten(0, 1)[packed.code_indices].half().cpu()
+        lengths = [len(row) + model.config.stop_targets for row in codes]
+        for i, row, row_states in zip(batch, codes, states.split(lengths)):
+            wave = load_speech(recordings[cache.rows[i]["id"]], data.codec.sample_rate)
+            states_of_codes = row_states[: len(row)]
+            clip = ClipWithStates(wave=wave, codes=torch.tensor(row), states=states_of_codes)
+            clips.append(clip)
+        tick(len(clips), len(sample))
     return clips
-
-
-@torch.no_grad()
-def hidden_states(
-    model: SpeechGPT, data: TrainingData, rows: list[int], references: Tensor
-) -> list[Tensor]:
-    """For each of `rows` the states (N, D), half precision, that predict its codes.
-
-    `references` (B, M, T) are the speakers', one for each row.
-    """
-    codes = [data.cache.codes[i].tolist() for i in rows]
-    texts = [data.cache.texts[i].tolist() for i in rows]
-    device = model.final_norm.weight.device
-    batch = pack(model.config, texts, codes, references).to(device)
-    states = model.hidden(batch).flatten(0, 1)[batch.code_indices].half().cpu()
-    lengths = [len(row) + model.config.stop_targets for row in codes]
-    return [row_states[: len(row)] for row_states, row in zip(states.split(lengths), codes)]

@@ -15,7 +15,7 @@ from kit.base.errors import KitError
 from kit.base.files import file_digest, write_atomic
 from kit.base.hub import fetched, list_files
 from kit.base.run import Run, read_run_file
-from kit.inference.export import CARD, load_export
+from kit.inference.export import CARD, load_export, read_card
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -28,7 +28,6 @@ from kit.recipes.hub import (
     LICENCE,
     copy_of,
     fetch_once,
-    licence_in,
 )
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
@@ -183,8 +182,8 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
         if not fetched(folder, EXPORT_FILES):
             listing = list_files(repository, revision)
         if not listing or CARD in listing[1]:
-            fetch_once(repository, revision, folder, (CARD,), ("README.md",), listing)
-            if licence_in(folder):
+            fetch_once(repository, revision, folder, (CARD,), (), listing)
+            if read_card(folder).licence:
                 require_licence(name, licence)
             names = (EXPORT_FILES, BESIDE_THEM)
             return folder, fetch_once(repository, revision, folder, *names, listing)
@@ -270,7 +269,7 @@ def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
 def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
     """Load an export or a run of the kit; `licence` accepts that of its own base model."""
     if (folder / CARD).is_file():
-        bound = licence_in(folder)
+        bound = read_card(folder).licence
     else:
         bound = inherited_licence(Run(name="", preset_name="", preset={}, folder=folder))
     if bound:

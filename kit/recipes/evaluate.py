@@ -282,18 +282,18 @@ def error_rates(scores: dict[str, Scores]) -> str:
 def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     """Rows of a table of `scores` by name, the headings first."""
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
-    for name, score in scores.items():
-        rates = (f"{score.cer:.2%}", f"{score.eos_rate:.1%}", f"{score.duration_ratio:.2f} x")
-        grid.append((name, *rates, f"{score.runaway_rate:.1%}", str(score.sentences)))
+    for name, own in scores.items():
+        rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
+        grid.append((name, *rates, f"{own.runaway_rate:.1%}", str(own.sentences)))
     return grid
 
 
 def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     """Rows of a table of the scores of independent models, the headings first."""
     grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
-    for name, score in scores.items():
-        row = (f"{score['cer']:.1%}", f"{score['dnsmos']:.2f}", f"{score['similarity']:.3f}")
-        grid.append((name, *row, str(score["clips"])))
+    for name, own in scores.items():
+        row = (f"{own['cer']:.1%}", f"{own['dnsmos']:.2f}", f"{own['similarity']:.3f}")
+        grid.append((name, *row, str(own["clips"])))
     return grid
 
 
@@ -348,97 +348,95 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
-        manifest = build(ManifestConfig, run.section("manifest"))
-        self.max_rejected_percent = manifest.max_rejected_percent
 
     def run(self) -> Iterator[Result]:
         yield self.result()
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
+        log = read_log(self.active_run.folder / "train.jsonl")
+        checks = {
+            "before": self.before(),
+            "during": [Check(*check) for check in training_checks(log)],
+            "after": [self.trained(), *self.voice()],
+        }
         finished = self.report.get("train", {}).get("finished", False)
-        rows = [("", "training", "checked", "found", "wanted", "what to do")]
+        grid = [("", "training", "checked", "found", "wanted", "what to do")]
         counted = []
-        for when, checks in self.checks().items():
+        for when, own in checks.items():
             is_past = when == "during" and finished
-            counted += [] if is_past else checks
-            for check in checks:
+            counted += [] if is_past else own
+            for check in own:
                 mark = ("note" if is_past else "to do") if check.problem else "pass"
-                rows.append((mark, when, *check))
+                grid.append((mark, when, *check))
         problems = problems_of(counted)
         line = f"All {len(counted)} checks pass: the voice is ready."
         if problems:
             passed = len(counted) - len(problems)
             line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
-        return Result(line=line, grid=rows)
-
-    def checks(self) -> dict[str, list[Check]]:
-        """The checks before, during and after training."""
-        rows = read_log(self.active_run.folder / "train.jsonl")
-        return {
-            "before": self.before(),
-            "during": [Check(*check) for check in training_checks(rows)],
-            "after": [self.trained(), *self.voice()],
-        }
+        return Result(line=line, grid=grid)
 
     def before(self) -> list[Check]:
+        most = build(ManifestConfig, self.active_run.section("manifest")).max_rejected_percent
+        wanted = f"at most {most:g} % of the hours"
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
-        rejected = f"at most {self.max_rejected_percent:g} % of the hours"
         letters = "no bytes, every text comes back"
-        table = (
-            ("enough recordings", hours, "prepare", self.recordings),
-            ("few rejected clips", rejected, "prepare", self.rejected),
-            ("the tokenizer knows the letters", letters, "prepare", self.tokens),
-            ("texts match their sound", "judged", "prepare", self.alignment),
-            ("the preset suits the machine", "the one for its memory", "setup", self.preset),
-            ("a step fits into memory", "within the limit", "train", self.memory),
-        )
-        checks = []
-        for what, wanted, command, check in table:
-            try:
-                found, passed, fix = check()
-                problem = "" if passed else fix
-            except KeyError:  # a figure that is not in the report: `command` records it
-                found, problem = "not yet", self.command(command)
-            checks.append(Check(what=what, found=found, wanted=wanted, problem=problem))
-        return checks
+        suits = "the one for its memory"
 
-    # Each returns what was found, whether it passes, and what to do if not.
+        def rejected() -> tuple[str, str]:
+            data = self.report["data"]
+            found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+            passed = data["refused_percent"] <= most
+            return found, "" if passed else "ledger.jsonl names each row and its fix"
 
-    def recordings(self) -> tuple[str, bool, str]:
+        return [
+            self.check("enough recordings", hours, "prepare", self.recordings),
+            self.check("few rejected clips", wanted, "prepare", rejected),
+            self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
+            self.check("texts match their sound", "judged", "prepare", self.alignment),
+            self.check("the preset suits the machine", suits, "setup", self.preset),
+            self.check("a step fits into memory", "within the limit", "train", self.memory),
+        ]
+
+    def check(self, what: str, wanted: str, command: str, measure) -> Check:
+        """Check by `measure()`: what was found, and what to do ("": it passes).
+
+        If it asks for a figure that is not in the report, `command` is what records it.
+        """
+        try:
+            found, problem = measure()
+        except KeyError:
+            found, problem = "not yet", self.command(command)
+        return Check(what=what, found=found, wanted=wanted, problem=problem)
+
+    def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
-        few = too_few_hours(self.active_run, data["hours"])
-        return f"{data['hours']:.2f} hours, {data['utterances']:,} utterances", not few, few
+        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        return found, too_few_hours(self.active_run, data["hours"])
 
-    def rejected(self) -> tuple[str, bool, str]:
-        data = self.report["data"]
-        passed = data["refused_percent"] <= self.max_rejected_percent
-        found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-        return found, passed, "ledger.jsonl names each row and its fix"
-
-    def tokens(self) -> tuple[str, bool, str]:
+    def tokens(self) -> tuple[str, str]:
         text = self.report["text"]
-        complete = text["byte_rate"] == 0 and text["round_trip"] == 1
         found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
-        return found, complete, "look for stray letters in the texts (`uncovered` in text)"
+        passed = text["byte_rate"] == 0 and text["round_trip"] == 1
+        return found, "" if passed else "look for stray letters in the texts (`uncovered` in text)"
 
-    def alignment(self) -> tuple[str, bool, str]:
+    def alignment(self) -> tuple[str, str]:
         note = self.report["data"]["alignment"]
         listen = "listen to some clips: the recogniser could not judge them"
-        return note, not note.startswith("not judged"), listen
+        return note, listen if note.startswith("not judged") else ""
 
-    def preset(self) -> tuple[str, bool, str]:
+    def preset(self) -> tuple[str, str]:
         suitable = self.report["setup"]["preset for this machine"]
         own = self.active_run.preset_name
         fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", own == suitable, fix
+        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
 
-    def memory(self) -> tuple[str, bool, str]:
+    def memory(self) -> tuple[str, str]:
         sizes = self.report["train"]["longest_step_bytes"]
         needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
         found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         fix = "take --use low_memory, or the preset of a smaller tier"
-        return found, needed <= sizes["limit"], fix
+        return found, "" if needed <= sizes["limit"] else fix
 
     def trained(self) -> Check:
         train = self.report.get("train", {})

@@ -8,6 +8,7 @@ Shapes: L samples.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,8 +47,7 @@ BATCH = 16  # examples at a time when measuring the loss of a speaker
 MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpokenTexts:
+class SpokenTexts(NamedTuple):
     """Some texts as a voice has spoken them."""
 
     scores: Scores
@@ -75,44 +75,37 @@ class EvaluationData:
         self.front_end = self.voices["raw"].front_end
         self.sampling = sampling_of(run)
         self.read_once = dataclasses.replace(self.sampling, best_of=1)
-        rows = rows_in_split(self.rows, "held_out")[:sentences]
-        self.held_out = self.speakable(rows)
-        self.left_out = len(rows) - len(self.held_out)
+        rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
+        rows["held_out"] = rows["held_out"][:sentences]
+        can_speak = self.voices["raw"].can_speak
+        self.splits = {s: [row for row in own if can_speak(row.text)] for s, own in rows.items()}
+        self.held_out = self.splits["held_out"]
+        self.left_out = len(rows["held_out"]) - len(self.held_out)
         if not self.held_out:
             raise KitError(
                 f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
                 "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
             )
 
-    def speakable(self, rows: list[Utterance]) -> list[Utterance]:
-        return [row for row in rows if self.voices["raw"].can_speak(row.text)]
-
-    def split(self, name: str) -> list[Utterance]:
-        if name == "held_out":
-            return self.held_out
-        return self.speakable(rows_in_split(self.rows, name))
-
     def recording(self, row: Utterance) -> Tensor:
         return load_wave(row.audio, self.rate_hz)
 
     def floor(self, split: str) -> "NoiseFloor":
         """The recogniser's errors on the recordings of `split`."""
-        rows = self.split(split)
+        rows = self.splits[split]
 
         def measure() -> dict:
             return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
 
         path = self.run.path("transcripts", f"{split}-recordings.json")
-        figures = cached_result(path, digest(self.digests, as_dicts(rows)), measure)
-        figures["transcripts"] = tuple(figures["transcripts"])
-        return NoiseFloor(**figures)
+        return NoiseFloor(**cached_result(path, digest(self.digests, as_dicts(rows)), measure))
 
     def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
         """Speak the texts of `split` with `weights`, and transcribe and score them.
 
         The first few are saved in samples/, with `label` in the names of the files.
         """
-        rows = self.split(split)
+        rows = self.splits[split]
         model = file_digest(self.run.folder / WEIGHTS[weights])
 
         def measure() -> dict:
@@ -128,9 +121,7 @@ class EvaluationData:
         sampling = by_former_names("generate", config)
         key = digest(self.digests, model, sampling, as_dicts(rows))
         result = cached_result(path, key, measure, has_samples)
-        scores = result["scores"]
-        scores["transcripts"] = tuple(scores["transcripts"])
-        return SpokenTexts(scores=Scores(**scores), samples=result["samples"])
+        return SpokenTexts(Scores(**result["scores"]), result["samples"])
 
     @functools.cached_property
     def digests(self) -> list[str]:
@@ -159,7 +150,7 @@ class EvaluationData:
         """The texts of every split by the best weights, the most likely of several candidates."""
         spoken = {"held_out": self.speak("held_out", self.best, self.sampling, "best")}
         for split in HARDER:
-            if self.split(split):
+            if self.splits[split]:
                 spoken[split] = self.speak(split, self.best, self.sampling, self.best)
         return spoken
 
@@ -173,7 +164,7 @@ class EvaluationData:
             transcripts = spoken.scores.transcripts
             if of_codec:
                 transcripts = self.floor(split).transcripts
-            for row, line in zip(self.split(split), transcripts, strict=True):
+            for row, line in zip(self.splits[split], transcripts, strict=True):
                 pairs += align_words(row.text, line)
         return pairs
 

@@ -6,6 +6,7 @@ Pushing, and private repositories, need HF_TOKEN or `hf auth login`.
 import math
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,12 @@ HUB = "hf://"
 SAMPLES = 4  # recordings of the voice that are uploaded
 EXPORT_FILES = (*FILES, CARD)
 BESIDE_THEM = (READER, "README.md")  # where the voice has them
+FIGURES = (  # of the record: name, section, key, and how it is written
+    ("recordings", "data", "hours", "{:.2f} hours".format),
+    ("training steps", "train", "steps", "{:,}".format),
+    ("character error rate", "eval", "cer", "{:.1%}".format),
+    ("... of recordings", "eval", "cer_floor", "{:.1%}".format),
+)
 LICENCE = "CPML"  # of XTTS-v2 and of all that is made from it
 CPML = {
     "license": "other",
@@ -133,23 +140,17 @@ def write_voice(
     for name in (*EXPORT_FILES, READER):
         if (export / name).is_file():
             shutil.copyfile(export / name, folder / name)
-    samples = []
-    for sample in run.report().get("samples", []):
-        path = run.folder / sample["wav"]
-        if path.is_file() and len(samples) < SAMPLES:
-            (folder / "samples").mkdir(exist_ok=True)
-            samples.append((f"samples/{path.name}", sample.get("text", "")))
-            shutil.copyfile(path, folder / samples[-1][0])
-    text = model_card(run, export, repository, license, consent, samples)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def model_card(
-    run: Run, export: Path, repository: str, license: str, consent: str, samples: list
-) -> str:
-    """Return the model card: the hub's YAML header, what the voice is, and how to use it."""
-    card = read_card(export)
     report = run.report()
+    played = ""
+    samples = report.get("samples", [])
+    samples = [sample for sample in samples if (run.folder / sample["wav"]).is_file()]
+    for sample in samples[:SAMPLES]:
+        (folder / "samples").mkdir(exist_ok=True)
+        name = Path(sample["wav"]).name
+        shutil.copyfile(run.folder / sample["wav"], folder / "samples" / name)
+        source = f"https://huggingface.co/{repository}/resolve/main/samples/{name}"
+        played += f'{sample.get("text", "")}<br><audio controls src="{source}"></audio>\n\n'
+    card = read_card(export)
     base = report.get("start_from") or {}
     header = {
         "language": card.language,
@@ -161,38 +162,27 @@ def model_card(
         license = "Coqui Public Model License: no commercial use of the model or its speech."
     elif license:
         header["license"] = license
-    download = base.get("download") or {}
-    if "repository" in download:
-        header["base_model"] = download["repository"]
-    figures = [f"| {what} | {figure} |" for what, figure in card_figures(report).items()]
-    played = []
-    for path, text in samples:
-        source = f"https://huggingface.co/{repository}/resolve/main/{path}"
-        played.append(f'{text}<br><audio controls src="{source}"></audio>\n\n')
-    return MODEL_CARD.format(
+    if "repository" in base.get("download", {}):
+        header["base_model"] = base["download"]["repository"]
+    text = MODEL_CARD.format(
         header=yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(),
         name=repository.partition("/")[2],
         speakers=", ".join(card.speakers),
-        figures="\n".join(figures),
-        samples="".join(played),
+        figures="\n".join(f"| {what} | {figure} |" for what, figure in card_figures(report)),
+        samples=played,
         repository=repository,
         consent=consent or NOT_STATED,
         licence=license or NOT_STATED,
     )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def card_figures(report: dict) -> dict[str, str]:
-    """Return the figures of a run that a listener asks for."""
-    data, train, judged = (report.get(key) or {} for key in ("data", "train", "eval"))
-    figures = {}
-    if "hours" in data:
-        figures["recordings"] = f"{data['hours']:.2f} hours"
-    if "steps" in train:
-        figures["training steps"] = f"{train['steps']:,}"
-    for key, what in (("cer", "character error rate"), ("cer_floor", "... of recordings")):
-        if isinstance(judged.get(key), float) and math.isfinite(judged[key]):
-            figures[what] = f"{judged[key]:.1%}"
-    return figures
+def card_figures(report: dict) -> Iterator[tuple[str, str]]:
+    """Yield the figures of a run that a listener asks for, by name."""
+    for what, section, key, write in FIGURES:
+        value = report.get(section, {}).get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            yield what, write(value)
 
 
 def write_space(folder: Path, repository: str, install: str) -> None:
@@ -203,20 +193,6 @@ def write_space(folder: Path, repository: str, install: str) -> None:
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / "app.py").write_text(SPACE_APP.format(name=HUB + repository), encoding="utf-8")
     (folder / "requirements.txt").write_text(f"{install}\ngradio\n", encoding="utf-8")
-
-
-def licence_in(export: Path) -> str:
-    """The licence that a base model has passed on to the voice in `export`; "" if none is known.
-
-    Voices that older kits pushed have it in their model card alone.
-    """
-    readme = export / "README.md"
-    in_header = f"license_name: {CPML['license_name']}\n"
-    if readme.is_file():
-        with open(readme, encoding="utf-8", errors="replace") as file:
-            if in_header in file.read(2**16):
-                return LICENCE
-    return read_card(export).licence
 
 
 def voice_folder(name: str, run: str = "") -> Path:

@@ -8,7 +8,7 @@ second that is in no clip). A clip's id has its place in the recording, so an ed
 its sound whatever changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -260,33 +260,32 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
     make_folder(out / "wavs")
     read_texts(out)  # a damaged table is reported now, not after an hour
     read_transcripts(out)
-    seconds = {path: seconds_of(path) for path in paths}
-    total_s = sum(seconds.values())
-    progress = Ticker("seconds of recordings")
+    total_s = sum(map(seconds_of, paths))
+    tick = Ticker("seconds of recordings")
     done_s = 0.0
     clips: dict[str, list[dict]] = {}  # by recording
     losses = []
-
-    def advance(now_s: float) -> None:
-        progress(min(done_s + now_s, total_s), max(total_s, 1.0))
-
     for path, name in zip(paths, unique_names(data, paths)):
         source = path.relative_to(data).as_posix()
-        key = digest(name, file_state(path), recognizer.fingerprint(), CUTS)
-        result_file = out / "transcribed" / f"{name}.json"
-        make = partial(_transcribe_recording, path, result_file, key, recognizer, advance)
+        rows, lost = [], []
         try:
-            result = cached_result(result_file, key, make, partial(_has_clips, out / "wavs"))
-            clips[source] = [row | {"source": source} for row in result["clips"]]
-            lost = result["losses"]
+            for part in transcribed_parts(path, name, out, recognizer):
+                rows += [row | {"source": source} for row in part["clips"]]
+                lost += part["losses"]
+                if part["clips"]:
+                    tick(done_s + part["clips"][-1]["end_s"], max(total_s, 1.0))
         except DiskError:
             raise
         except (soundfile.LibsndfileError, DatasetError, OSError) as error:  # tried again next time
             reason = f"cannot be read as audio: {error}"
-            lost = [{"start_s": 0.0, "end_s": seconds[path], "reason": reason}]
+            rows = []
+            lost = [{"start_s": 0.0, "end_s": seconds_of(path), "reason": reason}]
+        if rows:
+            clips[source] = rows
+        lost.sort(key=lambda loss: loss["start_s"])
         losses += [UnusedAudio(file=source, **loss) for loss in lost]
-        done_s += seconds[path]
-        advance(0.0)
+        done_s += seconds_of(path)
+        tick(min(done_s, total_s), max(total_s, 1.0))
         update_tables(out, clips)  # what is finished can be used, whatever comes
     write_losses(out, losses)
     return _summary(out, clips, losses)
@@ -301,7 +300,7 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
         f"{kept} clips in {out}, of {spoken_s:.0f} s with speech; "
         f"{lost_s:.0f} s are in no clip, see losses.jsonl"
     )
-    silent = [f"{file} ({reasons[file]})" for file in sorted(reasons) if not clips.get(file)]
+    silent = [f"{file} ({reasons[file]})" for file in sorted(reasons) if file not in clips]
     if silent:
         line += f"\nNo clip from {join_names(silent)}"
     if kept:
@@ -309,33 +308,33 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
     return Result(line=line, grid=_losses_table(losses))
 
 
-def _transcribe_recording(
-    audio: Path,
-    result_file: Path,
-    key: str,
-    recognizer: WhisperRecognizer,
-    advance: Callable[[float], None],
-) -> dict:
-    """Write the clips of one recording to wavs/; return their rows, and the losses."""
-    out = result_file.parent.parent
-    rows = []
+def transcribed_parts(
+    audio: Path, name: str, out: Path, recognizer: WhisperRecognizer
+) -> Iterator[dict]:
+    """Write the clips of a recording to wavs/; yield rows and losses of a few clips at a time.
+
+    What was written down before is read from `out`/transcribed.
+    """
+    wavs = out / "wavs"
+    key = digest(name, file_state(audio), recognizer.fingerprint(), CUTS)
+
+    def has_clips(result: dict) -> bool:
+        return all((wavs / f"{row['id']}.wav").is_file() for row in result["clips"])
+
     with WindowReader(audio, recognizer) as reader:
         pauses = find_pauses(frame_loudness(reader), reader.total_s)
         spans = plan_clips(pauses)
-        losses = [*gaps(spans, pauses, reader.total_s), *missing_audio(reader)]
-        parts = [result_file.with_suffix(f".{n}.json") for n in range(0, len(spans), PART_CLIPS)]
-        for number, part in enumerate(parts):
-            own = spans[number * PART_CLIPS :][:PART_CLIPS]
-            make = partial(_write_down, own, reader, recognizer, out / "wavs", result_file.stem)
-            done = cached_result(part, digest(key, *own), make, partial(_has_clips, out / "wavs"))
-            rows += done["clips"]
-            losses += [Span(**loss) for loss in done["losses"]]
-            advance(own[-1].end_s)
-    lost = [
-        {"start_s": loss.start_s, "end_s": loss.end_s, "reason": loss.reason}
-        for loss in sorted(losses, key=lambda loss: loss.start_s)
-    ]
-    return {"clips": rows, "losses": lost}
+        for number in range(0, len(spans), PART_CLIPS):
+            own = spans[number : number + PART_CLIPS]
+            make = partial(_write_down, own, reader, recognizer, wavs, name)
+            path = out / "transcribed" / f"{name}.{number}.json"
+            yield cached_result(path, digest(key, *own), make, has_clips)
+        lost = [*gaps(spans, pauses, reader.total_s), *missing_audio(reader)]
+    yield {"clips": [], "losses": [_place(span) | {"reason": span.reason} for span in lost]}
+
+
+def _place(span: Span) -> dict:
+    return {"start_s": span.start_s, "end_s": span.end_s}
 
 
 def _write_down(
@@ -347,21 +346,16 @@ def _write_down(
     for span in spans:
         wave = reader.samples_of(span.start_s, span.end_s).clip(-1, 1)
         transcript = recognizer.write_down(torch.from_numpy(wave), reader.rate)
-        place = {"start_s": span.start_s, "end_s": span.end_s}
         if transcript.problem:
-            losses.append(place | {"reason": transcript.problem})
+            losses.append(_place(span) | {"reason": transcript.problem})
             continue
         clip_id = f"{name}_{round(span.start_s * 1000):08d}_{round(span.end_s * 1000):08d}"
         path = wavs / f"{clip_id}.wav"
         with disk_errors(path):
             path.write_bytes(encode_wav(wave, reader.rate))
         row = {"id": clip_id, "text": transcript.text, "confidence": transcript.confidence}
-        rows.append(row | place)
+        rows.append(row | _place(span))
     return {"clips": rows, "losses": losses}
-
-
-def _has_clips(wavs: Path, result: dict) -> bool:
-    return all((wavs / f"{row['id']}.wav").is_file() for row in result["clips"])
 
 
 def frame_loudness(reader: WindowReader) -> Tensor:
@@ -439,10 +433,7 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
 
 
 def proofread(out: str | Path) -> ProofreadPanel:
-    """Return the panel with the clips in `out` that nobody has proofread, the least certain first.
-
-    Raises DatasetError where there are no clips.
-    """
+    """Return the panel with the clips in `out` not yet proofread, the least certain first."""
     out = Path(out).expanduser()
     texts = read_texts(out)
     if not texts:

@@ -295,10 +295,7 @@ def train_or_load_recognizer(
 def whisper_recognizer(
     run: ActiveRun, name: str, rows: list[Utterance], language: str
 ) -> tuple[WhisperRecognizer, str]:
-    """The Whisper `name`; its error rate and speed on held-out recordings are recorded.
-
-    Raises KitError where its files cannot be had.
-    """
+    """The Whisper `name`; its error rate and speed on held-out recordings are recorded."""
     folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
     train = rows_in_split(rows, "train")
     model = new_whisper(folder, language, alphabet_of([row.text for row in train]))

@@ -90,15 +90,14 @@ def in_colab() -> bool:
 
 
 class RecordingFolder:
-    """The sentences to record, and the LJSpeech folder with those that were: see `Prompts`."""
+    """The sentences to record, and the LJSpeech folder with those that were recorded."""
 
     def __init__(self, folder: Path, language: str, sentences: str = "", count: int = OFFERED):
         self.folder = make_folder(folder)
         self.language = language_code(language)
+        pool = kit_sentences(self.language)
         if sentences:
             pool = own_sentences(sentences, self.language)
-        else:
-            pool = kit_sentences(self.language)
         self.texts = read_texts(folder)  # by id
         skipped = folder / "skipped.txt"
         self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
@@ -111,6 +110,7 @@ class RecordingFolder:
         self.letters = _letters_of(self.sentences, self.language)
 
     def done(self, sentence: str) -> bool:
+        """Whether `sentence` was recorded or skipped, now or before a restart."""
         return sentence in self.skipped or digest(sentence) in self.seconds
 
     def progress(self) -> str:
@@ -127,20 +127,17 @@ class RecordingFolder:
             path.write_bytes(wav)
             measure = measure_clip(str(path))
             wave, rate_hz = read_clip(str(path))
-        row = Utterance(
-            id="",
-            audio="",
-            text=normalize(sentence, self.language),
-            speaker="",
-            split="train",
-            line=0,
-        )
+        text = normalize(sentence, self.language)
+        row = Utterance(id="", audio="", text=text, speaker="", split="train", line=0)
         faults = dict(own_faults(row, measure, ManifestConfig()))
         if "silent" in faults:
             faults = {"silent": faults["silent"]}  # nothing else matters then
-        problems = [f"{_sentence(text)} {FIXES.get(kind, '')}" for kind, text in faults.items()]
+        problems = [
+            f"{fault[0].upper()}{fault[1:]}. {FIXES.get(kind, '')}"
+            for kind, fault in faults.items()
+        ]
         if not problems:
-            problems = doubts(measure, wave, rate_hz, len(letters(row.text)))
+            problems = doubts(measure, wave, rate_hz, len(letters(text)))
         return Take(seconds=measure.seconds, problems=tuple(problems), usable=not faults)
 
     def save(self, sentence: str, wav: bytes) -> None:
@@ -162,32 +159,25 @@ class RecordingFolder:
 
 def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int) -> list[str]:
     """Return what is doubtful about a recording that can be trained on, each with what to do."""
-    problems = []
     spoken_s = measure.seconds - measure.leading_s - measure.trailing_s
-    if characters > MAX_CHARACTERS_PER_S * spoken_s:
-        problems.append(f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}")
-    if measure.clipped > ManifestConfig().clipped_share / 10:
-        problems.append(f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}")
-    if measure.peak < QUIET_PEAK:
-        problems.append(f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up.")
-    if measure.snr_db is not None and measure.snr_db < NOISY_DB:
-        noise = f"Speech is only {measure.snr_db:.0f} dB above the noise."
-        problems.append(f"{noise} Find a quieter room, or move nearer.")
+    snr_db = NOISY_DB if measure.snr_db is None else measure.snr_db
     size = round(rate_hz * FRAME_S)
     frames = wave[: len(wave) // size * size].reshape(-1, size)
     loud = ~quiet_frames(torch.from_numpy(frames.std(axis=1)).clamp(min=1e-4).log())
     edge = round(EDGE_S / FRAME_S)
-    for edge_frames, place, fix in (
-        (loud[:edge], "starts", "wait a moment before you read."),
-        (loud[-edge:], "ends", "press Stop a moment after the last word."),
-    ):
-        if bool(edge_frames.all()):
-            problems.append(f"It {place} within a sound: {fix}")
-    return problems
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    short = f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}"
+    clipped = f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}"
+    quiet = f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up."
+    noisy = f"Speech is only {snr_db:.0f} dB above the noise. Find a quieter room, or move nearer."
+    problems = {
+        short: characters > MAX_CHARACTERS_PER_S * spoken_s,
+        clipped: measure.clipped > ManifestConfig().clipped_share / 10,
+        quiet: measure.peak < QUIET_PEAK,
+        noisy: snr_db < NOISY_DB,
+        "It starts within a sound: wait a moment before you read.": loud[:edge].all(),
+        "It ends within a sound: press Stop a moment after the last word.": loud[-edge:].all(),
+    }
+    return [text for text, doubtful in problems.items() if doubtful]
 
 
 def kit_sentences(code: str) -> list[str]:
@@ -201,10 +191,7 @@ def kit_sentences(code: str) -> list[str]:
 
 
 def own_sentences(path: str, language: str) -> list[str]:
-    """Return the sentences of a text file, none longer than MAX_CHARACTERS.
-
-    Raises DatasetError for a file that is missing, empty or not UTF-8.
-    """
+    """Return the sentences of a text file, none longer than MAX_CHARACTERS."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise DatasetError(f"There is no {path}: name a text file with a sentence a line.")
@@ -254,10 +241,7 @@ def _letters_of(texts, language: str) -> set[str]:
 
 
 def receive(folder: Path, file: Path) -> None:
-    """Move an uploaded file into `folder`, or unpack it there.
-
-    Raises DatasetError for one that is no recording, table or archive.
-    """
+    """Move an uploaded file into `folder`, or unpack it there."""
     if archive_suffix(file):
         unpack(file, folder, ArchiveConfig())
         file.unlink()

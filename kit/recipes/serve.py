@@ -8,6 +8,7 @@ spoken together (kit/inference/speech_queue.py).
 import dataclasses
 import hmac
 import io
+import itertools
 import json
 import struct
 from collections.abc import Iterator
@@ -40,24 +41,16 @@ MEDIA = {
     "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate
 }
 STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
-OPENAI_FIELDS = {"model", "input", "voice", "response_format", "speed", "instructions"}
-OWN_FIELDS = {"temperature", "best_of", "seed"}
+IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
 CONSENT = "The person in the recording has agreed to this use of their voice."
 
 
 class RequestError(KitError):
-    """A request that cannot be answered: HTTP status, and the name of the field."""
+    """A request that cannot be answered: the name of the field, and an HTTP status."""
 
-    def __init__(self, message: str, status: int = 400, param: str | None = None):
-        super().__init__(message)
+    def __init__(self, message: str, field: str = "", status: int = 400):
+        super().__init__(message, field=field)
         self.status = status
-        self.param = param
-
-    def body(self) -> dict:
-        """Return the body in the form of OpenAI's errors."""
-        kind = "invalid_request_error" if self.status < 429 else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": None}
-        return {"error": error}
 
 
 def serve(
@@ -98,10 +91,13 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     except ImportError as error:
         raise KitError(PACKAGES) from error
 
+    def is_key(given: str) -> bool:
+        return hmac.compare_digest(given.encode(), api_key.encode())
+
     def require_key(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if api_key and not hmac.compare_digest(given.encode(), api_key.encode()):
-            raise RequestError("Wrong or missing API key.", 401)
+        if api_key and not is_key(given):
+            raise RequestError("Wrong or missing API key.", status=401)
 
     async def create_speech(request: Request) -> Response:
         require_key(request)
@@ -126,10 +122,16 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
         return JSONResponse({"voices": speech.voice.speakers})
 
     async def on_error(request: Request, error: Exception) -> Response:
-        if not isinstance(error, RequestError):
-            error = as_request_error(error)
-        headers = {"retry-after": "2"} if error.status == 429 else None
-        return JSONResponse(error.body(), error.status, headers)
+        # OpenAI's clients try again after 429 and all of 5xx.
+        status = 400 if isinstance(error, KitError) else 500
+        if isinstance(error, SpeechError):  # of the text
+            status = 422
+        status = getattr(error, "status", status)
+        kind = "invalid_request_error" if status < 429 else "server_error"
+        field = getattr(error, "field", "") or ("input" if status == 422 else None)
+        body = {"message": str(error), "type": kind, "param": field, "code": None}
+        headers = {"retry-after": "2"} if status == 429 else None
+        return JSONResponse({"error": body}, status, headers)
 
     app = Starlette(
         routes=[
@@ -141,9 +143,7 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     )
     login = {}
     if api_key:
-        login["auth"] = lambda user, password: hmac.compare_digest(
-            password.encode(), api_key.encode()
-        )
+        login["auth"] = lambda _user, password: is_key(password)
         login["auth_message"] = "Any user name; the password is the API key."
     return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
 
@@ -154,7 +154,8 @@ async def read_body(request) -> dict:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_REQUEST_BYTES:
-            raise RequestError(f"The request is larger than {MAX_REQUEST_BYTES} bytes.", 413)
+            message = f"The request is larger than {MAX_REQUEST_BYTES} bytes."
+            raise RequestError(message, status=413)
     try:
         body = json.loads(data)
     except ValueError as error:
@@ -172,69 +173,43 @@ def parse_request(
     Returns text, speaker, sampling settings and format. If the voice has a single speaker, any
     `voice` is taken: many programs send one of OpenAI's names as a default. Raises RequestError.
     """
-    unknown = sorted(set(body) - OPENAI_FIELDS - OWN_FIELDS)
-    if unknown:
-        raise RequestError(
-            f"`{unknown[0]}` is not supported; known are {sorted(OPENAI_FIELDS | OWN_FIELDS)}.",
-            param=unknown[0],
-        )
-    text = field(body, "input", "")
-    if not text.strip():
-        raise RequestError("`input` is missing or empty: give the text to speak.", param="input")
-    if len(text) > MAX_CHARACTERS:
-        raise RequestError(
-            f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts.",
-            param="input",
-        )
-    format = field(body, "response_format", "mp3")
-    if format not in MEDIA:
-        raise RequestError(
-            f"`response_format` is {format!r}; supported are {sorted(MEDIA)}.",
-            param="response_format",
-        )
-    if field(body, "speed", 1.0) != 1:
-        raise RequestError("`speed` must be 1: this voice keeps its own pace.", param="speed")
-    speaker = field(body, "voice", speakers[0])
+    defaults = {"input": "", "response_format": "mp3", "voice": speakers[0], "speed": 1.0}
+    defaults |= {name: getattr(settings, name) for name in ("temperature", "best_of", "seed")}
+    values = defaults | {name: given for name, given in body.items() if name not in IGNORED}
+    for name, value in values.items():
+        if name not in defaults:
+            known = sorted({*defaults, *IGNORED})
+            raise RequestError(f"`{name}` is not supported; known are {known}.", name)
+        kind = str if isinstance(defaults[name], str) else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            wanted = "text" if kind is str else "a number"
+            raise RequestError(f"`{name}` must be {wanted}, got {json.dumps(value)}.", name)
+    text, format, speaker = (values[name] for name in ("input", "response_format", "voice"))
     if len(speakers) == 1:
         speaker = speakers[0]
-    elif speaker not in speakers:
-        raise RequestError(f"`voice` is {speaker!r}; there are {speakers}.", param="voice")
-    try:
-        config = dataclasses.replace(
-            settings,
-            temperature=float(field(body, "temperature", settings.temperature)),
-            best_of=field(body, "best_of", settings.best_of),
-            seed=field(body, "seed", settings.seed),
-        )
-    except KitError as error:
-        raise RequestError(str(error)) from error
-    if config.best_of > max(MAX_BEST_OF, settings.best_of):
-        raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", param="best_of")
-    return text, speaker, config, format
-
-
-def field(body: dict, name: str, default: str | float):
-    """Return the text or number `name` of `body`, of the kind of `default`."""
-    value = body.get(name, default)
-    kind = str if isinstance(default, str) else int | float
-    if isinstance(value, bool) or not isinstance(value, kind):
-        wanted = "text" if kind is str else "a number"
-        raise RequestError(f"`{name}` must be {wanted}, got {json.dumps(value)}.", param=name)
-    return value
+    if not text.strip():
+        raise RequestError("`input` is missing or empty: give the text to speak.", "input")
+    if len(text) > MAX_CHARACTERS:
+        long = f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts."
+        raise RequestError(long, "input")
+    for name, value, known in (("response_format", format, MEDIA), ("voice", speaker, speakers)):
+        if value not in known:
+            raise RequestError(f"`{name}` is {value!r}; supported are {sorted(known)}.", name)
+    if values["speed"] != 1:
+        raise RequestError("`speed` must be 1: this voice keeps its own pace.", "speed")
+    if values["best_of"] > max(MAX_BEST_OF, settings.best_of):
+        raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", "best_of")
+    sampling = {"best_of": values["best_of"], "seed": values["seed"]}
+    sampling["temperature"] = float(values["temperature"])
+    return text, speaker, dataclasses.replace(settings, **sampling), format
 
 
 def submit(speech: SpeechQueue, *request, **how) -> Job:
     """Queue a text (see `SpeechQueue.submit`). Raises RequestError if too many wait already."""
     if len(speech.jobs) >= MAX_WAITING:
-        raise RequestError(f"{MAX_WAITING} texts wait already: try again in a moment.", 429)
+        message = f"{MAX_WAITING} texts wait already: try again in a moment."
+        raise RequestError(message, status=429)
     return speech.submit(*request, **how)
-
-
-def as_request_error(error: Exception) -> RequestError:
-    """Return `error` with an HTTP status. OpenAI's clients try again after 429 and all of 5xx."""
-    if isinstance(error, SpeechError):
-        return RequestError(str(error), 422, "input")
-    return RequestError(str(error), 400 if isinstance(error, KitError) else 500)
 
 
 def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
@@ -260,13 +235,7 @@ def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
 
 def started(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Return `chunks` after the first was made, so that an error before it has a status."""
-    first = next(chunks, b"")
-
-    def all_chunks():
-        yield first
-        yield from chunks
-
-    return all_chunks()
+    return itertools.chain([next(chunks, b"")], chunks)
 
 
 def pcm(wave: Tensor) -> np.ndarray:
@@ -275,10 +244,7 @@ def pcm(wave: Tensor) -> np.ndarray:
 
 
 def encode(job: Job, format: str, rate: int) -> bytes:
-    """Return all of `job` as an MP3, FLAC or Ogg Opus file.
-
-    Raises SpeechError if a part had no end.
-    """
+    """Return all of `job` as an MP3, FLAC or Ogg Opus file."""
     wave = torch.cat(list(job))
     container, coding = {
         "mp3": ("MP3", "MPEG_LAYER_III"),

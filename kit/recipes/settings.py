@@ -62,10 +62,7 @@ SECTIONS = {
 
 
 def parse_settings(words: list[str]) -> dict:
-    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML.
-
-    Raises KitError for what is not `section.key=value`.
-    """
+    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML."""
     sections = {}
     for word in words:
         name, equals, text = word.partition("=")

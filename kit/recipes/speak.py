@@ -36,8 +36,7 @@ from kit.inference.program_export import export_onnx, export_program
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
-from kit.notebook.download import show_download_button, zip_folder
-from kit.notebook.panel.speak_panel import SpeakPanel
+from kit.notebook.panel.speak_panel import SpeakPanel, show_download_button, zip_folder
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun

@@ -28,7 +28,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.model.text_attention import head_diagonality, text_attention_maps
-from kit.notebook.plots import Figure, heatmaps, spectrograms
+from kit.notebook.plots import Figure, heatmaps
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
 from kit.notebook.style import pixels
@@ -55,7 +55,8 @@ GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
     """Log-mel spectrograms of `waves` (L,) by name, side by side."""
     mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
-    return spectrograms(mels, front_end.config.frames_per_s)
+    low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
+    return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
 
 
 def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
@@ -69,25 +70,20 @@ def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
 class AttentionLog:
     """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
 
-    It does so after the first step, after 1, 2, 4, 8 ... validations, and after the last step.
-    `state()` gives the trainer, whose model runs in the precision in which it trains.
+    It does so after the first step, each validation and the last step. `state()` gives the trainer,
+    whose model runs in the precision in which it trains.
     """
 
     def __init__(self, state: Callable[[], Trainer], row: Batch, folder: Path):
         self.state = state
         self.row = row
         self.folder = folder
-        self.validations = 0
 
     def __call__(self, event: StepEvent) -> None:
         if event.step == 1:
             for stale in self.folder.glob("step-*.npy"):
                 stale.unlink()
-        due = event.step in (1, event.steps)
-        if event.val_loss is not None:
-            self.validations += 1
-            due = due or self.validations.bit_count() == 1  # a power of two
-        if due:
+        if event.step in (1, event.steps) or event.val_loss is not None:
             state = self.state()
             with autocast(state.hw.device, state.applied.precision):
                 attention = best_map(state.model, self.row)
@@ -106,7 +102,7 @@ def attention_maps(folder: Path) -> Result:
     """Draw up to four of the maps in `folder`, from the first step to the last."""
     maps = load_attention_maps(folder)
     if not maps:
-        return Result(line="No attention was kept: this run was trained by an older kit.")
+        return Result(line="No attention was kept.")
     steps = list(maps)
     some = dict.fromkeys(steps[round(i * (len(steps) - 1) / 3)] for i in range(4))
     picture = heatmaps({f"step {i:,}": maps[i].T for i in some}, "code", "text piece")
@@ -147,11 +143,9 @@ class SampleLog:
             for stale in self.folder.glob("step-*.wav"):
                 stale.unlink()
         half = event.val_loss is not None and event.step >= event.steps / 2
-        if event.step in (1, event.steps) or (half and not self.has_middle()):
+        has_middle = len(list(self.folder.glob("step-*.wav"))) > 1
+        if event.step in (1, event.steps) or (half and not has_middle):
             self.speak(event.step)
-
-    def has_middle(self) -> bool:
-        return len(list(self.folder.glob("step-*.wav"))) > 1
 
     def speak(self, step: int) -> None:
         """Save what the model says now as a WAV file, named by the step, and as `newest`."""
@@ -229,13 +223,13 @@ def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Calla
 def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
     """Describe the recogniser's own error rate on recordings, with a warning if it is high."""
     own_cer = run.figure("recognizer", "held_out")
-    if own_cer is None:
-        lines = ["The recogniser's own errors are not recorded."]
-    else:
-        lines = [f"The recogniser's own CER on recordings: {own_cer:.1%}."]
+    figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    warning = recognizer_warning(own_cer, worst_cer)
-    return [*lines, warning] if warning else lines
+    lines = [
+        f"The recogniser's own CER on recordings: {figure}.",
+        recognizer_warning(own_cer, worst_cer),
+    ]
+    return [line for line in lines if line]
 
 
 def board_listeners(
@@ -245,16 +239,14 @@ def board_listeners(
 
     Each also shows `newest_sample()` at the step that it is from.
     """
-    names = config.boards
     shown = dataclasses.asdict(config) | {"preset": run.preset_name}
     boards = []
-    if "tensorboard" in names:
+    if "tensorboard" in config.boards:
         boards.append(tensorboard_log(run.folder / "tensorboard", rows, newest_sample))
-    if "wandb" in names:
+    if "wandb" in config.boards:
         project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
-        own = (project, run.name, shown, run.folder / "wandb")
-        boards.append(wandb_log(*own, newest_sample))
-    if "trackio" in names:
+        boards.append(wandb_log(project, run.name, shown, run.folder / "wandb", newest_sample))
+    if "trackio" in config.boards:
         boards.append(trackio_log(BOARD_PROJECT, run.name, shown, newest_sample))
     return boards
 

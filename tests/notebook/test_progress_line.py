@@ -41,13 +41,6 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(clock, capsys):
     assert 3 <= len(lines) <= 6 and "100 of 100" in lines[-1] and "done in 0:20" in lines[-1]
 
 
-def test_following_an_iterator_hands_back_its_losses(capsys):
-    tick = Ticker("step")
-    tick.plain = True
-    assert tick.follow(((i + 1, 1 / (i + 1)) for i in range(4)), 4) == [1, 0.5, 1 / 3, 0.25]
-    assert "4 of 4" in capsys.readouterr().out
-
-
 def test_a_person_gets_one_line_rewritten_in_place(clock, monkeypatch):
     shown = []
 

@@ -132,7 +132,7 @@ def test_an_untrained_voice_does_not_pass_and_the_reason_is_named(evaluated, run
 def test_word_errors_count_every_word(evaluated, run):
     evaluation, results = evaluated
     figures = run.report()["eval"]
-    rows = [row for split in evaluation.data.spoken for row in evaluation.data.split(split)]
+    rows = [row for split in evaluation.data.spoken for row in evaluation.data.splits[split]]
     assert figures["words"] == sum(len(row.text.split()) for row in rows)
     assert len(figures["word_errors"]) == len(KINDS) and sum(figures["word_errors"].values()) > 0
     assert len(results["words"].grid) > 1
@@ -183,7 +183,7 @@ def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
     del batches[:]
     (run.folder / "samples" / f"unseen-0-{evaluation.data.best}.wav").unlink()
     Evaluation(run).samples()
-    assert batches == [len(evaluation.data.split("unseen"))]
+    assert batches == [len(evaluation.data.splits["unseen"])]
     assert all((run.folder / s["wav"]).is_file() for s in run.report()["samples"])
 
 

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from kit.__main__ import Interrupts, parser, run_command
-from kit.base.answer import Answer
+from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.base.run import last_run

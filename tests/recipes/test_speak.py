@@ -233,7 +233,7 @@ def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monke
     files = SimpleNamespace(download=sent.append)
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
-    monkeypatch.setattr("kit.notebook.download.display", shown.append)
+    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", shown.append)
     offered = speaking.download()
     (button,) = shown
     assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent

@@ -179,16 +179,9 @@ def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported
     assert (run.folder / MODEL).is_file()
 
 
-@pytest.mark.parametrize("said_in", ["voice.json", "README.md"])
-def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(
-    base, tmp_path, monkeypatch, said_in
-):
-    by_card = said_in == "voice.json"
-    folder = export_voice(load_voice(base), tmp_path, licence="CPML" if by_card else "")
-    if not by_card:  # as kits pushed it that did not write it in voice.json
-        header = "license: other\nlicense_name: coqui-public-model-license\n"
-        (folder / "README.md").write_text(f"---\n{header}---\n")
-    run = start(f"licensed by {said_in}", settings=FEW)
+def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(base, tmp_path, monkeypatch):
+    folder = export_voice(load_voice(base), tmp_path, licence="CPML")
+    run = start("licensed", settings=FEW)
     with serving(folder, "someone/tuned", "v1") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for name in ("hf://someone/tuned@v1", str(folder)):

@@ -8,8 +8,6 @@ import base64
 import dataclasses
 import html
 import uuid
-from pathlib import Path
-from typing import Protocol
 
 import ipywidgets as widgets
 from IPython.display import Javascript, display
@@ -28,27 +26,13 @@ class Take:
     usable: bool = True  # whether it may be saved in spite of them
 
 
-class Prompts(Protocol):
-    """What the recorder is given: sentences, and where their recordings go."""
-
-    folder: Path
-    sentences: list[str]
-
-    def done(self, sentence: str) -> bool:
-        """Whether `sentence` was recorded or skipped, now or before a restart."""
-
-    def progress(self) -> str:
-        """What is recorded so far, in a line."""
-
-    def check(self, sentence: str, wav: bytes) -> Take: ...
-    def save(self, sentence: str, wav: bytes) -> None: ...
-    def skip(self, sentence: str) -> None: ...
-
-
 class RecorderPanel(Panel):
-    """Shows the sentences of `prompts` that are left. `colab`: in Colab's page."""
+    """Shows the sentences of `prompts`, a RecordingFolder, that are left.
 
-    def __init__(self, prompts: Prompts, colab: bool = False):
+    `colab`: in Colab's page.
+    """
+
+    def __init__(self, prompts, colab: bool = False):
         self.prompts = prompts
         self.folder = prompts.folder
         self.colab = colab

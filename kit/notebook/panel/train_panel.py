@@ -1,8 +1,7 @@
 """The training panel: buttons, switches and a live curve around a training in another process.
 
-A thread follows the run's log and
-writes the widgets; a click only sets an event or sends a request. Without a front end the same
-training is followed with plain lines.
+A thread follows the run's log and writes the widgets; a click only sets an event or sends a
+request. Without a front end the same training is followed with plain lines.
 """
 
 import re
@@ -18,13 +17,14 @@ from kit.base.formatting import describe_error
 from kit.notebook.kernel import Clicks, is_watched
 from kit.notebook.panel.widgets import Field, View
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
-from kit.notebook.run_plots import LossFigure, thin
+from kit.notebook.run_plots import run_curves, thin
+from kit.notebook.style import png
 from kit.training.logs import add_row, read_log
 from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.doctor import health_line
 
-FRAME_S = 0.5  # a frame every half second,
-COST = 0.01  # or less often, so that drawing takes at most this share of the time
+FRAME_S = 0.5  # between two looks at the log
+COST = 0.01  # share of the time that drawing the curve may take
 MAX_ROWS = 2000  # of the log, held for the plot
 COUNTDOWN_S = 20.0  # before a run starts by itself, as in "Run all"; a click on anything stops it
 # Panels with a run, by log: a cell that is run again replaces the older panel.
@@ -51,9 +51,9 @@ class TrainPanel:
         fields: list[Field] = (),
         resumable: bool = False,
         finished: bool = False,
-        plan: Callable[[dict], tuple[str, bool]] | None = None,
+        plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True),
         players: Callable[[], str] = str,
-        profile: Callable[[], str] | None = None,
+        profile: Callable[[], str] = str,
         diagnose: Callable[[list[dict]], list[str]] = lambda rows: [],
         session_hours: float | None = None,
         countdown_s: float | None = COUNTDOWN_S,
@@ -71,7 +71,7 @@ class TrainPanel:
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # the last row of this training
         self.unprinted_notes: list[str] = []
-        self.picture = LossFigure()
+        self.redraw_at_s = 0.0
         self.pace = Pace()
         self.error: Exception | None = None
         self.stopping = False
@@ -80,7 +80,7 @@ class TrainPanel:
         self.start_at_s: float | None = None
         self.start_clicked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.thread: threading.Thread | None = None
-        self.view = View(switches, fields, profile is not None)
+        self.view = View(switches, fields)
         self.view.start.on_click(lambda _: self.start_clicked.set())
         self.view.stop.on_click(lambda _: self._stop_clicked())
         self.view.profile.on_click(lambda _: self.process.request(PROFILE))
@@ -151,10 +151,11 @@ class TrainPanel:
         self._interruptible(lambda: self._print_lines(lines))
         self._conclude()
         print(self._verdict()[0], flush=True)
-        if self.profile is not None and self.profile():
-            print(self.profile(), flush=True)
+        profiled = self.profile()
+        if profiled:
+            print(profiled, flush=True)
         if get_ipython() is not None:
-            display(Image(data=self.picture.png(self.rows), format="png"))
+            display(Image(data=png(run_curves(self.rows, live=True)), format="png"))
         if self.error is not None:
             raise self.error
 
@@ -211,13 +212,11 @@ class TrainPanel:
 
     def _follow_training(self) -> None:
         self._begin()
-        self.view.running(profile=self.profile is not None)
+        self.view.running(profile=True)
         while self.process.running and not self.retired.is_set():
-            started_s = time.perf_counter()
             if self._read_log() or self.stopping:
                 self._draw()
-            pause_s = (time.perf_counter() - started_s) / COST
-            self.retired.wait(min(5.0, max(FRAME_S, pause_s)))
+            self.retired.wait(FRAME_S)
         if not self.retired.is_set():
             self._read_log()
             self._draw()
@@ -288,7 +287,7 @@ class TrainPanel:
         """Say what the settings as they are would take, or what is wrong with them."""
         try:
             values = self.view.values()
-            words, fits = self.plan(values) if self.plan is not None else ("", True)
+            words, fits = self.plan(values)
         except ValueError as error:
             text = re.sub(r"^\w+\.(?=\w+ )", "", describe_error(error))  # "TrainConfig." of a field
             return self.view.show_plan(text, "bad", getattr(error, "field", ""))
@@ -297,8 +296,7 @@ class TrainPanel:
     # What is shown.
 
     def _greet(self) -> None:
-        curve = self.picture.png(self.rows)
-        self.view.show(self.rows, self.latest, self._texts(), curve, self.players())
+        self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players())
         step = self.rows[-1]["step"] if self.rows else 0
         if self.resumable and step:
             self.view.start.description = "Continue"
@@ -313,14 +311,20 @@ class TrainPanel:
     def _texts(self) -> dict[str, str]:
         return progress_texts(self.latest, self.pace) if self.latest else {}
 
+    def _curve(self) -> bytes:
+        """The curve as a PNG; while the run trains, drawn so often that it costs little."""
+        started_s = time.monotonic()
+        if started_s >= self.redraw_at_s or not self.process.running:
+            self.curve = png(run_curves(self.rows, live=True))
+            self.redraw_at_s = started_s + (time.monotonic() - started_s) / COST
+        return self.curve
+
     def _draw(self) -> None:
         if not self.rows:
             return
-        profile = self.profile() if self.profile is not None else ""
-        lines = [profile, *self.diagnose(self.rows), health_line(self.rows)]
+        lines = [self.profile(), *self.diagnose(self.rows), health_line(self.rows)]
         more = "\n".join(filter(None, lines))
-        curve = self.picture.png(self.rows)
-        self.view.show(self.rows, self.latest, self._texts(), curve, self.players(), more)
+        self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players(), more)
         self.view.stop.disabled = self.stopping
         if self.stopping:
             return self.view.say("Stopping after this step...")

@@ -102,7 +102,7 @@ class FieldBox:
 class View:
     """The widgets of a training panel and the few ways they change. Called by one presenter."""
 
-    def __init__(self, switches: list, fields: list[Field], profile: bool = False):
+    def __init__(self, switches: list, fields: list[Field]):
         self.boxes = {s.name: _checkbox(s) for s in switches}
         self.unavailable = {s.name for s in switches if not s.available}
         self.fields = {field.name: FieldBox(field) for field in fields}
@@ -122,8 +122,8 @@ class View:
         self.more = widgets.Accordion([_grid(self._field_boxes(more=True))])
         self.more.set_title(0, "More settings")
         self.more.selected_index = None
-        pressed = [self.start, self.stop, *([self.profile] if profile else [])]
-        buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
+        pressed = [self.start, self.stop, self.profile, self.bar]
+        buttons = widgets.HBox(pressed, layout={"align_items": "center"})
         settings = [_grid(cells), _grid(self._field_boxes(more=False))]
         if self._field_boxes(more=True):
             settings.append(self.more)
@@ -140,31 +140,32 @@ class View:
         on = {n: bool(b.value) and n not in self.unavailable for n, b in self.boxes.items()}
         return on | {name: field.value for name, field in self.fields.items()}
 
+    def _enable(self, settings=False, start=False, stop=False, profile=False) -> None:
+        self.can_start = start
+        for name, box in self.boxes.items():
+            box.disabled = not settings or name in self.unavailable
+        for field in self.fields.values():
+            field.lock(not settings)
+        self.start.disabled = not start
+        self.stop.disabled = not stop
+        self.profile.disabled = not profile
+
     def running(self, profile: bool = False) -> None:
         """Lock the settings, while a training runs with them."""
-        self.can_start = False
-        for name, box in self.boxes.items():
-            box.disabled = True
-            box.value = box.value and name not in self.unavailable
-        for field in self.fields.values():
-            field.lock(True)
-        self.start.disabled = True
+        self._enable(stop=True, profile=profile)
+        for name in self.unavailable:
+            self.boxes[name].value = False
         self.stop.description = "Stop"
-        self.stop.disabled = False
-        self.profile.disabled = not profile
         self.bar.bar_style = "info"
 
     def idle(self, start_label: str) -> None:
-        self.can_start = True
-        for name, box in self.boxes.items():
-            box.disabled = name in self.unavailable
-        for field in self.fields.values():
-            field.lock(False)
+        self._enable(settings=True, start=True)
         self.start.description = start_label
-        self.start.disabled = False
         self.stop.description = "Stop"
-        self.stop.disabled = True
-        self.profile.disabled = True
+
+    def close(self) -> None:
+        """Leave everything to be read and nothing to be pressed."""
+        self._enable()
 
     def count_down(self, left_s: float) -> None:
         """Say that training starts by itself in `left_s` seconds, and how to stop that."""
@@ -172,14 +173,6 @@ class View:
         self.stop.description = "Wait"
         self.stop.disabled = False
         self.say(f"Training starts in {left_s:.0f} s. Change a setting or press Wait to hold it.")
-
-    def close(self) -> None:
-        """Leave everything to be read and nothing to be pressed."""
-        self.can_start = False
-        for field in self.fields.values():
-            field.lock(True)
-        for box in (*self.boxes.values(), self.start, self.stop, self.profile):
-            box.disabled = True
 
     def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
         """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.

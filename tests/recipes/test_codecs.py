@@ -1,0 +1,293 @@
+"""A run with another codec goes the whole way: prepare, train, evaluate, speak, export.
+
+All that a codec of one's own takes is here: a config, a class, an entry in `CODECS`. NeuCodec and
+XTTS-v2's are small ones of random weights: their sound means nothing, every step must take it.
+"""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import safetensors.torch
+import soundfile
+import torch
+import torch.nn.functional as F
+from helpers import corpus, unchecked
+from released_sound import spoken
+from released_xtts import random_dvae, random_sound, settings
+from torch import Tensor, nn
+
+from kit.audio.clip import load_wave
+from kit.audio.codec import (
+    CODECS,
+    Codec,
+    codec_config,
+    load_codec,
+    make_codec,
+    mels_and_codes,
+    save_codec,
+)
+from kit.audio.mel_codec import MelCodecConfig
+from kit.audio.spectrogram import Mel
+from kit.audio.streaming import AudioStream
+from kit.base.config import build, load_preset, merge
+from kit.base.errors import KitError, SpeechError
+from kit.batches.code_cache import reference_rows
+from kit.dataset.manifest import read_manifest
+from kit.inference.export import load_export
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluate import Evaluation
+from kit.recipes.prepare import Preparation
+from kit.recipes.settings import check_settings
+from kit.recipes.speak import Speaking
+from kit.recipes.start import start
+from kit.recipes.train import Training
+from kit.recipes.training_data import TrainingData
+from kit.releases.neucodec import codec as neucodec
+from kit.releases.neucodec.codec import NeuCodec
+from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
+from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
+from kit.releases.xtts_v2.dvae import XTTSMel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToneConfig:
+    kind: str = "tones"
+    tones: int = 8  # one of them sounds at a time
+    frame_rate: float = 25.0  # codes per second
+
+
+class ToneCodec(nn.Module, Codec):
+    """A code is 40 ms of one tone: the strongest in the recording, in one of eight loudnesses."""
+
+    config_class = ToneConfig
+    sample_rate = 16_000
+    context = 0
+
+    def __init__(self, config: ToneConfig):
+        super().__init__()
+        self.config = config
+        self.frame_rate = config.frame_rate
+        self.vocab_size = 8 * config.tones
+        samples = torch.arange(round(self.sample_rate / self.frame_rate))
+        turns = torch.arange(1, config.tones + 1)[:, None] * 8 * samples / len(samples)
+        self.tones = nn.Buffer(torch.sin(2 * math.pi * turns), persistent=False)
+
+    def encode(self, wave: Tensor) -> Tensor:
+        size = self.tones.shape[1]
+        frames = F.pad(wave, (0, -wave.shape[-1] % size)).unflatten(-1, (-1, size))
+        strongest = (frames @ self.tones.mT).abs().argmax(-1)
+        loudness = frames.square().mean(-1).sqrt().clamp(min=1e-4).log2()
+        return (loudness.round() + 8).clamp(0, 7).long() * self.config.tones + strongest
+
+    def decode(self, codes: Tensor, first: int = 0) -> Tensor:
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
+            raise KitError(f"Codes must lie in 0..{self.vocab_size - 1}.")
+        loudness = 2.0 ** (codes // self.config.tones - 8)
+        return (loudness[..., None] * self.tones[codes % self.config.tones]).flatten(1)
+
+
+class StandIn(nn.Module):
+    """NeuCodec's encoder, transformers' half: how loud each 20 ms are, in 100 codes far apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc_encoder = nn.Linear(1, 1)
+
+    def encode(self, wave: Tensor, features: Tensor):
+        pieces = wave[0, 0][: 320 * features.shape[1]].unflatten(0, (-1, 320))
+        loudness = pieces.square().mean(-1).sqrt().clamp(max=0.99)
+        codes = (loudness * 100).long() * 655
+        return type("Encoded", (), {"audio_codes": codes[None, None]})
+
+
+SIZES = {"width": 32, "layers": 1, "heads": 2, "semantic_width": 32, "semantic_heads": 2}
+SIZES |= {"block": 10, "before": 5, "after": 2}
+SMALL = {
+    "model": {"width": 32},
+    "train": {"max_steps": 4, "eval_steps": 4, "gate_every": 4, "save_steps": 4},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "evaluate": {"sentences": 2},
+    "recognizer": {"steps": 2},  # it judges nothing at such sizes
+    "infer": {"formats": ["fp32"], "sentences": 2},
+}
+# What the step of the codec says, the codec's class, and the rate of its sound.
+KINDS = {
+    "tones": ("64 codes, 25.0 of them a second; it needs no training", ToneCodec, 16_000),
+    "neucodec": (
+        "65536 codes, 50.0 of them a second; the released NeuCodec (Apache",
+        NeuCodec,
+        24_000,
+    ),
+    "xtts": ("32 codes, 21.5 of them a second; the one of before", XTTSCodec, 24_000),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def neucodec_folder(tmp_path_factory):
+    """A release that the kit takes for a NeuCodec of these sizes; the tones are registered, too."""
+    torch.manual_seed(0)
+    tensors = NeuCodec(NeuCodecConfig(**SIZES)).state_dict()
+    folder = tmp_path_factory.mktemp("neucodec")
+    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE)
+    with (
+        patch.dict(CODECS, {"tones": f"{__name__}:ToneCodec"}),
+        patch.object(neucodec, "require_encoder"),
+        patch.object(neucodec, "library_tensors", lambda config: tensors),
+        patch.object(neucodec, "load_encoder", lambda folder, config: StandIn()),
+    ):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run_of(neucodec_folder):
+    """The run that was prepared, trained and evaluated with the codec of a kind."""
+
+    @functools.cache
+    def run_of(kind: str) -> ActiveRun:
+        sections = {"codec": {"kind": kind}}
+        if kind == "neucodec":
+            sections["codec"] |= {"folder": str(neucodec_folder), **SIZES}
+            sections["data"] = {"effective_batch": 2, "micro_batch": 2}  # of 65,538 logits a code
+        if kind == "xtts":
+            codec = xtts_codec(random_sound(), random_dvae(), settings())
+            sections["codec"] = dataclasses.asdict(codec.config)
+            sections["front_end"] = dataclasses.asdict(codec.reference_mel.config)
+            sections["model"] = {"width": 96}  # of the states that its sound is made of
+        run = start(f"with-{kind}", "tiny", settings=SMALL | sections)
+        if kind == "xtts":
+            save_codec(codec, run.path("codec.safetensors"))
+        reported = [str(result) for result in Preparation(run, str(corpus())).run()]
+        assert reported[3].startswith(KINDS[kind][0])
+        list(unchecked(Training(run)).run())
+        list(Evaluation(run).run())
+        return run
+
+    return run_of
+
+
+@every_kind
+def test_its_codes_are_trained_and_evaluated(run_of, kind):
+    run = run_of(kind)
+    report = run.report()
+    assert report["train"]["steps"] == 4
+    assert {"cer", "cer_codec", "cer_floor"} <= set(report["eval"])
+    again = Preparation(run, str(corpus()))
+    again.check()
+    assert "used again" in str(again.train_codec())
+
+
+@every_kind
+def test_it_speaks_in_one_go_and_in_a_stream(run_of, kind):
+    speaking = Speaking(run_of(kind))
+    said = speaking.say()
+    assert said.sounds[0].sample_rate_hz == KINDS[kind][2] and len(said.sounds[0].wave) >= 480
+    assert "largest difference" in str(speaking.stream())
+    if kind == "tones":
+        assert "is 0.0e+00 of full scale" in str(speaking.stream())
+    if kind == "xtts":
+        assert speaking.voice.decodes_from_states and "codes alone" not in str(speaking)
+        speech = speaking.speech(speaking.sentence, speaking.speaker)
+        alone = speaking.voice.codec.decode(speech.codes[None])[0]
+        assert (speech.wave - alone).abs().max() > 1e-2
+
+
+@every_kind
+def test_a_voice_with_it_is_exported_and_comes_back(run_of, kind):
+    speaking = Speaking(run_of(kind))
+    assert "the same codes as before" in str(speaking.export("fp32"))
+    voice = load_export(speaking.active_run.folder / "export")
+    assert isinstance(voice.codec, KINDS[kind][1])
+    assert voice.codec.config == speaking.voice.codec.config
+    assert voice.front_end.config == speaking.voice.front_end.config
+    assert kind != "xtts" or isinstance(voice.front_end, XTTSMel)
+
+
+def test_a_voice_whose_codec_is_not_installed_says_so(run_of):
+    with patch.dict(CODECS):
+        del CODECS["tones"]
+        with pytest.raises(SpeechError, match=r"There is no codec `tones`"):
+            load_export(run_of("tones").folder / "export")
+
+
+def test_neucodecs_voice_speaks_without_the_encoder(run_of):
+    speaking = Speaking(run_of("neucodec"))
+    codec = load_export(speaking.active_run.folder / "export").codec
+    assert codec.config.sha256
+    codes = torch.arange(0, 60_000, 1000)[None]
+    assert torch.equal(codec.decode(codes), speaking.voice.codec.cpu().decode(codes))
+    codec.config = dataclasses.replace(codec.config, folder="/nowhere")
+    with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
+        codec.encode(torch.zeros(1, 16_000))
+
+
+def test_each_speaker_vector_of_xtts_is_that_of_the_reference(run_of):
+    run = run_of("xtts")
+    voice = Speaking(run).voice
+    assert sorted(voice.vectors) == voice.speakers
+    cache = TrainingData(run).cache
+    recordings = {row.id: row.audio for row in read_manifest(run.folder)}
+    for speaker, i in reference_rows(cache).items():
+        wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
+        vector = voice.codec.speaker_embedding(wave, 22_050)
+        assert torch.allclose(voice.vectors[speaker], vector, atol=1e-5)
+
+
+def test_whoever_is_recorded_is_spoken_like(run_of, tmp_path: Path):
+    both = torch.stack((spoken(5 * 48_000, rate=48_000), spoken(5 * 48_000, 1, 48_000)))
+    soundfile.write(tmp_path / "guest.wav", both.T.numpy(), 48_000)
+    speaking = Speaking(run_of("xtts"))
+    said = speaking.say(reference=str(tmp_path / "guest.wav"))
+    assert said.sounds[0].sample_rate_hz == 24_000
+    assert "guest.wav" not in speaking.voice.speakers
+
+
+def test_without_a_release_there_is_no_codec_of_xtts():
+    run = start("xtts-alone", "tiny", settings=SMALL | {"codec": {"kind": "xtts"}})
+    preparation = Preparation(run, str(corpus()))
+    preparation.check()
+    with pytest.raises(KitError, match="XTTS's codec is not trained here: it comes with a rel"):
+        preparation.train_codec()
+
+
+def test_without_weights_it_is_a_file_all_the_same(tmp_path):
+    codec = ToneCodec(ToneConfig(tones=4))
+    save_codec(codec, tmp_path / "codec.safetensors")
+    again = load_codec(tmp_path / "codec.safetensors")
+    wave = torch.randn(1, 16_000)
+    assert torch.equal(again.decode(again.encode(wave)), codec.decode(codec.encode(wave)))
+    mels, codes = mels_and_codes(codec, Mel(), [wave[0], wave[0, :5000]])
+    assert [len(each) for each in codes] == [25, 8] and codes[0].equal(codec.encode(wave)[0])
+    assert [mel.shape for mel in mels] == [(80, 87), (80, 27)]  # at the 22,050 Hz of the mels
+    stream = AudioStream(codec)
+    pieces = [stream.push(part) for part in codes[0].split(7)]
+    assert torch.equal(torch.cat([*pieces, stream.finish()]), codec.decode(codes[0][None])[0])
+
+
+def test_a_codec_that_lacks_what_the_contract_asks_cannot_be_made():
+    class Deaf(nn.Module, Codec):
+        def decode(self, codes, first=0):
+            return codes
+
+    with pytest.raises(TypeError, match="encode"):
+        Deaf()
+
+
+def test_a_kind_is_chosen_by_name_and_settings_of_another_do_not_follow():
+    demo = load_preset("cpu")
+    assert codec_config(demo["codec"]).kind == "mel"
+    assert codec_config({}) == MelCodecConfig()  # presets and files that name none
+    chosen = merge(demo, {"codec": {"kind": "tones", "tones": 4}})["codec"]
+    assert make_codec(codec_config(chosen)).vocab_size == 32
+    check_settings({"codec": {"kind": "tones", "tones": 4}}, demo)
+    with pytest.raises(KitError, match="codec has no setting `levels`"):
+        check_settings({"codec": {"kind": "tones", "levels": [2, 2]}}, demo)
+    with pytest.raises(KitError, match=r"no codec `tnes`\. Did you mean `tones`"):
+        codec_config({"kind": "tnes"})
+    with pytest.raises(KitError, match="no codec `None`"):
+        codec_config({"kind": None})
+    assert build(ToneConfig, {"kind": "tones"}) == ToneConfig()
