@@ -20,7 +20,7 @@ from kit.base.run import load_use
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.benchmark import rows_of
+from kit.recipes.benchmark import keep_device, rows_of
 from kit.recipes.trained_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
 from kit.tuning.preflight import Workload, changed_settings, check_step, limit_memory
@@ -55,7 +55,7 @@ def check(run: ActiveRun) -> Iterator[Result]:
     lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
     yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
     try:
-        verdict, step_s, free_bytes = check_step(work, int(run.threads.value))
+        verdict, free_bytes = check_step(work, int(run.threads.value))
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
     figures = {"planned": format_gib(verdict.planned_bytes)}
@@ -64,11 +64,12 @@ def check(run: ActiveRun) -> Iterator[Result]:
         reserved = verdict.reserved_bytes
         figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
     figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
-    if step_s is not None:
+    if verdict.step_s is not None:
         passes = work.data.grad_accum
-        figures["step"] = f"{step_s:.3g} s"
+        figures["step"] = f"{verdict.step_s:.3g} s"
         if passes > 2:  # two stood for all of them
-            figures["step"] = f"about {step_s * passes / 2:.3g} s, from two of {passes} passes"
+            step_s = verdict.step_s * passes / 2
+            figures["step"] = f"about {step_s:.3g} s, from two of {passes} passes"
     yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
     if not verdict.fits:
         raise KitError(str(verdict), exit_code=3)
@@ -112,6 +113,7 @@ class Tuning:
         self.found = read_results(self.results)
         self.tried: list[Tried] = []
         self.best: Tried | None = None
+        self.before_s: float | None = None  # a step as the settings were, in turns with the best
         self.note = "not compared in turns with the settings as they were"
         self.tick = Ticker("tuning, seconds")
 
@@ -201,10 +203,12 @@ class Tuning:
         rows = [judge(w, self.config.steps, f, before, self.target) for w, f in pairs.items()]
         start, best = rows
         times = start.step_s / best.step_s
+        self.before_s = start.step_s
         self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"
         line = f"In turns: {start.step_s:.3g} s a step as it was, {best.step_s:.3g} s as tuned"
         if not is_better(best, start):
             self.best = start
+            self.before_s = None
             self.note = "the settings as they were"
             return Result(line=f"{line}. That is no gain, so the settings stay.")
         self.best = best
@@ -233,4 +237,12 @@ class Tuning:
         sections = {"extends": run.preset_name} | merge(over, tuned)
         plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
         write_atomic(self.path, "\n".join(lines) + "\n" + plain)
+        keep_device(
+            run,
+            f"{Path(run.preset_name).stem}, tuned",
+            ", ".join(changes) or "as they were",
+            step_s=best.step_s,
+            before_step_s=self.before_s or best.step_s,
+            memory_bytes=best.memory_bytes,
+        )
         return Result(line=f"{'; '.join(lines[1:])}\nWritten: {self.path}".replace("# ", ""))

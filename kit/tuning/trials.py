@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import (
     ATTENTION_KERNELS,
+    PRODUCT,
     Hardware,
     autocast,
     choose_precision,
+    matmul_ms,
     peak_memory_bytes,
     silence_profiler,
     versions,
@@ -53,6 +56,7 @@ from kit.training.switches import (
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.doctor import step_shares
+from kit.tuning.memory_plan import LAYER_MATRICES
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -365,7 +369,21 @@ def run_trials(
             append_result(path, result)
             found.append(result)
     tick(len(jobs), len(jobs), "")
-    return compare(wanted, found, task.model.dropout)
+    return compare(wanted, found, task.model.dropout, peak_tokens_per_s(task))
+
+
+def peak_tokens_per_s(task: Task) -> float:
+    """Tokens a second if the device did nothing but this model's matmuls; inf if it is not here.
+
+    At the speed of the fastest precision, measured; 6 operations a weight and token, as is usual.
+    """
+    model = task.model
+    length = statistics.fmean(map(sum, task.rows))
+    weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
+    operations = 6 * (weights + model.layers * model.width * length)  # causal attention, too
+    product = 2 * math.prod(PRODUCT[task.hw.device])
+    fastest_ms = min(matmul_ms(task.hw).values(), default=0.0)
+    return 1e3 * product / operations / fastest_ms if fastest_ms else math.inf
 
 
 def read_results(path: Path) -> list[dict]:

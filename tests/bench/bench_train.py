@@ -26,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from rows import record, result, table
+from rows import native, record, result, table
 from train_full import full_size_memory_rows, full_size_rows
 from train_steps import (
     CODES,
@@ -300,7 +300,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     place, done = where(), []
     left_out = FULL_SIZE if options.without_full_size else ()
-    for part in options.only or [name for name in PARTS if name not in left_out]:
+    for part in native(options.only or [name for name in PARTS if name not in left_out]):
         rows = [row | {"where": place} for row in attempt(part, options.rounds)]
         record(rows, part, options.folder / "train.json")
         done += rows

@@ -4,15 +4,27 @@ A ratio above 1 means that the kit is better than its peer; what failed has no f
 "note".
 """
 
+import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from kit.base.files import write_atomic
+from kit.base.hardware import choose_precision, detect
 
 
 def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
     keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
     return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
+
+
+def native(names: Iterable[str]) -> list[str]:
+    """Of formats, or rows that begin with one, those that this CPU has; says what it emulates."""
+    precision = choose_precision(dataclasses.replace(detect(), device="cpu"))
+    if precision.value == "bf16":
+        return list(names)
+    print(f"bf16 and fp16 are left out: {precision.reason}", flush=True)
+    return [name for name in names if not name.startswith(("bf16", "fp16"))]
 
 
 def table(rows: list[dict]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from rows import result
+from rows import native, result
 from train_steps import CODES, FRAMES, Coqui, Step, kit_state, packed, parts, xtts
 from train_turns import against, apart, resident_peak_mb, seconds
 
@@ -74,8 +74,8 @@ def full_size_rows(rounds: int) -> list[dict]:
         "bf16 and adapters in the kit": lambda: finetuning_step(bf16=True, finetuning=adapters()),
     }
     rows = []
-    for kind, ready in kinds.items():
-        contestants = {kind: ready(), **theirs, **(alone if not rows else {})}
+    for kind in native(kinds):
+        contestants = {kind: kinds[kind](), **theirs, **(alone if not rows else {})}
         kit, whole, *gpt = seconds(contestants, rounds).values()
         rows.append(against(f"fine-tuning step, {SIZE}: {kind}", kit, COQUI, whole))
         for other in gpt:

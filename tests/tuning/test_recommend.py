@@ -151,6 +151,14 @@ def test_the_median_round_counts():
     assert row.spread == pytest.approx(2.1)
 
 
+def test_the_share_of_the_device_is_of_its_matmuls():
+    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0, peak_tokens_per_s=800.0)
+    assert row.tokens_per_s == 400.0 and row.mfu == 0.5
+    assert "50%" in trial_cells([row])[1]
+    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0)
+    assert row.mfu is None, "the device is elsewhere"
+
+
 def test_what_happened_besides_and_the_slowest_warm_up_are_reported():
     cold = result(warmup_s=30.0, recompilations=2, notes=["out of memory once"])
     (row,) = compare([BASELINE], [cold, result(seconds=11.0)], 0.0)
