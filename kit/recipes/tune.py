@@ -40,6 +40,7 @@ from kit.tuning.tune import (
     is_better,
     judge,
     parse_target,
+    rank,
     search,
     tried_cells,
 )
@@ -113,6 +114,7 @@ class Tuning:
         self.found = read_results(self.results)
         self.tried: list[Tried] = []
         self.best: Tried | None = None
+        self.searching = True  # within its share of the minutes
         self.before_s: float | None = None  # a step as the settings were, in turns with the best
         self.note = "not compared in turns with the settings as they were"
         self.tick = Ticker("tuning, seconds")
@@ -139,8 +141,8 @@ class Tuning:
         kernels = {n: why_no_kernel(n, work.hw, precision, *shape) for n in ATTENTION_KERNELS}
         return axes_of(work.speed, unavailable, kernels)
 
-    def measure(self, work: Workload, steps: int, again: bool = False) -> dict:
-        """A trial's figures; those that the file of results has, unless `again`."""
+    def measure(self, work: Workload, steps: int) -> dict:
+        """A trial's figures; while searching, those that an earlier search has left, once."""
         planned = work.planned_bytes
         if planned > self.limit_bytes:
             limit = format_gib(self.limit_bytes)
@@ -150,24 +152,25 @@ class Tuning:
             "micro_batch": work.data.micro_batch,
             "steps_asked": steps,
         }
-        for result in [] if again else self.found:
+        for result in self.found if self.searching else []:
             if asked.items() <= result.items():
+                self.found.remove(result)
                 return result
-        left_s = 60 * self.config.tune_minutes - (time.monotonic() - self.started_s)
-        if self.best is not None and not again:
-            left_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
-            if left_s <= 0:
-                raise TimeoutError
         took_s = int(time.monotonic() - self.started_s)
+        limit_s = 60 * self.config.tune_minutes - took_s
+        if self.searching and self.best is not None:
+            limit_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
+            if limit_s <= 0:
+                raise TimeoutError
+        else:
+            limit_s = max(limit_s, 60.0)
         label = ", ".join(changed_settings(self.start, work)) or "as they were"
         self.tick(took_s, int(60 * self.config.tune_minutes), label)
         task = dataclasses.replace(self.task, data=work.data)
         config = dataclasses.replace(self.config, steps=steps)
-        limit_s = max(left_s, 60.0) if self.best is None or again else left_s
         result = asked | measure_variant(task, config, tuple(asked["on"]), limit_s)
         if "not finished after" not in result.get("error", ""):  # a longer search may finish it
             append_result(self.results, result)
-        self.found.append(result)
         return result
 
     def search(self) -> Result:
@@ -189,19 +192,15 @@ class Tuning:
 
     def compare(self) -> Result:
         """Measure start and best in turns; the start stays unless the best is better again."""
+        self.searching = False
         if self.best.work == self.start:
             self.note = "the settings as they were"
             return Result(line="None of them is better than the settings as they were.")
-        pairs = {}
-        for _ in range(PAIRS):
-            for work in (self.start, self.best.work):
-                figures = self.measure(work, self.config.steps, again=True)
-                fastest = pairs.get(work)
-                if fastest is None or figures.get("seconds", 0) < fastest.get("seconds", 0):
-                    pairs[work] = figures
-        before = pairs[self.start]
-        rows = [judge(w, self.config.steps, f, before, self.target) for w, f in pairs.items()]
-        start, best = rows
+        steps = self.config.steps
+        works = (self.start, self.best.work) * PAIRS
+        found = [self.measure(work, steps) for work in works]
+        rows = [judge(w, steps, f, found[0], self.target) for w, f in zip(works, found)]
+        start, best = (min(rows[i::2], key=rank) for i in (0, 1))
         times = start.step_s / best.step_s
         self.before_s = start.step_s
         self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"

@@ -9,6 +9,7 @@ it is refused. `judge` and `search` train nothing themselves: `measure` does.
 import dataclasses
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ UNITS = {
     "step": {"s": 1.0, "ms": 1e-3},  # seconds
 }
 HEAD = ("settings", "steps", "step", "memory", "loss change", "why not")
+FEWEST = 4  # steps of a first comparison
 TOO_SLOW = 1.25  # times the best's seconds after a few steps: not measured further
 
 
@@ -76,7 +78,8 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
     """Judge `figures` of a trial against those of the `start` after as many steps."""
     if "error" in figures:
         return Tried(work, steps, reason=figures["error"])
-    step_s = figures["seconds"] / figures["steps"]
+    # All see the same batches, and the median passes over moments in which others computed.
+    step_s = statistics.median(figures["step_seconds"])
     memory_bytes = max(work.planned_bytes, figures["peak_memory_bytes"])
     loss_change = figures["loss"] / start["loss"] - 1
     tolerance = max(TOLERANCE[figures["precision"]], TOLERANCE[start["precision"]])
@@ -116,13 +119,17 @@ def search(
     search's time. All that was tried is appended to `tried`.
     Raises KitError if the start itself cannot be measured.
     """
-    few = max(1, steps // 4)
+    few = min(steps, max(FEWEST, steps // 4))
+    first = {}  # figures of the start, by number of steps
 
     def compare(works: list[Workload], count: int) -> list[Tried]:
-        first = measure(start, count)
-        if "error" in first:
-            raise KitError(f"The settings as they are do not train here: {first['error']}")
-        rows = [judge(work, count, measure(work, count), first, target) for work in works]
+        # The best so far is measured again beside its rivals: the machine's load may have changed.
+        found = [measure(work, count) for work in works]
+        if count not in first:
+            first[count] = found[0] if works[0] == start else measure(start, count)
+        if "error" in first[count]:
+            raise KitError(f"The settings as they are do not train here: {first[count]['error']}")
+        rows = [judge(w, count, f, first[count], target) for w, f in zip(works, found)]
         for row in rows:
             if not any(t.work == row.work and t.steps > count for t in tried):
                 tried[:] = [t for t in tried if t.work != row.work] + [row]
@@ -191,7 +198,7 @@ def axes_of(
     if "cuda_graphs" not in unavailable:
         compiled.append({"compile": True, "cuda_graphs": True})
     by_switch = {"gradient_checkpointing": shares, "sdpa": attention, "compile": compiled}
-    for name in ("pinned_memory", "adamw_8bit", "ema_offload"):
+    for name in ("fused_adamw", "pinned_memory", "adamw_8bit", "ema_offload"):
         by_switch[name] = [{name: False}, {name: True}]
     if not speed.ema:
         del by_switch["ema_offload"]

@@ -70,7 +70,7 @@ def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
     assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
 
 
-def test_the_minutes_are_told_before_it_begins(run, calls):
+def test_the_minutes_are_known_before_it_begins(run, calls):
     benchmark = Benchmark(run, steps=60, rounds=2)
     trials = sum(not variant.reason for variant in benchmark.variants)
     assert "compile" not in {name for v in benchmark.variants if not v.reason for name in v.on}
@@ -85,11 +85,8 @@ def test_each_device_has_a_file_and_a_table(run, calls, tmp_path):
     list(Benchmark(run, goal="memory").run())
     (path,) = devices_folder().glob("*.json")
     assert path.parent == tmp_path / "bench" / "devices"
-    head, row = devices(folder=path.parent).grid
-    assert row[:2] == (
-        f"{run.hw.name}, {run.hw.cores} cores, {isa()}",
-        f"tiny, switches, {run.threads.value}",
-    )
+    _, row = devices(folder=path.parent).grid
+    assert row[0] == f"{run.hw.name}, {run.hw.cores} cores, {isa()}"
     assert "fused_adamw" in row and "2.00x" in row
     assert row[3] in (path.parent / "README.md").read_text()
 
