@@ -7,6 +7,7 @@ result is one line of a file, so an interrupted benchmark resumes. recommend.py 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -372,18 +373,20 @@ def run_trials(
     return compare(wanted, found, task.model.dropout, peak_tokens_per_s(task))
 
 
-def peak_tokens_per_s(task: Task) -> float:
-    """Tokens a second if the device did nothing but this model's matmuls; inf if it is not here.
+@functools.cache
+def peak_flops(hw: Hardware) -> float:
+    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is elsewhere."""
+    fastest_ms = min(matmul_ms(hw).values(), default=0.0)
+    return 2e3 * math.prod(PRODUCT[hw.device]) / fastest_ms if fastest_ms else math.inf
 
-    At the speed of the fastest precision, measured; 6 operations a weight and token, as is usual.
-    """
+
+def peak_tokens_per_s(task: Task) -> float:
+    """Tokens a second if the device did nothing but this model's matmuls, 6 operations a weight."""
     model = task.model
     length = statistics.fmean(map(sum, task.rows))
     weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
     operations = 6 * (weights + model.layers * model.width * length)  # causal attention, too
-    product = 2 * math.prod(PRODUCT[task.hw.device])
-    fastest_ms = min(matmul_ms(task.hw).values(), default=0.0)
-    return 1e3 * product / operations / fastest_ms if fastest_ms else math.inf
+    return peak_flops(task.hw) / operations
 
 
 def read_results(path: Path) -> list[dict]:
