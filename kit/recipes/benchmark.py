@@ -50,6 +50,10 @@ START_S = 3.0  # to start a trial's process and draw its weights
 COMPILE_S = 30.0
 DEVICE_HEAD = ("what, threads", "settings", "a step", "faster", "tokens/s", "MFU")
 DEVICE_HEAD += ("memory", "measured")
+DEVICES_NOTE = (
+    "Made of the JSON files beside it by `python -m kit devices --folder FOLDER`. *Switches*: the "
+    "set that 05_benchmark chose, against all off. *Tuned*: what `tune` found, against the preset."
+)
 
 
 def rows_of(run: ActiveRun) -> tuple:
@@ -258,7 +262,7 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
     files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if not files:
         raise KitError(f"{folder} has no measurements: `benchmark` and `tune` write them.")
-    lines = ["# Measured on these devices", ""]
+    lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]
     grid = [("device", *DEVICE_HEAD)]
     for file in files:
         device = file.pop("device")
@@ -268,7 +272,7 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
         lines += [f"## {device}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
     path = Path(folder) / "README.md"
     write_atomic(path, "\n".join(lines))
-    return Result(line=f"{len(files)} devices: {path}", grid=grid)
+    return Result(line=f"Devices: {len(files)}. Written: {path}", grid=grid)
 
 
 def device_cells(what: str, row: dict) -> tuple[str, ...]:
