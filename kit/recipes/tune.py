@@ -236,12 +236,13 @@ class Tuning:
         sections = {"extends": run.preset_name} | merge(over, tuned)
         plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
         write_atomic(self.path, "\n".join(lines) + "\n" + plain)
-        keep_device(
-            run,
-            f"{Path(run.preset_name).stem}, tuned",
-            ", ".join(changes) or "as they were",
-            step_s=best.step_s,
-            before_step_s=self.before_s or best.step_s,
-            memory_bytes=best.memory_bytes,
-        )
+        if not self.searching:
+            keep_device(
+                run,
+                f"{Path(run.preset_name).stem}, tuned",
+                ", ".join(changes) or "as they were",
+                step_s=best.step_s,
+                before_step_s=self.before_s or best.step_s,
+                memory_bytes=best.memory_bytes,
+            )
         return Result(line=f"{'; '.join(lines[1:])}\nWritten: {self.path}".replace("# ", ""))

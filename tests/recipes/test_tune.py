@@ -8,6 +8,7 @@ from commands import Terminal
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.run import find_run
+from kit.recipes.benchmark import devices
 from kit.recipes.settings import open_settings
 from kit.recipes.tune import Tuning, check
 
@@ -59,6 +60,9 @@ def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_
     path = tmp_path / "mine.yaml"
     results = list(tuning(preset, path, monkeypatch).run())
     assert all(str(result) and result._repr_html_() for result in results)
+    (row,) = devices().grid[1:]
+    assert row[1].startswith("tiny, tuned") and row[2] == "micro_batch 8 -> 1"
+    assert row[4] == "4.50x"
     written = load_preset(str(path))
     expected = load_preset("tiny")
     expected["data"]["micro_batch"] = 1

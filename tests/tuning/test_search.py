@@ -148,7 +148,7 @@ def test_when_time_is_up_the_best_so_far_stays():
     assert changed_settings(START, best.work) == ["micro_batch 4 -> 16"]
 
 
-def test_the_best_is_measured_anew_beside_its_rivals():
+def test_the_best_is_measured_again_beside_its_rivals():
     """The machine becomes busy: what was measured before must not look faster than all rivals."""
     calls = []
 
