@@ -37,16 +37,16 @@ from kit.tuning.trials import (
 from kit.tuning.tune import (
     Tried,
     axes_of,
+    fastest,
     is_better,
     judge,
     parse_target,
-    rank,
     search,
     tried_cells,
 )
 
 SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the start
-PAIRS = 2  # of trials in turns, start and best
+PAIRS = 3  # of trials in turns, start and best
 
 
 def check(run: ActiveRun) -> Iterator[Result]:
@@ -197,10 +197,10 @@ class Tuning:
             self.note = "the settings as they were"
             return Result(line="None of them is better than the settings as they were.")
         steps = self.config.steps
-        works = (self.start, self.best.work) * PAIRS
-        found = [self.measure(work, steps) for work in works]
-        rows = [judge(w, steps, f, found[0], self.target) for w, f in zip(works, found)]
-        start, best = (min(rows[i::2], key=rank) for i in (0, 1))
+        works = (self.start, self.best.work)
+        found = [[self.measure(work, steps) for work in works] for _ in range(PAIRS)]
+        figures = [fastest(turns) for turns in zip(*found)]
+        start, best = (judge(w, steps, f, figures[0], self.target) for w, f in zip(works, figures))
         times = start.step_s / best.step_s
         self.before_s = start.step_s
         self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"

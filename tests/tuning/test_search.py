@@ -14,6 +14,7 @@ from kit.tuning.preflight import Workload, changed_settings
 from kit.tuning.tune import (
     Target,
     axes_of,
+    fastest,
     is_better,
     judge,
     parse_target,
@@ -160,6 +161,12 @@ def test_the_best_is_measured_again_beside_its_rivals():
 
     best, _ = found("", measure)
     assert "compile on" in changed_settings(START, best.work)
+
+
+def test_a_busy_moment_of_one_turn_is_passed_over():
+    turns = [figures(START, step_seconds=s) for s in ([1.0, 9.0, 2.0], [8.0, 1.5, 2.5])]
+    assert fastest(turns)["step_seconds"] == [1.0, 1.5, 2.0]
+    assert fastest([turns[0], {"error": "out of memory"}]) == {"error": "out of memory"}
 
 
 def test_only_the_better_half_is_measured_for_long():
