@@ -171,6 +171,14 @@ COMMANDS = (  # in the order in which they are used
         takes="preset",
     ),
     Command(
+        "devices",
+        "benchmark.devices",
+        "what `benchmark` and `tune` measured, a table a device",
+        "README.md to the folder with the measurements",
+        (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
+        takes="name",
+    ),
+    Command(
         "train",
         "train.Training",
         "the model; resumes where it stopped",

@@ -227,6 +227,18 @@ def matmul_seconds(
     return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
 
 
+def matmul_ms(hw: Hardware) -> dict[str, float]:
+    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
+    if not is_here(hw):
+        return {}
+    dtypes = {"fp32": torch.float32}
+    if hw.device == "cuda":
+        dtypes["fp16"] = torch.float16
+    if hw.device == "cpu" or hw.capability >= (8, 0):
+        dtypes["bf16"] = torch.bfloat16
+    return {name: 1e3 * matmul_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
+
+
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
     """Seconds of each of `repeats` runs of `work`, after a warm-up run unless `warm` is False."""
     if warm:

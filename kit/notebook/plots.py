@@ -70,17 +70,28 @@ def histogram(
     return figure
 
 
-def bars(names: Sequence[str], values: Iterable[float], unit: str = "", title: str = "") -> Figure:
-    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
+def bars(
+    names: Sequence[str],
+    values: Iterable[float],
+    unit: str = "",
+    title: str = "",
+    errors: Sequence[float] = (),
+) -> Figure:
+    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so.
+
+    `errors` are drawn to both sides of the bars' ends.
+    """
     numbers = [math.nan if v is None else float(v) for v in values]
     figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
     axes = figure.subplots()
     lengths = np.nan_to_num(numbers)
-    axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65)
-    widest = max(map(abs, lengths), default=1.0) or 1.0
+    errors = errors or [0.0] * len(numbers)
+    whiskers = {"xerr": errors, "error_kw": {"ecolor": INK, "capsize": 3}} if any(errors) else {}
+    axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65, **whiskers)
+    widest = max(map(abs, [*lengths, *(lengths + errors)]), default=1.0) or 1.0
     for place, number in enumerate(numbers):
         text = "not measured" if math.isnan(number) else f"{number:,.4g}"
-        _value(axes, text, max(lengths[place], 0.0), place, widest)
+        _value(axes, text, max(lengths[place], 0.0) + errors[place], place, widest)
     _names(axes, names, widest)
     axes.set_xlim(left=min([0.0, *lengths]) * 1.1)
     tidy(axes, unit, "", title)

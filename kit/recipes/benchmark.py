@@ -5,11 +5,20 @@ pays off is written to a file for notebook 02.
 """
 
 import dataclasses
+import json
+import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
+
+import torch
 
 from kit.base.config import build
 from kit.base.errors import KitError
+from kit.base.files import make_folder, write_atomic
+from kit.base.formatting import format_gib
 from kit.base.hardware import versions
+from kit.base.run import run_folder
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
@@ -35,6 +44,15 @@ from kit.tuning.trials import (
     published_task,
     run_trials,
     variants,
+)
+
+START_S = 3.0  # to start a trial's process and draw its weights
+COMPILE_S = 30.0
+DEVICE_HEAD = ("what, threads", "settings", "a step", "faster", "tokens/s", "MFU")
+DEVICE_HEAD += ("memory", "measured")
+DEVICES_NOTE = (
+    "Made of the JSON files beside it by `python -m kit devices --folder FOLDER`. *Switches*: the "
+    "set that 05_benchmark chose, against all off. *Tuned*: what `tune` found, against the preset."
 )
 
 
@@ -104,8 +122,15 @@ class Benchmark:
         return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:
-        """The model, its batches, and the number of steps."""
+        """Measure the baseline, and tell the minutes that the whole takes."""
         task = self.task
+        (first,) = self._trials(self.variants[:1], "baseline", rounds=1)
+        trial_s = START_S
+        if first.loss is not None:
+            trial_s += first.warmup_s + self.config.steps / first.steps_per_s
+        trials = [variant.on for variant in self.variants if not variant.reason]
+        compiled = sum("compile" in on for on in trials)
+        all_s = self.config.rounds * (trial_s * len(trials) + COMPILE_S * compiled)
         figures = {
             "parameters": f"{count_parameters(task.model):,}",
             "micro-batch": task.data.micro_batch,
@@ -114,7 +139,9 @@ class Benchmark:
             "rounds": self.config.rounds,
         }
         hw = self.active.hw
-        return Result(line=f"{hw.device}: {hw.name}, threads: {task.threads}", figures=figures)
+        line = f"{hw.device}: {hw.name}, threads: {task.threads}. Measuring takes about "
+        line += f"{max(1, round(all_s / 60))} minutes, less what was measured before."
+        return Result(line=line, figures=figures)
 
     def measure(self) -> Result:
         """Train every variant that was not measured before.
@@ -135,16 +162,26 @@ class Benchmark:
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
         return Result(line="\n".join(lines))
 
-    def _trials(self, sets: list, label: str) -> list[Trial]:
-        return run_trials(self.task, self.config, self.folder, sets, Ticker(label))
+    def _trials(self, sets: list, label: str, **config: int) -> list[Trial]:
+        config = dataclasses.replace(self.config, **config)
+        return run_trials(self.task, config, self.folder, sets, Ticker(label))
 
     def speed(self) -> Result:
-        """Steps per second, from the baseline at the top to the chosen set at the bottom."""
+        """Tokens a second, from the baseline at the top to the chosen set at the bottom.
+
+        Their rounds differ by as much as the lines at the bars' ends are long.
+        """
         names = [row.label for row in self.ran]
-        steps_per_s = [row.steps_per_s for row in self.ran]
-        times = steps_per_s[-1] / steps_per_s[0]
-        line = f"{names[-1]}: {times:.2f}x as fast as {names[0]}"
-        return Result(line=line, pictures=[bars(names, steps_per_s, "steps/s", "Speed")])
+        tokens_per_s = [row.tokens_per_s for row in self.ran]
+        errors = [row.spread / 2 * row.tokens_per_s for row in self.ran]
+        first, last = self.ran[0], self.ran[-1]
+        times = last.steps_per_s / first.steps_per_s
+        line = f"{last.label}: {times:.2f}x as fast as {first.label}, {last.tokens_per_s:,.0f} "
+        line += "tokens/s"
+        if last.mfu is not None:
+            line += f", {last.mfu:.0%} of the matmuls that this device could do (MFU)"
+        picture = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
+        return Result(line=f"{line}.", pictures=[picture])
 
     def memory(self) -> Result:
         """Peak memory of the same variants."""
@@ -169,6 +206,17 @@ class Benchmark:
             "device": self.active.hw.name,
         }
         self.active.record(bench={self.model or "preset": figures})
+        first, last = self.ran[0], self.ran[-1]
+        keep_device(
+            self.active,
+            f"{self.model or Path(self.active.preset_name).stem}, switches",
+            ", ".join(on) or "none",
+            step_s=1 / last.steps_per_s,
+            before_step_s=1 / first.steps_per_s,
+            tokens_per_s=last.tokens_per_s,
+            mfu=last.mfu,
+            memory_bytes=last.peak_memory_bytes,
+        )
         return Result(line=path.read_text(encoding="utf-8").strip())
 
     @property
@@ -180,6 +228,65 @@ class Benchmark:
         """What was written, and the next step."""
         line = (
             f"In {self.active.folder}: {self.path.name}, bench/ with every result, report.json.\n"
+            f"For the table of devices: {devices_folder()}.\n"
             "Next: 02_train, which takes the switches of speed.yaml."
         )
         return Result(line=line)
+
+
+def devices_folder() -> Path:
+    """Where this machine's measurements are kept: beside the runs."""
+    return run_folder("demo").parent / "bench" / "devices"
+
+
+def keep_device(run: ActiveRun, what: str, settings: str, **figures: float | None) -> None:
+    """Keep what `settings` gained here in this device's file, in place of an earlier `what`."""
+    name = run.hw.name
+    if run.hw.device == "cpu":
+        name += f", {run.hw.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    path = make_folder(devices_folder()) / (re.sub(r"\W+", "-", name.lower()) + ".json")
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"device": name}
+    known[what] = figures | {
+        "settings": settings,
+        "threads": int(run.threads.value),
+        "torch": versions()["torch"],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    write_atomic(path, json.dumps(known, indent=1) + "\n")
+
+
+def devices(_name: str = "", folder: Path | None = None) -> Result:
+    """Merge the files of `folder`, one a device, into its table README.md; `voicekit devices`."""
+    folder = folder or devices_folder()
+    paths = sorted(Path(folder).glob("*.json"))
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not files:
+        raise KitError(f"{folder} has no measurements: `benchmark` and `tune` write them.")
+    lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]
+    grid = [("device", *DEVICE_HEAD)]
+    for file in files:
+        device = file.pop("device")
+        rows = [device_cells(what, row) for what, row in file.items()]
+        grid += [(device, *row) for row in rows]
+        table = [DEVICE_HEAD, ["---"] * len(DEVICE_HEAD), *rows]
+        lines += [f"## {device}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
+    path = Path(folder) / "README.md"
+    write_atomic(path, "\n".join(lines))
+    return Result(line=f"Devices: {len(files)}. Written: {path}", grid=grid)
+
+
+def device_cells(what: str, row: dict) -> tuple[str, ...]:
+    """A row of a device's table."""
+    times = row["before_step_s"] / row["step_s"]
+    tokens_per_s = row.get("tokens_per_s")
+    mfu = row.get("mfu")
+    return (
+        f"{what}, {row['threads']}",
+        row["settings"],
+        f"{1000 * row['step_s']:,.0f} ms",
+        f"{times:.2f}x",
+        "" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
+        "" if mfu is None else f"{mfu:.0%}",
+        format_gib(row["memory_bytes"]),
+        f"{row['date']}, torch {row['torch']}",
+    )

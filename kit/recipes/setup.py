@@ -17,7 +17,7 @@ from kit.base.hardware import (
     attention_backend,
     choose_preset,
     format_capability,
-    is_here,
+    matmul_ms,
     matmul_seconds,
     versions,
 )
@@ -164,18 +164,6 @@ class Setup:
         hours = run.figure("data", "hours")
         warning = too_few_hours(run, hours) if hours is not None else ""
         return Result(line=f"{line}\n{warning}" if warning else line)
-
-
-def matmul_ms(hw: Hardware) -> dict[str, float]:
-    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
-    if not is_here(hw):
-        return {}
-    dtypes = {"fp32": torch.float32}
-    if hw.device == "cuda":
-        dtypes["fp16"] = torch.float16
-    if hw.device == "cpu" or hw.capability >= (8, 0):
-        dtypes["bf16"] = torch.bfloat16
-    return {name: 1e3 * matmul_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
 
 
 def describe_speed(hw: Hardware, threads: Choice, precision: Choice) -> str:

@@ -20,7 +20,7 @@ from kit.base.run import load_use
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.benchmark import rows_of
+from kit.recipes.benchmark import keep_device, rows_of
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
 from kit.tuning.preflight import Workload, changed_settings, limit_memory
@@ -38,6 +38,7 @@ from kit.tuning.tune import (
     Tried,
     axes_of,
     check_step,
+    fastest,
     is_better,
     judge,
     parse_target,
@@ -46,7 +47,7 @@ from kit.tuning.tune import (
 )
 
 SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the start
-PAIRS = 2  # of trials in turns, start and best
+PAIRS = 3  # of trials in turns, start and best
 
 
 def check(run: ActiveRun) -> Iterator[Result]:
@@ -56,7 +57,7 @@ def check(run: ActiveRun) -> Iterator[Result]:
     lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
     yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
     try:
-        verdict, step_s, free_bytes = check_step(work, int(run.threads.value))
+        verdict, free_bytes = check_step(work, int(run.threads.value))
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
     figures = {"planned": format_gib(verdict.planned_bytes)}
@@ -65,11 +66,12 @@ def check(run: ActiveRun) -> Iterator[Result]:
         reserved = verdict.reserved_bytes
         figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
     figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
-    if step_s is not None:
+    if verdict.step_s is not None:
         passes = work.data.grad_accum
-        figures["step"] = f"{step_s:.3g} s"
+        figures["step"] = f"{verdict.step_s:.3g} s"
         if passes > 2:  # two stood for all of them
-            figures["step"] = f"about {step_s * passes / 2:.3g} s, from two of {passes} passes"
+            step_s = verdict.step_s * passes / 2
+            figures["step"] = f"about {step_s:.3g} s, from two of {passes} passes"
     yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
     if not verdict.fits:
         raise KitError(str(verdict), exit_code=3)
@@ -113,6 +115,8 @@ class Tuning:
         self.found = read_results(self.results)
         self.tried: list[Tried] = []
         self.best: Tried | None = None
+        self.searching = True  # within its share of the minutes
+        self.before_s: float | None = None  # a step as the settings were, in turns with the best
         self.note = "not compared in turns with the settings as they were"
         self.tick = Ticker("tuning, seconds")
 
@@ -138,8 +142,8 @@ class Tuning:
         kernels = {n: why_no_kernel(n, work.hw, precision, *shape) for n in ATTENTION_KERNELS}
         return axes_of(work.speed, unavailable, kernels)
 
-    def measure(self, work: Workload, steps: int, again: bool = False) -> dict:
-        """A trial's figures; those that the file of results has, unless `again`."""
+    def measure(self, work: Workload, steps: int) -> dict:
+        """A trial's figures; while searching, those that an earlier search has left, once."""
         planned = work.planned_bytes
         if planned > self.limit_bytes:
             limit = format_gib(self.limit_bytes)
@@ -149,24 +153,25 @@ class Tuning:
             "micro_batch": work.data.micro_batch,
             "steps_asked": steps,
         }
-        for result in [] if again else self.found:
+        for result in self.found if self.searching else []:
             if asked.items() <= result.items():
+                self.found.remove(result)
                 return result
-        left_s = 60 * self.config.tune_minutes - (time.monotonic() - self.started_s)
-        if self.best is not None and not again:
-            left_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
-            if left_s <= 0:
-                raise TimeoutError
         took_s = int(time.monotonic() - self.started_s)
+        limit_s = 60 * self.config.tune_minutes - took_s
+        if self.searching and self.best is not None:
+            limit_s -= 60 * self.config.tune_minutes * (1 - SEARCH_SHARE)
+            if limit_s <= 0:
+                raise TimeoutError
+        else:
+            limit_s = max(limit_s, 60.0)
         label = ", ".join(changed_settings(self.start, work)) or "as they were"
         self.tick(took_s, int(60 * self.config.tune_minutes), label)
         task = dataclasses.replace(self.task, data=work.data)
         config = dataclasses.replace(self.config, steps=steps)
-        limit_s = max(left_s, 60.0) if self.best is None or again else left_s
         result = asked | measure_variant(task, config, tuple(asked["on"]), limit_s)
         if "not finished after" not in result.get("error", ""):  # a longer search may finish it
             append_result(self.results, result)
-        self.found.append(result)
         return result
 
     def search(self) -> Result:
@@ -188,24 +193,22 @@ class Tuning:
 
     def compare(self) -> Result:
         """Measure start and best in turns; the start stays unless the best is better again."""
+        self.searching = False
         if self.best.work == self.start:
             self.note = "the settings as they were"
             return Result(line="None of them is better than the settings as they were.")
-        pairs = {}
-        for _ in range(PAIRS):
-            for work in (self.start, self.best.work):
-                figures = self.measure(work, self.config.steps, again=True)
-                fastest = pairs.get(work)
-                if fastest is None or figures.get("seconds", 0) < fastest.get("seconds", 0):
-                    pairs[work] = figures
-        before = pairs[self.start]
-        rows = [judge(w, self.config.steps, f, before, self.target) for w, f in pairs.items()]
-        start, best = rows
+        steps = self.config.steps
+        works = (self.start, self.best.work)
+        found = [[self.measure(work, steps) for work in works] for _ in range(PAIRS)]
+        figures = [fastest(turns) for turns in zip(*found)]
+        start, best = (judge(w, steps, f, figures[0], self.target) for w, f in zip(works, figures))
         times = start.step_s / best.step_s
+        self.before_s = start.step_s
         self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"
         line = f"In turns: {start.step_s:.3g} s a step as it was, {best.step_s:.3g} s as tuned"
         if not is_better(best, start):
             self.best = start
+            self.before_s = None
             self.note = "the settings as they were"
             return Result(line=f"{line}. That is no gain, so the settings stay.")
         self.best = best
@@ -234,4 +237,13 @@ class Tuning:
         sections = {"extends": run.preset_name} | merge(over, tuned)
         plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
         write_atomic(self.path, "\n".join(lines) + "\n" + plain)
+        if not self.searching:
+            keep_device(
+                run,
+                f"{Path(run.preset_name).stem}, tuned",
+                ", ".join(changes) or "as they were",
+                step_s=best.step_s,
+                before_step_s=self.before_s or best.step_s,
+                memory_bytes=best.memory_bytes,
+            )
         return Result(line=f"{'; '.join(lines[1:])}\nWritten: {self.path}".replace("# ", ""))

@@ -7,11 +7,8 @@ of a throwaway model: a run that would fail in its third hour fails now, with wh
 
 import dataclasses
 import itertools
-import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -107,6 +104,7 @@ class Verdict:
     change: str  # "" when it fits
     untried_reason: str = "no such GPU here"  # why, where the plan alone says that it fits
     reserved_bytes: int | None = None  # of the same step, as PeakMemory has it
+    step_s: float | None = None  # seconds of that step
 
     def __str__(self) -> str:
         how = f"planned {format_gib(self.planned_bytes)}"
@@ -167,6 +165,7 @@ def preflight(work: Workload) -> Verdict:
         tried=tried,
         change="" if fits else change(work, room),
         reserved_bytes=peak and peak.reserved_bytes,
+        step_s=peak and peak.step_s,
     )
 
 
@@ -261,10 +260,11 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
 
 
 class PeakMemory(NamedTuple):
-    """The most memory that PyTorch's allocator had at once."""
+    """The most memory that PyTorch's allocator had at once during a step."""
 
     allocated_bytes: int  # of tensors: what the plan predicts
     reserved_bytes: int | None  # taken from the GPU, with gaps and cache; None on a CPU
+    step_s: float | None  # what the step returned
 
 
 def trial_peak(work: Workload) -> PeakMemory | None:
@@ -316,26 +316,24 @@ def longest_batch(work: Workload) -> EffectiveBatch:
     return EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
 
 
-def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
+def measure_peak(step: Callable[[], float | None], device: str) -> PeakMemory:
     """The most memory PyTorch's allocator had at once during `step()`.
 
-    On a CPU only what `step` itself allocates counts, so it must make its own model.
+    On a CPU only what `step` itself allocates counts, so it must make its own model. There, too,
+    the profiler's cost is below what the steps' times differ by.
     """
     if device == "cuda":
         release_memory(device)
         torch.cuda.reset_peak_memory_stats()
-        step()
-        return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+        step_s = step()
+        allocated_bytes = torch.cuda.max_memory_allocated()
+        return PeakMemory(allocated_bytes, torch.cuda.max_memory_reserved(), step_s)
     silence_profiler()
     with profile(profile_memory=True) as record:
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        record.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
-    totals = itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0]))
-    return PeakMemory(max(totals), None)
+        step_s = step()
+    events = [event for event in record.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return PeakMemory(max(itertools.accumulate(e.nbytes() for e in events)), None, step_s)
 
 
 def trial_rows(

@@ -6,6 +6,7 @@ the loss where it was.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,9 @@ DEVICES = CONFIGS / "advice" / "devices.yaml"
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
 TF32_TOLERANCE = 0.005
 DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
-RECORDED = ("steps_per_s", "spread", "tokens_per_s", "peak_memory_bytes", "warmup_s")
+RECORDED = ("steps_per_s", "spread", "tokens_per_s", "mfu", "peak_memory_bytes", "warmup_s")
 RECORDED += ("recompilations", "loss", "loss_change", "parity", "ran")
-HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "memory", "warm-up")
+HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "MFU", "memory", "warm-up")
 HEAD += ("loss", "change", "", "ran, or why not")
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
@@ -93,6 +94,7 @@ class Trial:
     steps_per_s: float | None = None
     spread: float | None = None  # of the rounds' times, largest less smallest over the median
     tokens_per_s: float | None = None  # real tokens, padding left out
+    mfu: float | None = None  # share of the matmuls that the device could do in that time
     peak_memory_bytes: int | None = None
     warmup_s: float | None = None  # the first steps, with all that is compiled; the slowest round
     recompilations: int | None = None  # after the warm-up
@@ -108,10 +110,18 @@ class Trial:
         return None if self.loss_change is None else abs(self.loss_change) <= self.tolerance
 
 
-def compare(variants: Sequence[Variant], results: list[dict], dropout: float) -> list[Trial]:
-    """A row for each variant, from the results of all rounds; `dropout` is the model's."""
+def compare(
+    variants: Sequence[Variant],
+    results: list[dict],
+    dropout: float,
+    peak_tokens_per_s: float = math.inf,
+) -> list[Trial]:
+    """A row for each variant, from the results of all rounds; `dropout` is the model's.
+
+    `peak_tokens_per_s` is what the device would reach if it did nothing but matmuls; inf: unknown.
+    """
     baseline = _median_round(results, ())
-    return [_trial(variant, results, baseline, dropout) for variant in variants]
+    return [_trial(v, results, baseline, dropout, peak_tokens_per_s) for v in variants]
 
 
 def _median_round(results: list[dict], on: tuple) -> dict | None:
@@ -120,7 +130,13 @@ def _median_round(results: list[dict], on: tuple) -> dict | None:
     return next((r for r in rounds if r["seconds"] == middle), None)
 
 
-def _trial(variant: Variant, results: list[dict], baseline: dict | None, dropout: float) -> Trial:
+def _trial(
+    variant: Variant,
+    results: list[dict],
+    baseline: dict | None,
+    dropout: float,
+    peak_tokens_per_s: float,
+) -> Trial:
     names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
     mine = [r for r in results if tuple(r["on"]) == variant.on]
     failed = [r["error"] for r in mine if "error" in r]
@@ -139,6 +155,7 @@ def _trial(variant: Variant, results: list[dict], baseline: dict | None, dropout
         steps_per_s=row["steps"] / row["seconds"],
         spread=(max(seconds) - min(seconds)) / row["seconds"],
         tokens_per_s=row["tokens"] / row["seconds"],
+        mfu=row["tokens"] / row["seconds"] / peak_tokens_per_s or None,
         peak_memory_bytes=row["peak_memory_bytes"],
         warmup_s=max(r["warmup_s"] for r in mine),
         recompilations=max(r["recompilations"] for r in mine),
@@ -259,6 +276,7 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
                 times or "",
                 f"{row.spread:.0%}",
                 f"{row.tokens_per_s:,.0f}",
+                "" if row.mfu is None else f"{row.mfu:.0%}",
                 format_gib(row.peak_memory_bytes),
                 f"{row.warmup_s:.1f} s",
                 f"{row.loss:.4f}",

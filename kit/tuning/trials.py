@@ -7,11 +7,13 @@ result is one line of a file, so an interrupted benchmark resumes. recommend.py 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import os
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,9 +28,11 @@ from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import (
     ATTENTION_KERNELS,
+    PRODUCT,
     Hardware,
     autocast,
     choose_precision,
+    matmul_ms,
     peak_memory_bytes,
     silence_profiler,
     versions,
@@ -59,6 +63,7 @@ from kit.training.switches import (
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.doctor import step_shares
+from kit.tuning.memory_plan import LAYER_MATRICES
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -371,7 +376,23 @@ def run_trials(
             append_result(path, result)
             found.append(result)
     tick(len(jobs), len(jobs), "")
-    return compare(wanted, found, task.model.dropout)
+    return compare(wanted, found, task.model.dropout, peak_tokens_per_s(task))
+
+
+@functools.cache
+def peak_flops(hw: Hardware) -> float:
+    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is elsewhere."""
+    fastest_ms = min(matmul_ms(hw).values(), default=0.0)
+    return 2e3 * math.prod(PRODUCT[hw.device]) / fastest_ms if fastest_ms else math.inf
+
+
+def peak_tokens_per_s(task: Task) -> float:
+    """Tokens a second if the device did nothing but this model's matmuls, 6 operations a weight."""
+    model = task.model
+    length = statistics.fmean(map(sum, task.rows))
+    weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
+    operations = 6 * (weights + model.layers * model.width * length)  # causal attention, too
+    return peak_flops(task.hw) / operations
 
 
 def read_results(path: Path) -> list[dict]:

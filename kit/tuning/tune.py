@@ -9,6 +9,7 @@ it is refused. `judge` and `search` train nothing themselves: `measure` does.
 import dataclasses
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from kit.base.formatting import format_gib
 from kit.base.hardware import ATTENTION_KERNELS, is_here
 from kit.base.processes import run_in_process
 from kit.training.switches import LABELS, SpeedConfig
-from kit.tuning.preflight import Verdict, Workload, changed_settings, divisors, preflight, two_steps
+from kit.tuning.preflight import Verdict, Workload, changed_settings, divisors, preflight
 from kit.tuning.recommend import (
     DROPOUT_TOLERANCE,
     LEAST_GAIN,
@@ -34,6 +35,7 @@ UNITS = {
     "step": {"s": 1.0, "ms": 1e-3},  # seconds
 }
 HEAD = ("settings", "steps", "step", "memory", "loss change", "why not")
+FEWEST = 4  # steps of a first comparison
 TOO_SLOW = 1.25  # times the best's seconds after a few steps: not measured further
 
 
@@ -80,7 +82,8 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
     """Judge `figures` of a trial against those of the `start` after as many steps."""
     if "error" in figures:
         return Tried(work, steps, reason=figures["error"])
-    step_s = figures["seconds"] / figures["steps"]
+    # All see the same batches, and the median passes over moments in which others computed.
+    step_s = statistics.median(figures["step_seconds"])
     memory_bytes = max(work.planned_bytes, figures["peak_memory_bytes"])
     loss_change = figures["loss"] / start["loss"] - 1
     tolerance = max(TOLERANCE[figures["precision"]], TOLERANCE[start["precision"]])
@@ -91,6 +94,18 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
         reason = f"the loss moved by {loss_change:+.2%}, over {tolerance:.1%}"
     excess = target.excess(memory_bytes, step_s)
     return Tried(work, steps, step_s, memory_bytes, loss_change, excess, reason)
+
+
+def fastest(turns: Sequence[dict]) -> dict:
+    """Figures of several trials of one setting as one: each step as fast as it was once.
+
+    What else the machine does only makes a step slower.
+    """
+    failed = [figures for figures in turns if "error" in figures]
+    if failed:
+        return failed[0]
+    steps = zip(*(figures["step_seconds"] for figures in turns))
+    return turns[0] | {"step_seconds": [min(seconds) for seconds in steps]}
 
 
 def is_better(new: Tried, old: Tried) -> bool:
@@ -120,13 +135,17 @@ def search(
     search's time. All that was tried is appended to `tried`.
     Raises KitError if the start itself cannot be measured.
     """
-    few = max(1, steps // 4)
+    few = min(steps, max(FEWEST, steps // 4))
+    first = {}  # figures of the start, by number of steps
 
     def compare(works: list[Workload], count: int) -> list[Tried]:
-        first = measure(start, count)
-        if "error" in first:
-            raise KitError(f"The settings as they are do not train here: {first['error']}")
-        rows = [judge(work, count, measure(work, count), first, target) for work in works]
+        # The best so far is measured again beside its rivals: the machine's load may have changed.
+        found = [measure(work, count) for work in works]
+        if count not in first:
+            first[count] = found[0] if works[0] == start else measure(start, count)
+        if "error" in first[count]:
+            raise KitError(f"The settings as they are do not train here: {first[count]['error']}")
+        rows = [judge(w, count, f, first[count], target) for w, f in zip(works, found)]
         for row in rows:
             if not any(t.work == row.work and t.steps > count for t in tried):
                 tried[:] = [t for t in tried if t.work != row.work] + [row]
@@ -195,7 +214,7 @@ def axes_of(
     if "cuda_graphs" not in unavailable:
         compiled.append({"compile": True, "cuda_graphs": True})
     by_switch = {"gradient_checkpointing": shares, "sdpa": attention, "compile": compiled}
-    for name in ("pinned_memory", "adamw_8bit", "ema_offload"):
+    for name in ("fused_adamw", "pinned_memory", "adamw_8bit", "ema_offload"):
         by_switch[name] = [{name: False}, {name: True}]
     if not speed.ema:
         del by_switch["ema_offload"]
@@ -218,24 +237,14 @@ def tried_cells(rows: Sequence[Tried], start: Workload, off: list[tuple[str, str
     return cells + [(name, "", "", "", "", reason) for name, reason in off if reason != LEFT_OUT]
 
 
-class StepCheck(NamedTuple):
-    """A verdict, and what a real step at the longest lengths took."""
-
-    verdict: Verdict
-    step_s: float | None  # None: none was taken
-    free_bytes: int  # of the device's memory, before
-
-
-def check_step(work: Workload, threads: int) -> StepCheck:
-    """`preflight` in a process of its own, then time one more step. KitError where it dies."""
+def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
+    """`preflight` in a process of its own, and the device's free bytes. KitError where it dies."""
     return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
 
 
-def _check_step(work: Workload, threads: int) -> StepCheck:
+def _check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
     torch.set_num_threads(threads)
     free_bytes = psutil.virtual_memory().available
     if work.hw.device == "cuda":
         free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
-    verdict = preflight(work)
-    step_s = two_steps(work) if verdict.measured_bytes is not None else None
-    return StepCheck(verdict, step_s, free_bytes)
+    return preflight(work), free_bytes

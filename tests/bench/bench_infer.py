@@ -32,7 +32,7 @@ from infer_calls import (
 from infer_itself import cache_rows, warm_up_row
 from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
-from rows import against, result, run_parts, take_turns
+from rows import against, native, result, run_parts, take_turns
 
 from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
@@ -87,8 +87,8 @@ def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) 
     """Formats of one size, one row at a time, beside the peer."""
     model, peer = models(size, effort.layers[size], effort.codes[size])
     codes = effort.codes[size]
-    decoders = {f"{weights}, eager": ready(model, weights) for weights in eager}
-    decoders |= {f"{weights}, compiled": ready(model, weights, True) for weights in compiled}
+    decoders = {f"{weights}, eager": ready(model, weights) for weights in native(eager)}
+    decoders |= {f"{w}, compiled": ready(model, w, True) for w in native(compiled)}
     calls = {"peer": lambda: peer_call(peer, codes)}
     calls |= {name: lambda d=d: kit_call(d, codes) for name, d in decoders.items()}
     calls["bandwidth"] = read_bytes_per_s

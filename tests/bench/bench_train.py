@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from rows import against, apart, result, run_parts, step_seconds
+from rows import against, apart, native, result, run_parts, step_seconds
 from train_full import full_size_memory_rows, full_size_rows, resident_peak_mb
 from train_steps import (
     CODES,
@@ -217,7 +217,7 @@ def main() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the figures are the CPU's, whatever else is there
     torch.set_num_threads(options.threads)
     left_out = FULL_SIZE if options.without_full_size else ()
-    names = options.only or [name for name in PARTS if name not in left_out]
+    names = native(options.only or [name for name in PARTS if name not in left_out])
     parts = {name: functools.partial(PARTS[name], options.rounds) for name in names}
     run_parts(parts, options.folder / "train.json", "train-requirements.txt")
 

@@ -7,7 +7,7 @@ recogniser. A format is compared with fp32 of the same voice.
 import json
 from pathlib import Path
 
-from rows import result
+from rows import native, result
 
 from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
@@ -43,7 +43,7 @@ def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     full = voice.ready()
     full_logits = [teacher_forced_logits(full, row) for row in some]
     found = []
-    for weights in FORMATS:
+    for weights in native(FORMATS):
         cost = compare_decoders(full, voice.in_format(weights).ready(), some, full_logits)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
         found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
@@ -60,7 +60,7 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
     found, once = [], GenerateConfig(best_of=1)
-    voices = {weights: voice.in_format(weights) for weights in ("fp32", *FORMATS)}
+    voices = {weights: voice.in_format(weights) for weights in native(["fp32", *FORMATS])}
     voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
     percent_wrong = {}
     for name, speaking in voices.items():

@@ -8,6 +8,7 @@ import time
 
 import torch
 from infer_calls import Call, Clock, kit_call, ready, request, timed
+from rows import native
 from train_steps import Coqui, xtts
 
 from kit.model.gpt import SpeechGPT
@@ -62,7 +63,7 @@ def xtts_calls(layers: int, codes: int) -> tuple[dict, dict]:
     Raises AssertionError where the kit in fp32 makes other codes than the peer.
     """
     model, gpt = both_models(layers)
-    decoders = {name: ready(model, *how) for name, how in FORMATS.items()}
+    decoders = {name: ready(model, *FORMATS[name]) for name in native(FORMATS)}
     wanted = coqui_call(gpt, model.config, codes).codes
     found = kit_call(decoders["fp32, eager"], codes).codes
     assert torch.equal(wanted, found), f"not coqui-tts's codes: {wanted}, {found}"

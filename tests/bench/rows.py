@@ -5,6 +5,7 @@ A ratio above 1 means that the kit is better than its peer; what failed has no f
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -13,19 +14,28 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from kit.base.files import write_atomic
-from kit.base.hardware import cpu_name, detect, free_cores
+from kit.base.hardware import choose_precision, cpu_name, detect, free_cores
 
 
 def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
     keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
     return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
+
+
+def native(names: Iterable[str]) -> list[str]:
+    """Of formats, or rows that begin with one, those that this CPU has; says what it emulates."""
+    precision = choose_precision(dataclasses.replace(detect(), device="cpu"))
+    if precision.value == "bf16":
+        return list(names)
+    print(f"bf16 and fp16 are left out: {precision.reason}", flush=True)
+    return [name for name in names if not name.startswith(("bf16", "fp16"))]
 
 
 def table(rows: list[dict]) -> None:

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from unittest.mock import patch
 
-from rows import against, apart, result, step_seconds
+from rows import against, apart, native, result, step_seconds
 from train_steps import (
     CODES,
     FRAMES,
@@ -66,8 +66,8 @@ def full_size_rows(rounds: int) -> list[dict]:
         "bf16 and adapters in the kit": lambda: finetuning_step(bf16=True, finetuning=adapters()),
     }
     rows = []
-    for kind, ready in kinds.items():
-        contestants = {kind: ready(), **theirs, **(alone if not rows else {})}
+    for kind in native(kinds):
+        contestants = {kind: kinds[kind](), **theirs, **(alone if not rows else {})}
         kit, whole, *gpt = step_seconds(contestants, rounds).values()
         rows.append(against(f"fine-tuning step, {SIZE}: {kind}", kit, COQUI, whole))
         for other in gpt:

@@ -95,6 +95,13 @@ def test_bars_say_what_was_not_measured():
     assert texts == ["2", "not measured"]
 
 
+def test_bars_have_their_errors_at_their_ends_and_room_for_them():
+    axes = plots.bars(["a", "b"], [2.0, 1.0], errors=[0.5, 0.0]).axes[0]
+    (whiskers,) = axes.collections
+    start, end = whiskers.get_segments()[0]
+    assert (start[0], end[0]) == (1.5, 2.5) and axes.get_xlim()[1] > 2.5
+
+
 def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", shown.append)

@@ -1,11 +1,14 @@
 """Switches measured on this device: what is kept, and that nothing is measured twice."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
+from torch.backends.cpu import get_cpu_capability as isa
 
 from kit.base.errors import KitError
-from kit.recipes.benchmark import Benchmark
+from kit.recipes.benchmark import START_S, Benchmark, devices, devices_folder
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
 from kit.training.switches import load_choice
@@ -65,6 +68,34 @@ def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
     assert "compile" not in effects, "tiny leaves it out"
     elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
     assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
+
+
+def test_the_minutes_are_known_before_it_begins(run, calls):
+    benchmark = Benchmark(run, steps=60, rounds=2)
+    trials = sum(not variant.reason for variant in benchmark.variants)
+    assert "compile" not in {name for v in benchmark.variants if not v.reason for name in v.on}
+    assert f"about {2 * trials * (START_S + 2 + 60) / 60:.0f} minutes" in str(benchmark.about())
+    assert calls == [()], "the baseline alone"
+
+
+def test_each_device_has_a_file_and_a_table(run, calls, tmp_path):
+    with pytest.raises(KitError, match="benchmark"):
+        devices()
+    list(Benchmark(run).run())
+    list(Benchmark(run, goal="memory").run())
+    (path,) = devices_folder().glob("*.json")
+    assert path.parent == tmp_path / "bench" / "devices"
+    _, row = devices(folder=path.parent).grid
+    assert row[0] == f"{run.hw.name}, {run.hw.cores} cores, {isa()}"
+    assert "fused_adamw" in row and "2.00x" in row
+    assert row[3] in (path.parent / "README.md").read_text()
+
+
+def test_the_table_of_docs_is_made_of_its_files(tmp_path):
+    folder = Path(__file__).parents[2] / "docs" / "devices"
+    shutil.copytree(folder, tmp_path / "devices")
+    devices(folder=tmp_path / "devices")
+    assert (tmp_path / "devices/README.md").read_text() == (folder / "README.md").read_text()
 
 
 def test_what_was_measured_is_not_measured_again(run, calls):

@@ -8,6 +8,7 @@ from commands import Terminal
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.run import find_run
+from kit.recipes.benchmark import devices
 from kit.recipes.settings import open_settings
 from kit.recipes.tune import Tuning, check
 
@@ -18,11 +19,11 @@ def preset(tmp_path, monkeypatch):
     return open_settings("", "tiny", "", {"train": {"lr": 0.001}})
 
 
-def made(work, steps: int, again: bool = False) -> dict:
+def made(work, steps: int) -> dict:
     """Figures of a trial: smaller passes are faster here."""
-    seconds = 1.0 + work.data.micro_batch
-    names = {"steps": 1, "loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
-    return {"seconds": seconds} | names
+    seconds = [1.0 + work.data.micro_batch]
+    names = {"loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
+    return {"step_seconds": seconds} | names
 
 
 def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
@@ -59,6 +60,9 @@ def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_
     path = tmp_path / "mine.yaml"
     results = list(tuning(preset, path, monkeypatch).run())
     assert all(str(result) and result._repr_html_() for result in results)
+    (row,) = devices().grid[1:]
+    assert row[1].startswith("tiny, tuned") and row[2] == "micro_batch 8 -> 1"
+    assert row[4] == "4.50x"
     written = load_preset(str(path))
     expected = load_preset("tiny")
     expected["data"]["micro_batch"] = 1
@@ -70,15 +74,16 @@ def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_
 
 
 def test_what_is_no_better_in_turns_is_not_written(preset, tmp_path, monkeypatch):
-    def measure(work, steps, again=False):
-        return made(work, steps) | ({"seconds": 5.0} if again else {})
-
-    list(tuning(preset, tmp_path / "mine.yaml", monkeypatch, measure).run())
+    found = tuning(preset, tmp_path / "mine.yaml", monkeypatch)
+    found.search()
+    monkeypatch.setattr(found, "measure", lambda *_: made(found.start, 1))
+    found.compare()
+    found.write()
     assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 8
 
 
 def test_ctrl_c_writes_the_best_so_far(preset, tmp_path, monkeypatch):
-    def measure(work, steps, again=False):
+    def measure(work, steps):
         if not work.speed.sdpa:
             raise KeyboardInterrupt
         return made(work, steps)
@@ -107,7 +112,8 @@ def test_real_trials_are_kept_and_stay_within_their_time(preset, tmp_path):
     list(first.run())
     assert load_preset(str(tmp_path / "mine.yaml"))["model"]["layers"] == 2
     again = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
-    assert again.found and again.measure(again.start, 1) == first.measure(first.start, 1)
+    left = again.found[0]
+    assert again.measure(again.start, left["steps_asked"]) == left and left not in again.found
     again.best = first.best
     again.started_s -= 60
     with pytest.raises(TimeoutError):

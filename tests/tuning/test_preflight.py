@@ -238,7 +238,10 @@ def test_a_peak_is_measured_though_it_is_gone_at_the_end():
         del first
         torch.zeros(10)
 
+        return 2.0
+
     peak = measure_peak(step, "cpu")
+    assert peak.step_s == 2.0
     assert peak.allocated_bytes == pytest.approx(4e6, rel=0.01)
     assert peak.reserved_bytes is None
 
@@ -279,7 +282,7 @@ def test_on_a_gpu_reserved_memory_is_judged_and_both_figures_are_reported(preten
         work = pretended_t4(5.0, reserved_gib)
         verdict = preflight(work)
         assert verdict.fits is fits and bool(verdict.change) is not fits and verdict.tried
-        assert trial_peak(work) == (verdict.measured_bytes, verdict.reserved_bytes)
+        assert trial_peak(work) == (verdict.measured_bytes, verdict.reserved_bytes, None)
         assert verdict.measured_bytes == 5 * 2**30
         assert verdict.reserved_bytes == int(reserved_gib * 2**30)
         assert "5.00 GiB" in str(verdict) and f"{reserved_gib:.2f} GiB reserved" in str(verdict)

@@ -142,6 +142,14 @@ def test_the_median_round_counts():
     assert row.spread == pytest.approx(2.1)
 
 
+def test_the_share_of_the_device_is_of_its_matmuls():
+    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0, peak_tokens_per_s=800.0)
+    assert row.tokens_per_s == 400.0 and row.mfu == 0.5
+    assert "50%" in trial_cells([row])[1]
+    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0)
+    assert row.mfu is None, "the device is elsewhere"
+
+
 def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
     lacking = Variant(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
     failed = {"on": ["sdpa"], "error": "its process was ended by SIGKILL"}

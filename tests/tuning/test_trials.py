@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from helpers import CPU, DATA, GPT, TRAIN, until
 
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
+from kit.base.hardware import PRODUCT
 from kit.batches.batching import padding_lengths
+from kit.model.gpt import SpeechGPT
 from kit.training import micro_batches
 from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials as trials
@@ -255,6 +258,19 @@ def test_a_step_of_a_preset_is_timed_in_a_moment():
         assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_matmuls_of_a_token_are_counted(monkeypatch):
+    """Beside the weights of a model; its attention and code head come on top."""
+    monkeypatch.setattr(trials, "matmul_ms", lambda hw: {"fp32": 2.0, "bf16": 1.0})
+    trials.peak_flops.cache_clear()
+    operations = 2e3 * math.prod(PRODUCT["cpu"]) / trials.peak_tokens_per_s(TASK)
+    matrices = sum(p.numel() for p in SpeechGPT(GPT).gpt.h.parameters() if p.dim() == 2)
+    assert 6 * matrices < operations < 2 * 6 * matrices
+    monkeypatch.setattr(trials, "matmul_ms", lambda hw: {})
+    trials.peak_flops.cache_clear()
+    assert trials.peak_tokens_per_s(TASK) == math.inf
+    trials.peak_flops.cache_clear()
 
 
 def test_settings_have_names_and_back():
