@@ -42,6 +42,9 @@ from kit.recipes.run_source import sampling_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.trained_parts import first_model, load_base_tokenizer
 from kit.recipes.training_samples import spoken_samples
+from kit.releases.indextts2 import speak as indextts2
+from kit.releases.indextts2.model import load_indextts2, save_indextts2
+from kit.releases.indextts2.names import indextts2_in
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.train_tokenizer import tokenizer_report
@@ -247,12 +250,17 @@ class FineTune:
     def export(self, weights: str = "fp16") -> Result:
         """Write the voice to `export`, and one from an XTTS-v2 also to `coqui`, for coqui-tts.
 
-        `weights` is "fp16" or "fp32".
+        One from an IndexTTS2 is written to `indextts2` alone, for its own package. `weights` is
+        "fp16" or "fp32".
         """
         run = self.training.active
         licence = inherited_licence(run)
-        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling, licence)]
         release, _ = folder_of(run, self.base_model, self.accept_license or licence)
+        if indextts2_in(release):
+            folder = run.path("indextts2")
+            export_for_indextts2(run, self.voice, release, folder, weights)
+            return Result(line=describe_indextts2_export(folder))
+        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling, licence)]
         if release_weights(release):
             coqui = run.path("coqui")
             export_for_coqui(run, self.voice, release, coqui, weights)
@@ -291,6 +299,35 @@ def export_for_coqui(
     for name in WITH_THEM:
         if (release / name).is_file():
             shutil.copyfile(release / name, folder / name)
+    write_reference(run, voice, folder)
+
+
+def export_for_indextts2(
+    run: ActiveRun, voice: Voice, release: Path, folder: Path, weights: str
+) -> None:
+    """Write `voice` to `folder` as an IndexTTS2; what training did not change is from `release`."""
+    base = load_indextts2(release)
+    tuned = dataclasses.replace(
+        base,
+        model=extend_positions(voice.model, base.model),
+        settings=base.settings | {"language": voice.language},
+        tokenizer=(run.folder / "tokenizer.model").read_bytes(),
+    )
+    readme = indextts2.README.format(language=voice.language)
+    save_indextts2(tuned, folder, DTYPES[weights], readme)
+    write_reference(run, voice, folder)
+
+
+def describe_indextts2_export(folder: Path) -> str:
+    line = f"{folder}: an IndexTTS2, which the package indextts2-inference loads"
+    missing = indextts2.missing_files(folder)
+    if missing:
+        line += f". To speak it also needs, from the release: {', '.join(missing)}"
+    return f"{line}. Say a sentence: python -m kit speak --voice {folder} --text ..."
+
+
+def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:
+    """Write a recording of the voice's first speaker to `folder`."""
     cache = CodeCache(run.index())
     reference_id = cache.rows[reference_rows(cache)[voice.speakers[0]]]["id"]
     audio = next(row.audio for row in read_manifest(run.folder) if row.id == reference_id)

@@ -272,6 +272,9 @@ class Preparation:
         rows = self.checked.kept
         codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows)
         self.codec = codec
+        line = f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}"
+        if not codec.decodes:
+            return Result(line=f"{line}; another package makes sound of them")
         example = [*rows_in_split(rows, "held_out"), rows[0]][0]
         wave = load_wave(example.audio, codec.sample_rate)
         with on_device(self.active_run.hw.device, codec):
@@ -280,7 +283,7 @@ class Preparation:
             picture = mel_picture(waves, codec.sample_rate, self.front_end)
         waves = {f"recording: {example.text}": wave, **round_trips}
         return Result(
-            line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}",
+            line=line,
             pictures=[picture],
             sounds=players_of(waves, codec.sample_rate),
         )

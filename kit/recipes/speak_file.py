@@ -22,7 +22,8 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.hub import voice_folder
-from kit.recipes.speak import Speaking, say_with, sound_of, with_reference
+from kit.recipes.speak import Speaking, say_with, say_with_package, sound_of, with_reference
+from kit.releases.indextts2.names import indextts2_in
 
 BATCH = 64  # candidates that are spoken together
 INDEX = "index.csv"
@@ -73,6 +74,9 @@ def speak(
             weights.append(Path(reference).expanduser())
         made_by = digest([file_digest(path) for path in weights], dtype)
         yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
+    elif voice and indextts2_in(Path(voice).expanduser()):
+        said = say_with_package(Path(voice).expanduser(), text, reference)
+        yield written(said, out or Path("spoken.wav"))
     elif voice:
         said = say_with(voice_folder(voice), text, speaker, reference)
         yield written(said, out or Path("spoken.wav"))

@@ -21,6 +21,7 @@ _KINDS = {
 # Control pieces of a grown vocabulary, where START and STOP have ids between the others.
 START = "<text>"
 STOP = "</text>"
+INDEXTTS2 = "<indextts2>"  # a control piece that marks the vocabulary of an IndexTTS2
 # Appended to a model's file, a NormalizerSpec (field 3 of sentencepiece_model.proto): add no mark
 # before the first word (its field 3), and remove no spaces (4).
 WITHIN_WORDS = b"\x1a\x04\x18\x00\x20\x00"
@@ -141,7 +142,12 @@ class Tokenizer(BaseTokenizer):
         self.vocab_size = size if is_grown else size + 2
         self.piece_count = size
         matches = [PHONEMES.fullmatch(piece) for piece in control]
+        self.is_indextts2 = INDEXTTS2 in control
         self.phonemes = next((match[1] for match in matches if match), "")
+
+    def respell(self, piece: str) -> str:
+        """The piece of a grown tokenizer in letters that this one may have."""
+        return piece
 
     def tokenize(self, text: str) -> list[int]:
         return self.model.encode(text)
@@ -173,12 +179,19 @@ class Tokenizer(BaseTokenizer):
 
 
 def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
-    """The tokenizer at `path`: SentencePiece, or (JSON) that of an XTTS for texts in `language`."""
+    """The tokenizer at `path`: SentencePiece (IndexTTS2's is marked), or (JSON) that of an XTTS.
+
+    `language` is that of the texts.
+    """
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
         xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
         return xtts.XTTSTokenizer(path, language)
-    return Tokenizer(path)
+    tokenizer = Tokenizer(path)
+    if tokenizer.is_indextts2:
+        indextts2 = importlib.import_module("kit.releases.indextts2.tokenizer")
+        return indextts2.IndexTTS2Tokenizer(path, language)
+    return tokenizer
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
@@ -188,4 +201,4 @@ def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[
     proto = base.model.serialized_model_proto() + WITHIN_WORDS
     speller = spm.SentencePieceProcessor(model_proto=proto)
     new = range(base.vocab_size, grown.vocab_size)
-    return {number: speller.encode(grown.model.id_to_piece(number)) for number in new}
+    return {n: speller.encode(base.respell(grown.model.id_to_piece(n))) for n in new}

@@ -1,0 +1,59 @@
+"""IndexTTS2 speaks by its own package, from a folder that `save_indextts2` wrote."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.base.config import read_yaml
+from kit.base.errors import KitError
+from kit.releases.indextts2.conditioner import package
+from kit.releases.indextts2.names import CONFIG_FILE
+
+SAMPLE_RATE = 22_050
+# Settings of config.yaml that name what only the package speaks with.
+ITS_OWN = ("s2mel_checkpoint", "emo_matrix", "spk_matrix", "qwen_emo_path")
+README = """# A fine-tuned IndexTTS2
+
+The kit speaks from this folder: `python -m kit speak --voice . --text "..." --out speech.wav`. So
+does the package (`pip install indextts2-inference`), if it is given texts as the voice has learnt
+them: normalised by the kit, and not by the package, whose rules are for Chinese, English and
+Spanish. It splits sentences only at `.`, `!` and `?`: give them one by one.
+
+    from indextts import IndexTTS2
+    from kit.text.normalize import normalize
+    tts = IndexTTS2(model_dir=".")
+    tts.tokenizer.normalizer = None
+    tts.infer("reference.wav", normalize("...", "{language}"), "speech.wav")
+
+With transformers 5.3 the package decodes as published; with 5.24 it runs without its cache, slower,
+and its first code has another position.
+
+This model is made from IndexTTS2, which is under the bilibili Model Use License Agreement. Its
+conditions bind whoever is given it: pass the licence on.
+"""
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What the package speaks with and `folder` lacks."""
+    settings = read_yaml(folder / CONFIG_FILE)
+    names = [settings.get(name) for name in ITS_OWN]
+    return [str(name) for name in names if not name or not (folder / name).exists()]
+
+
+def speak(folder: Path, text: str, reference: Path) -> Tensor:
+    """Return the waveform (L,) of a normalised `text` in the voice of a recording.
+
+    Raises KitError where the package, or a file that it speaks with, is missing.
+    """
+    indextts = package("infer_v2")
+    missing = missing_files(folder)
+    if missing:
+        raise KitError(
+            f"{folder} lacks {', '.join(missing)}, with which the package makes sound: copy them "
+            "from the release (hf download IndexTeam/IndexTTS-2)."
+        )
+    tts = indextts.IndexTTS2(model_dir=str(folder))
+    tts.tokenizer.normalizer = None  # the text is normalised as in training
+    _, samples = tts.infer(str(reference), text, None)  # (L, 1), 16 bits
+    return torch.from_numpy(samples[:, 0].copy()).float() / 2**15
