@@ -122,6 +122,7 @@ class Activations(NamedTuple):
     head: int
     guide: int  # of guided attention
     backward: int  # gradients inside one layer, beside what it has kept
+    subsampling: int  # gradients inside the first layer of IndexTTS2's conditioning
 
 
 def _activations(config: GPTConfig, step: Step) -> Activations:
@@ -169,8 +170,10 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     backward = max(backward, in_softmax)
 
     # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
-    conditioner = 0
-    if lora is None:  # else it is frozen: no gradient goes through it
+    conditioner = subsampling = 0
+    if lora is None and config.conformers:
+        conditioner, subsampling = _conformers(config, step, number)
+    elif lora is None:  # else it is frozen: no gradient goes through it
         frames = step.rows * step.reference_frames
         latents = step.rows * config.latents
         block = frames * config.width * (2 * FP32_BYTES + 6 * number)
@@ -189,7 +192,27 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     guide = 0
     if step.guided:
         guide = wide * 4 * number + tokens * (length + step.text_ids + 2) * FP32_BYTES
-    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward)
+    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward, subsampling)
+
+
+def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int]:
+    """Bytes that IndexTTS2's conditioning keeps, and of gradients inside its first layer."""
+    kept = subsampling = 0
+    frames = (step.reference_frames - 1) // 2  # after a convolution in steps of 2
+    halved = (config.n_mels - 1) // 2
+    for encoder, states in ((config.conformers[:5], config.width), (config.conformers[5:], 1024)):
+        width, hidden, heads, blocks, factor = encoder
+        tokens = step.rows * frames
+        # The convolution's result, which ReLU keeps, and the linear layer's copy of it.
+        convolved = tokens * width * halved * number
+        # Norms and residuals in fp32; attention's and the convolution's inputs; the feed-forward.
+        block = tokens * (width * (5 * FP32_BYTES + 16 * number) + 2 * hidden * number)
+        block += 3 * tokens * heads * frames * FP32_BYTES  # scores, softmax, masked
+        inner = heads * 64
+        resampled = 2 * (tokens * (states + 2 * inner) + step.rows * 32 * states * 4 * factor)
+        kept += 2 * convolved + blocks * block + resampled * number
+        subsampling = max(subsampling, 2 * convolved)
+    return kept, subsampling
 
 
 def _update_bytes(config: GPTConfig, step: Step, counts: Counts) -> int:
@@ -280,6 +303,9 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
         "the backward pass through the logits": logits,  # the text's still wait
         "the backward pass through the top layer": top,
         "the backward pass through the bottom layer": bottom,
+        "the backward pass through the conditioner": (
+            max(earlier, gradients) + kept.conditioner + other_copies + kept.subsampling
+        ),
         "the optimizer's update": gradients + _update_bytes(config, step, counts),
     }
     steady = parts["weights"] + parts["optimizer"] + parts["EMA"]

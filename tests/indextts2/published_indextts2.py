@@ -62,6 +62,10 @@ CODEC = {
     "vocos_dim": 16,
     "vocos_intermediate_dim": 24,
     "vocos_num_layers": 2,
+    # Not in a release, whose w2v-BERT is larger.
+    "layer": 2,
+    "semantic_heads": 2,
+    "semantic_hidden": 32,
 }
 SENTENCES = [
     "THE CAT SAT ON THE MAT, AND THE DOG RAN IN THE RAIN.",
@@ -121,9 +125,6 @@ def write_release(folder: Path, model, gpt: dict) -> Path:
     return folder
 
 
-CODEC_SIZES = {"layer": 2, "semantic_heads": 2, "semantic_hidden": 32}
-
-
 def write_codec(folder: Path) -> Path:
     """w2v-BERT and MaskGCT's codec beside a release: small, with a layer too many."""
     import safetensors.torch
@@ -131,7 +132,7 @@ def write_codec(folder: Path) -> Path:
     from kit.releases.indextts2.codec import IndexTTS2CodecConfig, quantiser, w2v_bert
 
     torch.manual_seed(11)
-    config = IndexTTS2CodecConfig(**CODEC, **CODEC_SIZES)
+    config = IndexTTS2CodecConfig(**CODEC)
     for name, module in {
         "w2v-bert-2.0": w2v_bert(config, layers=3),
         "semantic_codec": quantiser(config),

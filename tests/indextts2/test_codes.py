@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from published_indextts2 import CODEC, CODEC_SIZES, write_codec
+from published_indextts2 import CODEC, write_codec
 
 from kit.audio.codec import load_codec, mels_and_codes, save_codec
 from kit.base.errors import KitError
@@ -17,7 +17,7 @@ def folder(small):
 
 def kit_codec(folder):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    return load_indextts2_codec(folder, settings, None, CODEC_SIZES)
+    return load_indextts2_codec(folder, settings, None)
 
 
 def waves():
@@ -34,7 +34,7 @@ def package_features(folder, wave):
     model = Wav2Vec2BertModel.from_pretrained(folder / "w2v-bert-2.0").eval()
     extract = SeamlessM4TFeatureExtractor(padding_value=1)
     inputs = extract(wave[None], sampling_rate=16_000, return_tensors="pt")
-    states = model(**inputs, output_hidden_states=True).hidden_states[CODEC_SIZES["layer"]]
+    states = model(**inputs, output_hidden_states=True).hidden_states[CODEC["layer"]]
     stats = torch.load(folder / "wav2vec2bert_stats.pt")
     features = (states - stats["mean"]) / torch.sqrt(stats["var"])
 
@@ -72,9 +72,9 @@ def test_other_files_are_refused(folder, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     safetensors.torch.save_file({"encoder.weight": torch.zeros(3)}, file)
     with pytest.raises(KitError, match=r"missing: .*facebook/w2v-bert-2\.0"):
-        load_indextts2_codec(tmp_path, settings, lambda *_: file, CODEC_SIZES)
+        load_indextts2_codec(tmp_path, settings, lambda *_: file)
     torch.save({"mean": torch.zeros(3), "var": torch.ones(3)}, tmp_path / "wav2vec2bert_stats.pt")
     for name in ("w2v-bert-2.0", "semantic_codec"):
         (tmp_path / name).symlink_to(folder / name)
     with pytest.raises(KitError, match="1,024 means"):
-        load_indextts2_codec(tmp_path, settings, None, CODEC_SIZES)
+        load_indextts2_codec(tmp_path, settings, None)

@@ -9,6 +9,7 @@ Shapes: B batch, L samples, T frames and as many codes, F features.
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import safetensors.torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.base.config import require, require_within
+from kit.base.config import build, require, require_within
 from kit.base.errors import KitError
 from kit.base.formatting import shorten
 from kit.base.tensor_file import describe_mismatch
@@ -162,7 +163,7 @@ def quantiser(config: IndexTTS2CodecConfig) -> nn.Module:
     return package("utils.maskgct_utils").build_semantic_codec(config)
 
 
-def load_indextts2_codec(folder: Path, settings: dict, fetch, sizes: dict | None = None):
+def load_indextts2_codec(folder: Path, settings: dict, fetch: Callable) -> IndexTTS2Codec:
     """Return the codec of the release in `folder`, in eval mode, on the CPU.
 
     w2v-BERT and MaskGCT's codec are read from `folder` if they are in its subfolders `w2v-bert-2.0`
@@ -171,8 +172,7 @@ def load_indextts2_codec(folder: Path, settings: dict, fetch, sizes: dict | None
     """
     section = settings.get("semantic_codec") or {}
     names = {field.name for field in dataclasses.fields(IndexTTS2CodecConfig)} - {"kind"}
-    known = {name: section[name] for name in names & section.keys()}
-    config = IndexTTS2CodecConfig(**known, **(sizes or {}))
+    config = build(IndexTTS2CodecConfig, {n: section[n] for n in names & section.keys()})
     files = []
     for subfolder, repository, name in (W2V_BERT, QUANTISER):
         own = folder / subfolder / "model.safetensors"
