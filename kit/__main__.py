@@ -35,16 +35,8 @@ goes to stderr, and an error is the object's "error".
 Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
 voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
 GATE_FAILED = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Former names of options, which are still taken.
-FORMER = {
-    "max_steps": "--steps",
-    "max_rejected_percent": "--refuse-percent",
-    "max_clip_seconds": "--longest-s",
-    "base_model": "--start-from",
-    "accept_license": "--licence",
-    "dtype": "--weights",
-}
 SAVED = "later commands need not repeat it"
 
 
@@ -56,16 +48,14 @@ class Command:
     """
 
     name: str
-    # Called with the run and the options, it yields results, or what it returns does in its run().
-    recipe: Callable[..., Iterable] | str  # a function of this file, or MODULE.NAME of kit.recipes
+    recipe: str  # MODULE.NAME of kit.recipes; it gets the run and the options
     purpose: str
     writes: str
     options: tuple[tuple[str, Callable, str, str], ...] = ()
     example: str = ""  # options that most people need
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
-    needs_run: bool = True  # False: `recipe` gets the name of the run, which need not exist
-    writes_run: bool = True  # False: it takes a preset, too, and no run is started
+    takes: str = "run"  # or "preset": a run or a preset alone, or "name": a run's name
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
@@ -77,10 +67,10 @@ class Command:
         )
         own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False, json=False)
         folder = "the run's folder (KIT_RUN, or demo)"
-        if not self.writes_run:
+        if self.takes == "preset":
             folder = "a run, for its settings and lengths (the preset alone)"
         own.add_argument("--run", metavar="NAME", help=folder)
-        if self.needs_run:
+        if self.takes != "name":
             preset = "a name of configs/ or a .yaml file (KIT_PRESET, or what fits here)"
             own.add_argument("--preset", help=preset)
             own.add_argument("--use", help=f"balanced, speed, quality, low_memory, debug; {SAVED}")
@@ -91,105 +81,22 @@ class Command:
         for name, kind, metavar, help in self.options:
             flag = "--" + name.replace("_", "-")
             own.add_argument(flag, type=kind, metavar=metavar, help=help)
-            if name in FORMER:
-                how = {"dest": name, "type": kind, "action": FormerOption}
-                own.add_argument(FORMER[name], **how, help=argparse.SUPPRESS)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with those of its own options that were given."""
-        own = {name for name, *_ in self.options}
-        recipe = self.recipe
-        if isinstance(recipe, str):
-            module, name = recipe.split(".")
-            recipe = getattr(importlib.import_module(f"kit.recipes.{module}"), name)
-        steps = recipe(run, **{k: value for k, value in vars(options).items() if k in own})
+        given = vars(options)
+        module, name = self.recipe.split(".")
+        recipe = getattr(importlib.import_module(f"kit.recipes.{module}"), name)
+        steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
+        if hasattr(steps, "line"):  # a single result
+            return [steps]
         return steps.run() if hasattr(steps, "run") else steps
-
-
-class FormerOption(argparse.Action):
-    """An option by its former name: it is taken, and its new name printed."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        new = self.dest.replace("_", "-")
-        print(f"{option_string} is now called --{new}.", file=sys.stderr)
-        setattr(namespace, self.dest, values)
-
-
-def json_object(text: str) -> dict:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise KitError(f"--plan is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise KitError(f'--plan takes an object, such as {{"switches": {{}}}}, got {text}.')
-    return value
 
 
 def yes(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise KitError(f"Write yes or no, not {text!r}.")
+        raise ValueError(text)
     return text == "yes"
-
-
-def tune_steps(run, write: Path | None = None, **options) -> Iterable:
-    from kit.recipes.tune import Tuning
-
-    if write is None:
-        raise KitError("Name the preset to write, such as --write configs/mine.yaml.")
-    return Tuning(run, write, **options).run()
-
-
-def serve_steps(run: str, voice: str = "", **how) -> Iterable:
-    from kit.recipes.serve import serve
-
-    serve(exported_voice(run, voice), **how)
-    return ()
-
-
-def exported_voice(run: str, voice: str) -> Path:
-    """Return the folder of the exported voice `voice`, by default of the run."""
-    from kit.base.run import run_folder
-    from kit.recipes.hub import voice_folder
-
-    return voice_folder(voice or str(run_folder(run) / "export"))
-
-
-def transcribe_steps(
-    run: str, data: str = "", out: str = "", language: str = "am", whisper: str = "small"
-) -> Iterable:
-    from kit.base.run import run_folder
-    from kit.recipes.more_data import load_whisper, transcribe
-
-    if not (data and out):
-        raise KitError("Name the folder of the recordings (--data) and a new one (--out).")
-    return [transcribe(data, out, load_whisper(whisper, language, run_folder(run).parent))]
-
-
-def onnx_steps(run: str, voice: str = "", **how) -> Iterable:
-    from kit.recipes.speak import export_for_onnxruntime
-
-    return [export_for_onnxruntime(exported_voice(run, voice), **how)]
-
-
-def push_steps(run, to: str = "", **how) -> Iterable:
-    from kit.recipes.hub import push
-
-    return [push(run, to, **how)]
-
-
-def compare_steps(run: str, **options) -> Iterable:
-    from kit.base.files import write_atomic
-    from kit.base.formatting import text_grid
-    from kit.recipes.compare import Compare, existing_run
-
-    if not options.get("with"):
-        raise KitError("Name the run to compare with: --with NAME.")
-    first = existing_run(run)
-    result = Compare(first, options["with"]).result()
-    page = first.folder / f"compare-{options['with']}.html"
-    write_atomic(page, f"<!doctype html><meta charset='utf-8'>{result._repr_html_()}")
-    line = f"{result.line}\n{text_grid(result.grid)}\nWith the loss curves: {page}"
-    return [dataclasses.replace(result, line=line, grid=())]
 
 
 RECORDINGS = (
@@ -247,11 +154,11 @@ COMMANDS = (  # in the order in which they are used
         "tune.check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
-        writes_run=False,
+        takes="preset",
     ),
     Command(
         "tune",
-        tune_steps,
+        "tune.Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (
@@ -260,14 +167,14 @@ COMMANDS = (  # in the order in which they are used
             ("minutes", float, "N", "for all of it (the preset's trials.tune_minutes)"),
         ),
         example="--write configs/mine.yaml",
-        writes_run=False,
+        takes="preset",
     ),
     Command(
         "train",
         "train.Training",
         "the model; resumes where it stopped",
         "weights, checkpoints and the log; resumes from the newest intact checkpoint",
-        (*DURATION, ("plan", json_object, "JSON", "what a panel has checked (checked here)")),
+        (*DURATION, ("plan", json.loads, "JSON", "what a panel has checked (checked here)")),
         shared=True,
     ),
     Command(
@@ -308,7 +215,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "serve",
-        serve_steps,
+        "serve.serve",
         "the voice in a browser, and OpenAI's speech API",
         "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
@@ -317,11 +224,11 @@ COMMANDS = (  # in the order in which they are used
             ("port", int, "N", "(7860)"),
             ("api_key", str, "KEY", "that programs and the page must give (none)"),
         ),
-        needs_run=False,
+        takes="name",
     ),
     Command(
         "transcribe",
-        transcribe_steps,
+        "more_data.transcribe_with_whisper",
         "clips and texts from recordings without text",
         "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
         (
@@ -331,22 +238,22 @@ COMMANDS = (  # in the order in which they are used
             ("whisper", str, "MODEL", "a size, tiny to large-v3, or a folder (small)"),
         ),
         example="--data talks/ --out clips/",
-        needs_run=False,
+        takes="name",
     ),
     Command(
         "onnx",
-        onnx_steps,
+        "speak.export_for_onnxruntime",
         "the voice for onnxruntime, without torch",
         "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
         (
             ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
             ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
         ),
-        needs_run=False,
+        takes="name",
     ),
     Command(
         "push",
-        push_steps,
+        "hub.push",
         "the exported voice to the Hugging Face hub",
         "a repository on the Hugging Face hub: the voice, samples and a model card",
         (
@@ -367,12 +274,12 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "compare",
-        compare_steps,
+        "compare.write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         (("with", str, "NAME", "the other run"),),
         example="--with other",
-        needs_run=False,
+        takes="name",
     ),
 )
 
@@ -397,19 +304,17 @@ def run_safely(options: argparse.Namespace, answer: Answer) -> int:
         code = run_command(options, interrupts, answer)
     except KeyboardInterrupt:
         code = interrupts.leave()
-    except ModuleNotFoundError as error:
-        needed = (
-            f"This command needs the package `{error.name}`: install it, or the kit with all that "
-            "it needs (pip install without --no-deps)."
-        )
-        print(needed, file=sys.stderr)
-        answer.fields["error"] = needed
-        code = 2
-    except (ValueError, RuntimeError, OSError) as error:
-        if not type(error).__module__.startswith("kit."):
+    except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
+        text = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            text = (
+                f"This command needs the package `{error.name}`: install it, or the kit with all "
+                "that it needs (pip install without --no-deps)."
+            )
+        elif not type(error).__module__.startswith("kit."):
             raise
-        print(error, file=sys.stderr)
-        answer.fields["error"] = str(error)
+        print(text, file=sys.stderr)
+        answer.fields["error"] = text
         code = getattr(error, "exit_code", 2)
     if interrupts.signals:
         answer.fields["error"] = "Stopped by a signal. The same command resumes."
@@ -443,9 +348,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run_command(
-    options: argparse.Namespace, interrupts: "Interrupts", answer: Answer | None = None
-) -> int:
+def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: Answer) -> int:
     """Run the recipe's steps and print each result, until the end or an interrupt.
 
     Under torchrun the first process does this; the others wait for its orders.
@@ -453,44 +356,40 @@ def run_command(
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()
-    answer = answer or Answer({})
-    if not options.command.needs_run or "voice" in options:
-        for result in options.command.results(options.run, options):
-            print_result(result, options.tables, answer)
+    command = options.command
+    takes = "name" if "voice" in options else command.takes
+    if takes == "name":
+        print_results(command.results(options.run, options), options, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
+    from kit.recipes.prepare_parts import broadcast_order, follow_orders
     from kit.recipes.settings import open_settings, parse_settings
-    from kit.recipes.shared_jobs import broadcast_order, follow_orders
     from kit.training.ranks import join_ranks
 
     allow_expandable_segments()
-    if not options.command.writes_run:
-        settings = parse_settings(options.set)
-        run = open_settings(options.run, options.preset, options.use, settings)
-        for result in options.command.results(run, options):
-            print_result(result, options.tables, answer)
+    chosen = (options.run, options.preset, options.use, parse_settings(options.set))
+    if takes == "preset":
+        run = open_settings(*chosen)
+        print_results(command.results(run, options), options, interrupts, answer)
         return 0
-    ranks = join_ranks(options.command.own_gpu)
+    ranks = join_ranks(command.own_gpu)
     interrupts.ranks = ranks
     answer.is_main = ranks.is_main
     if not ranks.is_main:
-        interrupts.ignore()  # the main process receives them, and stops all
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # the main process gets them, and stops all
         follow_orders(ranks)
         return 0
-    if ranks.several and not options.command.shared:
+    if ranks.several and not command.shared:
         raise KitError(
-            f"`{options.command.name}` runs in one process, but torchrun has started "
-            f"{ranks.world}: run it without torchrun. Only `prepare` and `train` can be shared, "
-            "with a base model, too (`prepare --base-model`)."
+            f"`{command.name}` runs in one process, but torchrun has started {ranks.world}: run it "
+            "without torchrun. Only `prepare` and `train` can be shared, with a base model, too "
+            "(`prepare --base-model`)."
         )
-    run = start(options.run, options.preset, options.use, parse_settings(options.set))
-    run = dataclasses.replace(run, ranks=ranks)
+    run = dataclasses.replace(start(*chosen), ranks=ranks)
     print(run, flush=True)
     answer.fields |= {"run": run.name, "folder": str(run.folder)}
-    for result in options.command.results(run, options):
-        print_result(result, options.tables, answer)
-        if interrupts.signals:
-            break
+    print_results(command.results(run, options), options, interrupts, answer)
     if ranks.several:
         broadcast_order(ranks)  # none: the other processes may end
     ranks.leave()
@@ -500,16 +399,21 @@ def run_command(
     return GATE_FAILED if answer.failed else 0
 
 
-def print_result(result, tables: bool, answer: Answer) -> None:
-    """Print the result's line, and its tables if asked for; `answer` keeps all of it."""
+def print_results(
+    results: Iterable, options: argparse.Namespace, interrupts: "Interrupts", answer: Answer
+) -> None:
+    """Print each result's line, and its tables if asked for; `answer` keeps all of it."""
     from kit.base.formatting import text_grid, text_table
 
-    answer.add(result)
-    print(result, flush=True)
-    if tables and result.grid:
-        print(text_grid(result.grid), flush=True)
-    if tables and result.figures:
-        print(text_table(result.figures), flush=True)
+    for result in results:
+        answer.add(result)
+        print(result, flush=True)
+        if options.tables and result.grid:
+            print(text_grid(result.grid), flush=True)
+        if options.tables and result.figures:
+            print(text_table(result.figures), flush=True)
+        if interrupts.signals:
+            break
 
 
 class Interrupts:
@@ -518,13 +422,8 @@ class Interrupts:
     def __init__(self):
         self.signals: list[int] = []
         self.ranks = None  # the processes of torchrun, once they are known
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, self._on_signal)
-
-    def ignore(self) -> None:
-        """Leave signals to the main process."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame) -> None:
         if self.ranks is not None and self.ranks.lost:

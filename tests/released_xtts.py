@@ -20,7 +20,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.dvae import DVAE
 from kit.releases.xtts_v2.model import CLASSES
-from kit.releases.xtts_v2.names import BATCHES, FIXED, SoundSizes, sound_shapes, to_released
+from kit.releases.xtts_v2.names import FIXED, SoundSizes, sound_tensors, to_released
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0
@@ -60,8 +60,9 @@ def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
     """Encoders and vocoder: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(2)
     found = {}
-    for name, shape in sorted(sound_shapes(sizes).items()):
-        found[name] = torch.tensor(5) if name.endswith(BATCHES) else 0.2 * torch.randn(shape)
+    for name, empty in sorted(sound_tensors({}, sizes).items()):
+        is_float = empty.is_floating_point()
+        found[name] = 0.2 * torch.randn(empty.shape) if is_float else torch.tensor(5)
         if name.endswith(POSITIVE):
             found[name] = found[name].abs() + 0.5
     return found

@@ -46,7 +46,7 @@ from kit.model.weights import WEIGHTS, save_model
 from kit.recipes import prepare, prepare_parts
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.more_data import LongRecordings
-from kit.recipes.shared_jobs import follow_orders
+from kit.recipes.prepare_parts import follow_orders
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import SampleLog

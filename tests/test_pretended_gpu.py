@@ -23,7 +23,7 @@ from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.tuning.recommend import load_choice
+from kit.training.switches import load_choice
 from kit.tuning.trials import Task, TrialConfig
 
 GIB = 2**30

@@ -92,15 +92,13 @@ def import_torchaudio() -> ModuleType:
         import torchaudio.compliance.kaldi
         import torchaudio.functional
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        number = torch.__version__.partition("+")[0]
-        major, minor = (int(part) for part in number.split(".")[:2])
-        wanted = f"{major}.{minor}.*" if (major, minor) < (2, 11) else "2.11.*"
-        cuda = torch.version.cuda
-        build = "cu" + cuda.replace(".", "") if cuda else "cpu"
+        major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+        wanted = min((major, minor), (2, 11))
+        build = "cu" + torch.version.cuda.replace(".", "") if torch.version.cuda else "cpu"
         raise KitError(
-            f"torchaudio cannot be used with torch {torch.__version__}, built for "
-            f"{f'CUDA {cuda}' if cuda else 'the CPU'} ({shorten(error)}). Install one that fits: "
-            f'pip install --force-reinstall --no-deps "torchaudio=={wanted}" '
+            f"torchaudio cannot be used with torch {torch.__version__} for {build} "
+            f"({shorten(error)}). Install one that fits: pip install --force-reinstall --no-deps "
+            f'"torchaudio=={wanted[0]}.{wanted[1]}.*" '
             f"--index-url https://download.pytorch.org/whl/{build}"
         ) from error
     return torchaudio
@@ -258,24 +256,16 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
     silent = energy < max(1e-6, 1e-4 * float(rising[int(0.95 * (count - 1))]))
     loud = np.flatnonzero(~silent)
     first, last = (int(loud[0]), int(loud[-1])) if len(loud) else (count, count - 1)
+    # The 10th percentile is noise, the 90th speech and noise: too low for clips without a pause.
+    noise = float(rising[int(0.1 * count)])
+    ratio = (float(rising[int(0.9 * count)]) - noise) / max(noise, 1e-12)
+    snr_db = 10 * math.log10(min(max(ratio, 1.0), 1e10))
     return {
         "leading_s": round(first * FRAME_S, 2),
         "trailing_s": round((count - 1 - last) * FRAME_S, 2),
         "silence_s": round(int(silent.sum()) * FRAME_S, 2),
-        "snr_db": _snr_db(rising) if count >= 10 else None,
+        "snr_db": round(snr_db, 1) if count >= 10 else None,
     }
-
-
-def _snr_db(rising: np.ndarray) -> float:
-    """Take the 10th percentile of frame energies (F,) as noise, the 90th as speech plus noise.
-
-    It is too low for clips without a pause, and at most 100 dB.
-    """
-    noise = float(rising[int(0.1 * len(rising))])
-    speech = float(rising[int(0.9 * len(rising))]) - noise
-    if speech <= 0:
-        return 0.0
-    return round(min(max(10 * math.log10(speech / max(noise, 1e-12)), 0.0), 100.0), 1)
 
 
 def trim_silence(wave: np.ndarray, rate_hz: int) -> np.ndarray:

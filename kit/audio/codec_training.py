@@ -66,63 +66,49 @@ class Critic(nn.Module):
         return self.score(h), features
 
 
-def train_adversarial(
+def train_generator(
     parameters: list[nn.Parameter],
     compare: Callable[[], Comparison],
     steps: int,
-    device: str,
+    adversarial: bool,
     alternate: bool = False,
 ) -> Losses:
-    """Train `parameters` against critics for `steps`, yielding (step, L1 loss).
+    """Train `parameters` for `steps`, yielding (step, L1 loss).
 
-    `compare()` runs the generator on a new batch. There is one critic per spectrogram of it; with
-    `alternate` each step uses only one in turn. Raises KitError when the loss is not finite.
+    `compare()` runs the generator on a new batch. With `adversarial` there is one critic per
+    spectrogram of it, of which each step uses all, or with `alternate` only one in turn. Raises
+    KitError when the loss is not finite.
     """
     critics = None
-    optimizer = torch.optim.AdamW(parameters, RATE, BETAS)
+    peak = RATE if adversarial else L1_RATE
+    optimizer = torch.optim.AdamW(parameters, peak, BETAS)
     for step in range(1, steps + 1):
         real, generated, error = compare()
-        require_finite_error(error, step)
-        if critics is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                critics = nn.ModuleList(Critic() for _ in real).to(device)
-            critic_optimizer = torch.optim.AdamW(critics.parameters(), RATE, BETAS)
-        critic_optimizer.param_groups[0]["lr"] = RATE * min(1.0, step / WARMUP_STEPS)
-        optimizer.param_groups[0]["lr"] = generator_rate(RATE, step, steps)
-        pairs = list(zip(critics, real, generated, strict=True))
-        if alternate:
-            pairs = [pairs[step % len(pairs)]]
-        take_step(critic_optimizer, sum(critic_loss(*pair) for pair in pairs))
-        adversarial = sum(generator_loss(*pair) for pair in pairs) * len(critics) / len(pairs)
-        take_step(optimizer, L1_WEIGHT * error + adversarial)
+        if not torch.isfinite(error):
+            raise KitError(
+                f"The loss was {error.item()} at step {step} of training the codec's decoder. Skip "
+                "it with `--set codec.sharpen_steps=0 decoder_finetune.steps=0`, or look for a "
+                "damaged recording."
+            )
+        loss = error
+        warmup = min(1.0, step / WARMUP_STEPS)
+        if adversarial:
+            if critics is None:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(0)
+                    critics = nn.ModuleList(Critic() for _ in real).to(error.device)
+                critic_optimizer = torch.optim.AdamW(critics.parameters(), RATE, BETAS)
+            critic_optimizer.param_groups[0]["lr"] = RATE * warmup
+            pairs = list(zip(critics, real, generated, strict=True))
+            if alternate:
+                pairs = [pairs[step % len(pairs)]]
+            take_step(critic_optimizer, sum(critic_loss(*pair) for pair in pairs))
+            scores = sum(generator_loss(*pair) for pair in pairs) * len(critics) / len(pairs)
+            loss = L1_WEIGHT * error + scores
+        decay = 1 - (1 - FINAL_RATE) * step / steps
+        optimizer.param_groups[0]["lr"] = peak * warmup * decay
+        take_step(optimizer, loss)
         yield step, error.item()
-
-
-def train_generator(
-    parameters: list[nn.Parameter], compare: Callable[[], Comparison], steps: int
-) -> Losses:
-    """Train on the L1 loss alone, which is enough for synthetic speech; yields (step, loss)."""
-    optimizer = torch.optim.AdamW(parameters, L1_RATE, BETAS)
-    for step in range(1, steps + 1):
-        error = compare()[2]
-        require_finite_error(error, step)
-        optimizer.param_groups[0]["lr"] = generator_rate(L1_RATE, step, steps)
-        take_step(optimizer, error)
-        yield step, error.item()
-
-
-def generator_rate(peak: float, step: int, steps: int) -> float:
-    return peak * min(1.0, step / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * step / steps)
-
-
-def require_finite_error(error: Tensor, step: int) -> None:
-    if not torch.isfinite(error):
-        raise KitError(
-            f"The loss was {error.item()} at step {step} of training the codec's decoder. Skip "
-            "it with `--set codec.sharpen_steps=0 decoder_finetune.steps=0`, or look for a damaged "
-            "recording."
-        )
 
 
 def critic_loss(critic: Critic, real: Tensor, generated: Tensor) -> Tensor:
@@ -160,7 +146,6 @@ class StateCrops(NamedTuple):
     """Crops of recordings with their codes and a model's states."""
 
     wave: Tensor  # (B, L), margins included
-    inner_wave: Tensor  # (B, L) without them
     codes: Tensor  # (B, N)
     states: Tensor  # (B, N, D), each the one that predicted its code
     dropped: Tensor  # (B, 1, 1): rows to be decoded without states
@@ -174,26 +159,19 @@ def state_crops(
     dropped_share: float,
 ) -> StateCrops:
     """Draw `count` crops; those of a clip that is too short repeat its last code, in silence."""
-    drawn = [_state_crop(clips, shape, generator) for _ in range(count)]
-    wave, codes, states = (torch.stack(part) for part in zip(*drawn, strict=True))
-    dropped = torch.rand(count, 1, 1, generator=generator) < dropped_share
-    return StateCrops(wave, wave[:, shape.margin : -shape.margin], codes, states, dropped)
-
-
-def _state_crop(
-    clips: list[ClipWithStates], shape: CropShape, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    clip = clips[int(torch.randint(len(clips), (), generator=generator))]
-    starts = max(1, len(clip.codes) - shape.codes + 1)
-    start = int(torch.randint(starts, (), generator=generator))
-    end = start + shape.codes
-    missing = max(0, end - len(clip.codes))
-    codes = torch.cat((clip.codes[start:end], clip.codes[-1:].expand(missing)))
-    states = torch.cat((clip.states[start:end], clip.states[-1:].expand(missing, -1))).float()
-    first = start * shape.code_samples - shape.margin
+    drawn = []
     length = shape.samples + 2 * shape.margin
-    wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
-    return wave[max(0, first) :][:length], codes, states
+    for _ in range(count):
+        clip = clips[int(torch.randint(len(clips), (), generator=generator))]
+        starts = max(1, len(clip.codes) - shape.codes + 1)
+        start = int(torch.randint(starts, (), generator=generator))
+        index = torch.arange(start, start + shape.codes).clamp(max=len(clip.codes) - 1)
+        first = start * shape.code_samples - shape.margin
+        wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
+        wave = wave[max(0, first) :][:length]
+        drawn.append((wave, clip.codes[index], clip.states[index].float()))
+    dropped = torch.rand(count, 1, 1, generator=generator) < dropped_share
+    return StateCrops(*map(torch.stack, zip(*drawn)), dropped)
 
 
 def crops(waves: list[Tensor], samples: int, count: int, generator: torch.Generator) -> Tensor:

@@ -25,7 +25,6 @@ from kit.audio.codec_training import (
     StateCrops,
     crops,
     state_crops,
-    train_adversarial,
     train_generator,
 )
 from kit.audio.fitting import FitConfig, FitSchedule, Losses, fit_model
@@ -35,7 +34,6 @@ from kit.audio.vocoder import (
     GriffinLim,
     Pair,
     Vocoder,
-    finetune_vocoder,
     train_vocoder,
 )
 from kit.base.config import require, require_least, require_within
@@ -292,7 +290,8 @@ class MelCodec(nn.Module, Codec):
             return self._compare(mel, magnitude, codes)
 
         with self._training_on(device):
-            for step, _ in train_adversarial(self._decoder_parameters(), compare, total, device):
+            parameters = self._decoder_parameters()
+            for step, _ in train_generator(parameters, compare, total, adversarial=True):
                 yield step, total
 
     def train_vocoder(self, waves: list[Tensor], device: str) -> Progress:
@@ -307,7 +306,7 @@ class MelCodec(nn.Module, Codec):
             return self.log_magnitude_of(self.encode(wave)), wave
 
         with self._training_on(device):
-            for step, _ in train_vocoder(self.vocoder, self.mel, pairs, total, device):
+            for step, _ in train_vocoder(self.vocoder, self.mel, pairs, total):
                 yield step, total
 
     def with_state_inputs(self, width: int) -> "MelCodec":
@@ -334,18 +333,16 @@ class MelCodec(nn.Module, Codec):
         def pairs() -> Pair:
             drawn = self._state_crops(clips, batch, generator)
             magnitude = self.log_magnitude_of(drawn.codes, drawn.states, drawn.dropped)
-            return magnitude, drawn.inner_wave
+            margin = self._margin * self.config.hop_length
+            return magnitude, drawn.wave[:, margin:-margin]
 
         with self._training_on(device):
             parameters = self._decoder_parameters()
-            if self.config.sharpen_steps:
-                training = train_adversarial(parameters, compare, steps, device)
-            else:
-                training = train_generator(parameters, compare, steps)
-            for step, _ in training:
+            adversarial = self.config.sharpen_steps > 0
+            for step, _ in train_generator(parameters, compare, steps, adversarial):
                 yield step, total
             if self.vocoder:  # its input has changed
-                for step, _ in finetune_vocoder(self.vocoder, self.mel, pairs, steps, device):
+                for step, _ in train_vocoder(self.vocoder, self.mel, pairs, steps, l1_share=0.0):
                     yield steps + step, total
 
     @contextmanager

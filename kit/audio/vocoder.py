@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.codec_training import Comparison, train_adversarial, train_generator
+from kit.audio.codec_training import Comparison, train_generator
 from kit.audio.fitting import Losses
 from kit.audio.layers import ConvNeXtBlock
 from kit.audio.spectrogram import Mel, squared_magnitude
@@ -141,34 +141,27 @@ class Vocoder(nn.Module):
 
 
 def train_vocoder(
-    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, device: str
+    vocoder: Vocoder,
+    mel: Mel,
+    pairs: Callable[[], Pair],
+    steps: int,
+    l1_share: float = L1_SHARE,
 ) -> Losses:
-    """Train from scratch for `steps`, yielding (step, L1 loss).
+    """Train for `steps`, yielding (step, L1 loss), against critics after the first `l1_share`.
 
     `pairs()` draws a batch. Raises KitError when the loss is not finite.
     """
-    l1_steps = math.ceil(L1_SHARE * steps)
-    parameters = list(vocoder.parameters())
-    yield from train_generator(parameters, comparison(vocoder, mel, pairs), l1_steps)
-    for step, error in finetune_vocoder(vocoder, mel, pairs, steps - l1_steps, device):
-        yield l1_steps + step, error
 
-
-def finetune_vocoder(
-    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, device: str
-) -> Losses:
-    """Continue training, against critics from the first step; yields (step, L1 loss)."""
-    compare = comparison(vocoder, mel, pairs)
-    parameters = list(vocoder.parameters())
-    yield from train_adversarial(parameters, compare, steps, device, alternate=True)
-
-
-def comparison(vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair]) -> Callable[[], Comparison]:
     def compare() -> Comparison:
         log_magnitude, wave = pairs()
         return compare_waves(wave, vocoder(log_magnitude)[:, : wave.shape[1]], mel)
 
-    return compare
+    parameters = list(vocoder.parameters())
+    l1_steps = math.ceil(l1_share * steps)
+    yield from train_generator(parameters, compare, l1_steps, adversarial=False)
+    critic_steps = steps - l1_steps
+    for step, error in train_generator(parameters, compare, critic_steps, True, alternate=True):
+        yield l1_steps + step, error
 
 
 def compare_waves(real: Tensor, generated: Tensor, mel: Mel) -> Comparison:

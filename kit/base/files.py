@@ -31,23 +31,16 @@ def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) ->
 
     Raises KitError naming `setting`.
     """
-    given = f"{setting} = {shorten(repr(name), 60)}"
-    fix = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
     unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
-    if not name.strip():
-        raise KitError(f"{given} names no folder. {fix}")
-    if unfit:
+    ends = name != name.strip() or name.startswith(".") or name.endswith(".")
+    reserved = name.lower().split(".")[0].rstrip() in RESERVED or name.lower() in taken
+    if not name or unfit or ends or reserved or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise KitError(
-            f"{given} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {fix}"
+            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is empty, longer than "
+            f"{MAX_NAME_BYTES} bytes, a name that Windows or the kit needs, or holds a character "
+            f"that no folder may have ({' '.join(map(repr, unfit)) or 'a dot or space at an end'})."
+            " Choose letters, digits, `-` and `_`, such as `my-voice_2`."
         )
-    if name != name.strip() or name.startswith(".") or name.endswith("."):
-        raise KitError(f"{given} must have no dot or space at either end. {fix}")
-    if len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise KitError(f"{given} is too long: at most {MAX_NAME_BYTES} bytes. {fix}")
-    if name.lower().split(".")[0].rstrip() in RESERVED:
-        raise KitError(f"{given} is reserved for a device of Windows. {fix}")
-    if name.lower() in taken:
-        raise KitError(f"{given} is a folder of the kit's own. {fix}")
     return name
 
 

@@ -205,27 +205,15 @@ def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFil
     from huggingface_hub import HfApi, utils
 
     hub = HfApi(endpoint=endpoint())
+    refused = (utils.HFValidationError, utils.RepositoryNotFoundError, utils.RevisionNotFoundError)
     try:
         info = hub.model_info(repository, revision=revision, files_metadata=True)
-    except utils.HFValidationError as error:
+    except refused as error:
         raise KitError(
-            f"{shorten(repr(repository))} names no repository of the hub, which is OWNER/NAME: "
-            f"{shorten(error)}."
-        ) from error
-    except utils.GatedRepoError as error:  # before RepositoryNotFoundError, its base class
-        raise KitError(
-            f"Access to {repository} must be granted by its owner. Ask on its page, set "
-            "HF_TOKEN and download its files yourself; then name their folder."
-        ) from error
-    except utils.RepositoryNotFoundError as error:
-        raise KitError(
-            f"The hub has no {repository}, or it is private. Is the name right, and HF_TOKEN that "
-            "of somebody who may read it?"
-        ) from error
-    except utils.RevisionNotFoundError as error:
-        raise KitError(
-            f"{repository} has no revision {revision}. Take one that its page lists under Files, "
-            "Commits."
+            f"The hub does not give {shorten(repr(repository))} at revision {revision} "
+            f"({type(error).__name__}). Is it OWNER/NAME, with a revision that its page lists "
+            "under Files, Commits? A private one needs HF_TOKEN of somebody who may read it; for "
+            "a gated one ask for access on its page."
         ) from error
     except Exception as error:  # of the library below, which differs from version to version
         raise KitError(hub_source().unreachable(error)) from error

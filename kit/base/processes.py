@@ -7,6 +7,7 @@ processes, and another number of processes can resume after a kill.
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,8 +24,9 @@ def run_in_process(
 ):
     """What `function(*arguments)` returns in a fresh process; raises what it raises there.
 
-    All are pickled. The process is forked from a clean server that has imported the `preload`
-    modules of the first call. Raises KitError where it dies or takes longer than `limit_s`.
+    All are pickled to bytes, tensors too: shared memory is too small for them in many containers.
+    The process is forked from a clean server that has imported the `preload` modules of the first
+    call. Raises KitError where it dies or takes longer than `limit_s`.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -34,13 +36,14 @@ def run_in_process(
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         processes.set_forkserver_preload(list(preload))
     receiver, sender = processes.Pipe(duplex=False)
-    process = processes.Process(target=_answer, args=(sender, function, arguments))
+    packed = pickle.dumps((function, arguments))
+    process = processes.Process(target=_answer, args=(sender, packed))
     try:
         process.start()
         sender.close()
         if not receiver.poll(limit_s):
             raise KitError(f"not finished after {limit_s:.0f} s")
-        returned, value = receiver.recv()
+        returned, value = pickle.loads(receiver.recv())
         process.join(EXIT_S)
     except EOFError:
         process.join()
@@ -54,17 +57,18 @@ def run_in_process(
     raise value
 
 
-def _answer(sender, function: Callable, arguments: tuple) -> None:
+def _answer(sender, packed: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too: the parent ends it
     score = Path("/proc/self/oom_score_adj")
     if score.exists():  # when memory runs out, Linux kills this process and not the notebook
         score.write_text("1000", encoding="utf-8")
     try:
+        function, arguments = pickle.loads(packed)
         answer = (True, function(*arguments))
     except Exception as error:
         answer = (False, error)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
-        sender.send(answer)
+        sender.send(pickle.dumps(answer))
 
 
 def _reason(exit_code: int) -> str:

@@ -110,7 +110,12 @@ class Decoder(nn.Module):
         set_cuda_defaults()
         self.config = model.config
         self.device = model.final_norm.weight.device
-        check_finite(model)
+        for name, values in model.named_parameters():  # rounded to int8, NaN is a number
+            if not is_finite(name, values):
+                raise SpeechError(
+                    f"The model's weights are damaged: {name} is not finite. Load an earlier "
+                    "checkpoint, or train again with a lower learning rate."
+                )
         compiles, not_compiled = will_compile(config.compile, self.device)
         if compiles:
             keep_device_guard()
@@ -308,7 +313,11 @@ class Decoder(nn.Module):
         """
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache
-            mask = self.mask_unwritten(layers[0][0], mask, input_pos)
+            keys = layers[0][0]
+            positions = keys.shape[2]
+            mask = keys.new_zeros(1, 1, 1, positions) if mask is None else mask
+            unwritten = self.counter[:positions] > input_pos
+            mask = mask[..., :positions].masked_fill(unwritten, float("-inf"))
         elif mask is not None:
             mask = mask[..., : input_pos + 1]
         for layer, (k, v) in zip(self.layers, layers):
@@ -316,14 +325,6 @@ class Decoder(nn.Module):
         state = self.final_state(x)
         logits = self.code_head(state).float()
         return (logits, state) if self.keeps_states else logits
-
-    def mask_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
-        """Return `mask` (B, 1, 1, N), or None, with positions not yet written masked, too."""
-        positions = keys.shape[2]
-        if mask is None:
-            mask = keys.new_zeros(1, 1, 1, positions)
-        unwritten = self.counter[:positions] > input_pos
-        return mask[..., :positions].masked_fill(unwritten, float("-inf"))
 
     def embed(self, codes: Tensor, code_index: int | Tensor) -> Tensor:
         """Return embeddings (B, D) of codes (B,), the `code_index`-th of their rows."""
@@ -349,13 +350,3 @@ def require_finite_mel(mel: Tensor) -> None:
         raise SpeechError(
             "A reference has NaN or infinite values: make it again from an undamaged recording."
         )
-
-
-def check_finite(model: SpeechGPT) -> None:
-    """Raise SpeechError for weights that are not finite: rounded to int8, NaN is a number."""
-    for name, values in model.named_parameters():
-        if not is_finite(name, values):
-            raise SpeechError(
-                f"The model's weights are damaged: {name} is not finite. Load an earlier "
-                "checkpoint, or train again with a lower learning rate."
-            )

@@ -230,9 +230,18 @@ def decode_stream(
     cache = None
     try:
         x, padding = decoder.prompt(texts, cond, with_uncond=config.uses_cfg)
-        batch = empty_batch(decoder, [length_limit(c, config, len(text)) for text in texts])
         count = len(texts)
         device = decoder.device
+        limits = [length_limit(c, config, len(text)) for text in texts]
+        shape = (count, max(limits) + 1)
+        batch = DecodedBatch(
+            codes=torch.full(shape, c.stop_code, device=device),
+            log_probs=torch.zeros(shape, device=device),
+            limits=limits,
+            stop=c.stop_code,
+        )
+        if decoder.keeps_states:
+            batch.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
         active = ActiveRows(
             rows=torch.arange(count, device=device),
             limits=torch.tensor(batch.limits, device=device),
@@ -288,21 +297,6 @@ def decode_stream(
 
 def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
     return rows.repeat(2) if config.uses_cfg else rows
-
-
-def empty_batch(decoder: Decoder, limits: list[int]) -> DecodedBatch:
-    c = decoder.config
-    device = decoder.device
-    shape = (len(limits), max(limits) + 1)
-    batch = DecodedBatch(
-        codes=torch.full(shape, c.stop_code, device=device),
-        log_probs=torch.zeros(shape, device=device),
-        limits=limits,
-        stop=c.stop_code,
-    )
-    if decoder.keeps_states:
-        batch.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
-    return batch
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -37,7 +37,6 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.speak_onnx import FILES, SUMS
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.text.tokenizer import Tokenizer
 
 CARD = "voice-onnx.json"
@@ -67,162 +66,47 @@ latents = load_file("latents.safetensors")  # of each speaker
 @torch.inference_mode()
 def speak(ids, speaker):
     codes = []
-    prompt = len(ids) + {before}
-    logits, cache = prefill(torch.tensor(ids), latents[speaker])
+    logits, state, cache = prefill(torch.tensor(ids), latents[speaker])
     for code_index in range(1, {codes}):
         code = logits.argmax(-1)  # greedy; or sample
         if code == {stop}:  # STOP; without it the text is truncated
             break
         codes.append(int(code))
-        input_pos = torch.tensor([prompt + code_index - 1])
-        logits, cache = decode_one(code, torch.tensor([code_index]), input_pos, cache)
+        logits, state, new = decode_one(code, torch.tensor([code_index]), cache)
+        cache = torch.cat((cache, new))
     return codes
 ```
 
 | program | takes | gives |
 |---|---|---|
-| prefill | text (T,) int64, T from 1 to {longest}; latents {latents} float32 | logits, cache |
-| decode_one | code, code_index, input_pos (1,) int64 each; cache | logits, cache |
+| prefill | text (T,) int64, T from 1 to {longest}; latents {latents} | logits, state, cache |
+| decode_one | code (1,), code_index (1,) int64; cache | logits, state, entries to append |
 
-`logits` (1, {vocabulary}) float32, START ({start}) is -inf; `cache` {cache} float32:
-layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
-`code_index` is the number of the code in the text, from 1; `input_pos` its position in the cache.
+All others are float32: `logits` (1, {vocabulary}), START ({start}) is -inf; `state` is what they
+are computed from; `cache` (positions, {layers}, 2, {heads}, {head_width}), keys and values.
 
 Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text normalised by
 `kit.text.normalize` (language `{language}`). The voice's codec decodes codes to audio.
 """
 
 
-class Prefill(nn.Module):
+class Prompt(nn.Module):
     """`Decoder.prompt` and `Decoder.prefill` for one row."""
 
     def __init__(self, decoder: Decoder, model: SpeechGPT):
         super().__init__()
         self.decoder = decoder
-        self.config = model.config
         self.text = nn.Buffer(model.text_embedding.weight.detach())
         self.text_position = nn.Buffer(model.text_position.weight.detach())
 
-    def prompt(self, text: Tensor, latents: Tensor) -> Tensor:
-        """Return `latents | START text STOP | START` as embeddings (P, D)."""
-        c = self.config
+    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c = self.decoder.config
         ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
         embedded = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
         start = self.decoder.embed(text.new_full((1,), c.start_code), 0)
-        return torch.cat((latents, embedded, start))
-
-    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
-        c = self.config
-        decoder = self.decoder
-        x = self.prompt(text, latents)
-        cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
-        later = causal_mask(x)
-        for layer, (k, v) in zip(decoder.layers, cache):
-            x = layer(x, k, v, 0, later)
-        logits = decoder.code_head(decoder.final_state(x[-1:]))
-        return mask_start_code(logits, c), cache
-
-
-class DecodeOne(nn.Module):
-    """`Decoder.step` for one row, with fixed shapes."""
-
-    def __init__(self, decoder: Decoder):
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(
-        self, code: Tensor, code_index: Tensor, input_pos: Tensor, cache: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        layers = [(k, v) for k, v in cache]
-        logits = self.decoder.step(code, code_index, input_pos, layers, None)
-        return mask_start_code(logits, self.decoder.config), cache
-
-
-def causal_mask(x: Tensor) -> Tensor:
-    """Return what is added to the scores (P, P) of a prompt; explicit, for P is dynamic."""
-    return torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
-
-
-def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
-    """Set the logit of START, which is never generated, to -inf."""
-    logits[:, config.start_code].fill_(float("-inf"))
-    return logits
-
-
-def traceable_parts(voice: Voice) -> tuple[SpeechGPT, Decoder, dict[str, Tensor]]:
-    """Return the model and a decoder of its weights on the CPU, and each speaker's latents (K, D).
-
-    The decoder has no parts but those of a step.
-    """
-    model = voice.model
-    if model.final_norm.weight.device.type != "cpu":
-        model = copy.deepcopy(model).cpu()
-    decoder = Decoder(model, traceable=True)
-    decoder.conditioner = decoder.text_embedding = decoder.text_position = None
-    latents = {}
-    for name in voice.speakers:
-        segments = [mel.cpu() for mel in voice.reference_segments(name)]
-        latents[name] = mean_latents(model.conditioner, segments).contiguous()
-    return model, decoder, latents
-
-
-@torch.no_grad()
-def export_program(voice: Voice, folder: Path) -> Path:
-    """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
-
-    `latents.safetensors` holds each speaker's conditioning latents; README.md describes inputs,
-    shapes and a decoding loop. The kit never loads a .pt2: it may hold pickles.
-    """
-    folder = prepare(Path(folder))
-    model, decoder, latents = traceable_parts(voice)
-    c = model.config
-    with atomic_path(folder / "latents.safetensors") as file:
-        save_tensors(latents, file)
-    write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
-    example = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
-    lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
-    save_program(folder / "prefill.pt2", Prefill(decoder, model), example, (lengths, None))
-    # Three tensors: the same one three times would be one input.
-    ones = torch.ones(3, 1, dtype=torch.long).unbind()
-    cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
-    save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
-    positions = decoder.max_positions
-    manual = MANUAL.format(
-        torch=torch.__version__,
-        language=voice.language,
-        longest=c.max_text - 2,
-        latents=f"({c.latents}, {c.width})",
-        before=c.latents + 3,
-        vocabulary=c.code_vocab,
-        start=c.start_code,
-        stop=c.stop_code,
-        codes=c.max_code,
-        cache=f"({c.layers}, 2, 1, {c.heads}, {positions}, {c.width // c.heads})",
-    )
-    write_atomic(folder / "README.md", manual)
-    return folder
-
-
-def save_program(
-    path: Path, module: nn.Module, example: tuple, dynamic: tuple | None = None
-) -> None:
-    """Trace `module` with `example` inputs and write it without them."""
-    keep_device_guard()
-    program = torch.export.export(module, example, dynamic_shapes=dynamic)
-    program.example_inputs = None
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        torch.export.save(program, file)
-
-
-# --- onnxruntime ---------------------------------------------------------------------------------
-
-
-class Prompt(Prefill):
-    """`Prefill` with a cache (P, layers, 2, H, d) of the prompt alone."""
-
-    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = self.prompt(text, latents)
-        return run_layers(self.decoder, x, None, causal_mask(x))
+        x = torch.cat((latents, embedded, start))
+        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        return run_layers(self.decoder, x, None, later)
 
 
 class Step(nn.Module):
@@ -254,8 +138,74 @@ def run_layers(
             written = [torch.cat((old[None], part), dim=2) for old, part in zip(before, written)]
         x = layer.add_heads(x, F.scaled_dot_product_attention(q, *written, attn_mask=mask))
     state = decoder.final_state(x[-1:])
-    logits = mask_start_code(decoder.code_head(state), decoder.config)
+    logits = decoder.code_head(state)
+    logits[:, decoder.config.start_code].fill_(float("-inf"))  # never generated
     return logits, state, torch.stack(new, dim=1)
+
+
+def traceable_parts(voice: Voice) -> tuple[dict[str, tuple], dict[str, Tensor]]:
+    """Return the graphs of the GPT on the CPU, and each speaker's latents (K, D).
+
+    A graph is a module, examples of its inputs, and which of their dimensions vary.
+    """
+    model = voice.model
+    if model.final_norm.weight.device.type != "cpu":
+        model = copy.deepcopy(model).cpu()
+    decoder = Decoder(model, traceable=True)
+    decoder.conditioner = decoder.text_embedding = decoder.text_position = None  # not of a step
+    latents = {}
+    for name in voice.speakers:
+        segments = [mel.cpu() for mel in voice.reference_segments(name)]
+        latents[name] = mean_latents(model.conditioner, segments).contiguous()
+    c = model.config
+    one = torch.ones(1, dtype=torch.long)
+    prompt = {"text": one.repeat(5), "latents": torch.zeros(c.latents, c.width)}
+    cache = torch.zeros(9, c.layers, 2, c.heads, c.width // c.heads)
+    step = {"code": one, "code_index": one.clone(), "cache": cache}
+    text_ids = torch.export.Dim("text_ids", min=1, max=c.max_text - 2)
+    positions = torch.export.Dim("positions", min=2, max=decoder.max_positions)
+    graphs = {
+        "prompt": (Prompt(decoder, model), prompt, {"text": {0: text_ids}}),
+        "step": (Step(decoder), step, {"cache": {0: positions}}),
+    }
+    return graphs, latents
+
+
+@torch.no_grad()
+def export_program(voice: Voice, folder: Path) -> Path:
+    """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
+
+    `latents.safetensors` holds each speaker's conditioning latents; README.md describes inputs,
+    shapes and a decoding loop. The kit never loads a .pt2: it may hold pickles.
+    """
+    folder = prepare(Path(folder))
+    graphs, latents = traceable_parts(voice)
+    with atomic_path(folder / "latents.safetensors") as file:
+        save_tensors(latents, file)
+    write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
+    keep_device_guard()
+    for name, (module, inputs, dynamic) in zip(("prefill", "decode_one"), graphs.values()):
+        shapes = tuple(dynamic.get(name) for name in inputs)
+        program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes)
+        program.example_inputs = None
+        with atomic_path(folder / f"{name}.pt2") as temporary, open(temporary, "wb") as file:
+            torch.export.save(program, file)
+    c = voice.model.config
+    manual = MANUAL.format(
+        torch=torch.__version__,
+        language=voice.language,
+        longest=c.max_text - 2,
+        latents=f"({c.latents}, {c.width})",
+        vocabulary=c.code_vocab,
+        start=c.start_code,
+        stop=c.stop_code,
+        codes=c.max_code,
+        layers=c.layers,
+        heads=c.heads,
+        head_width=c.width // c.heads,
+    )
+    write_atomic(folder / "README.md", manual)
+    return folder
 
 
 @torch.no_grad()
@@ -273,21 +223,26 @@ def export_onnx(
         raise KitError(f"ONNX weights are {known}, not {weights!r}.{nearest(weights, WEIGHTS)}")
     quantization = require_packages()
     require_supported(voice)
-    model, decoder, latents = traceable_parts(voice)
-    c = model.config
-    one = torch.ones(1, dtype=torch.long)
-    prompt = {"text": one.repeat(5), "latents": torch.zeros(c.latents, c.width)}
-    cache = torch.zeros(9, c.layers, 2, c.heads, c.width // c.heads)
-    step = {"code": one, "code_index": one.clone(), "cache": cache}
-    sound = {"codes": one.repeat(1, 7)}
+    graphs, latents = traceable_parts(voice)
+    sound = {"codes": torch.ones(1, 7, dtype=torch.long)}
     if voice.decodes_from_states:
-        sound["states"] = torch.zeros(1, 7, c.width)
-    outputs = ("logits", "state", "new")
+        sound["states"] = torch.zeros(1, 7, voice.model.config.width)
+    lengths = {name: {1: torch.export.Dim.DYNAMIC} for name in sound}
+    graphs["sound"] = (Sound(voice.codec), sound, lengths)
     with quiet(), atomic_folder(prepare(Path(folder)), (CARD,)) as new:
-        save_graph(new / "prompt.onnx", Prompt(decoder, model), prompt, outputs, {"text": 0})
-        save_graph(new / "step.onnx", Step(decoder), step, outputs, {"cache": 0})
-        lengths = dict.fromkeys(sound, 1)
-        save_graph(new / "sound.onnx", Sound(voice.codec), sound, ("wave",), lengths)
+        for name, (module, inputs, dynamic) in graphs.items():
+            torch.onnx.export(
+                module.eval(),
+                kwargs=inputs,
+                f=new / f"{name}.onnx",
+                input_names=list(inputs),
+                output_names=["wave"] if name == "sound" else ["logits", "state", "new"],
+                dynamic_shapes={name: dynamic.get(name, {}) for name in inputs},
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
         if weights == "int8":
             for name in ("prompt.onnx", "step.onnx"):
                 quantize(quantization, new / name)
@@ -337,27 +292,6 @@ def require_supported(voice: Voice) -> None:
     size = sum(weight.numel() for weight in voice.model.parameters()) * 4
     if size > MAX_BYTES:
         raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
-
-
-def save_graph(
-    path: Path, module: nn.Module, inputs: dict, outputs: tuple[str, ...], dynamic: dict[str, int]
-) -> None:
-    """Write `module` as an ONNX graph; `dynamic` names the dimension of an input that varies."""
-    shapes = {name: {} for name in inputs}
-    for name, dimension in dynamic.items():
-        shapes[name] = {dimension: torch.export.Dim.DYNAMIC}
-    torch.onnx.export(
-        module.eval(),
-        kwargs=inputs,
-        f=path,
-        input_names=list(inputs),
-        output_names=list(outputs),
-        dynamic_shapes=shapes,
-        opset_version=OPSET,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
 
 
 def quantize(quantization: ModuleType, path: Path) -> None:

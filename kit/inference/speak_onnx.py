@@ -25,6 +25,11 @@ class Voice:
         import onnxruntime  # the kit itself does not need it
 
         self.card = json.loads((folder / "voice-onnx.json").read_text(encoding="utf-8"))
+        if not 8000 <= self.card["sample_rate"] <= 192_000:
+            raise SystemExit(
+                f"{folder / 'voice-onnx.json'} has sample_rate {self.card['sample_rate']}, which "
+                "must be 8000 to 192000 Hz: export the voice again."
+            )
         self.latents = dict(zip(self.card["speakers"], np.load(folder / "latents.npz")["latents"]))
         self.tokens = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
         files = [str(folder / f"{name}.onnx") for name in ("prompt", "step", "sound")]

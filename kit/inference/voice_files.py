@@ -260,7 +260,18 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
         parts = {key: header.pop(key, default) for key, default in HEADER_DEFAULTS.items()}
         parts = checked(parts, HEADER, "its header")
         vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
-        require_tensors(tensors, vectors, parts)
+        for name, mel in tensors.items():
+            require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
+        what = "the tensor of speaker vectors"
+        require_matrix(what, vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
+        if len(vectors) != len(parts["vectors"]):
+            raise KitError(f"it has {len(vectors)} vectors for {len(parts['vectors'])} speakers")
+        for name, frames in parts["pieces"].items():
+            total = tensors[name].shape[1] if name in tensors else 0
+            if sum(frames) != total:
+                raise KitError(
+                    f"the reference of {name!r} has {total} frames, its segments {frames}"
+                )
         # Copies: Windows cannot overwrite a file that is still memory-mapped.
         return SpeakerReferences(
             mels={name: mel.clone() for name, mel in tensors.items()},
@@ -271,18 +282,6 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
         )
     except (OSError, KitError) as error:
         raise SpeechError(f"{path} ({shorten(error, 400)}): {fix}") from error
-
-
-def require_tensors(mels: dict[str, Tensor], vectors: Tensor, parts: dict) -> None:
-    for name, mel in mels.items():
-        require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
-    require_matrix("the tensor of speaker vectors", vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
-    if len(vectors) != len(parts["vectors"]):
-        raise KitError(f"it has {len(vectors)} speaker vectors for {len(parts['vectors'])} names")
-    for name, frames in parts["pieces"].items():
-        total = mels[name].shape[1] if name in mels else 0
-        if sum(frames) != total:
-            raise KitError(f"the reference of {name!r} has {total} frames, its segments {frames}")
 
 
 def require_matrix(what: str, tensor: Tensor, max_rows: int, max_columns: int) -> None:

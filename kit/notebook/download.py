@@ -10,29 +10,16 @@ from kit.base.files import atomic_path, require_disk
 
 
 def zip_folder(folder: Path, path: Path) -> None:
-    """Write the files of `folder` to the zip file `path`, unless it has them already.
+    """Write the files of `folder` to the zip file `path`; they unpack into a folder of its name.
 
-    They unpack into one folder with the name of `path`. Weights hardly compress, so nothing is
-    compressed. Raises DiskError with a fix if the disk is full, and leaves an older `path` then.
+    Weights hardly compress, so nothing is compressed. Raises DiskError with a fix if the disk is
+    full, and leaves an older `path` then.
     """
-    files = {}
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_file() and not name.startswith("."):  # being written
-            files[f"{path.stem}/{name}"] = file
-    sizes = {name: file.stat().st_size for name, file in files.items()}
-    newest_ns = max(file.stat().st_mtime_ns for file in files.values())
-    if zipfile.is_zipfile(path) and path.stat().st_mtime_ns >= newest_ns:
-        with zipfile.ZipFile(path) as archive:
-            if {info.filename: info.file_size for info in archive.infolist()} == sizes:
-                return
-    require_disk(folder, sum(sizes.values()))
-    with (
-        atomic_path(path) as part,
-        zipfile.ZipFile(part, "w", strict_timestamps=False) as archive,
-    ):
-        for name, file in files.items():
-            archive.write(file, name)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name[0] != "."]
+    require_disk(folder, sum(file.stat().st_size for file in files))
+    with atomic_path(path) as part, zipfile.ZipFile(part, "w", strict_timestamps=False) as archive:
+        for file in files:
+            archive.write(file, Path(path.stem, file.relative_to(folder)))
 
 
 def show_download_button(path: Path) -> None:

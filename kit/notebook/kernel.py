@@ -12,14 +12,10 @@ COMM = ("comm_open", "comm_msg", "comm_close")
 ASKED = ("kernel_info_request", "comm_info_request")
 
 
-def front_end() -> tuple[str, str]:
-    """(mode, reason): "plain" lines for a program, "live" widgets for a person."""
+def is_watched() -> bool:
+    """Whether a person sees this cell: programs that run notebooks (nbmake) take no input."""
     kernel = getattr(get_ipython(), "kernel", None)
-    if kernel is None:
-        return "plain", "there is no notebook kernel"
-    if not kernel.get_parent("shell").get("content", {}).get("allow_stdin"):
-        return "plain", "the cell was sent by a program that takes no input (nbmake, papermill)"
-    return "live", "the front end shows what a thread sends after its cell has ended"
+    return bool(kernel and kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
 
 
 def plain_errors() -> None:
@@ -45,7 +41,7 @@ def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
 def print_results() -> None:
     """Where a program runs the notebook, print a cell's Result as well: a log has no values."""
     shell = get_ipython()
-    if shell is not None and front_end()[0] == "plain":
+    if shell is not None and not is_watched():
         shell.events.register("post_run_cell", _print_result)
 
 

@@ -1,7 +1,7 @@
 """The charts of the notebooks, each a figure of its own with units on its axes.
 
 None holds the text of a sentence, for the default font has no Ethiopic. The curves of a run
-are in run_plots.py, the live one in live_plot.py.
+are in run_plots.py.
 """
 
 import math
@@ -171,24 +171,6 @@ def grouped_bars(
     beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
     axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
-    return figure
-
-
-def measures(panels: dict[str, dict[str, float]]) -> Figure:
-    """Several measures of the same things side by side: by its title, {name: value} of each."""
-    most = max(len(values) for values in panels.values())
-    figure = new_figure(max(4.0, 2.4 * len(panels)), 0.9 + 0.35 * most)
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, values) in zip(all_axes, panels.items()):
-        numbers = list(values.values())
-        colours = [PALETTE[place % len(PALETTE)] for place in range(len(numbers))]
-        axes.barh(range(len(numbers)), numbers, color=colours, height=0.65)
-        widest = max(numbers) or 1.0
-        for place, number in enumerate(numbers):
-            _value(axes, f"{number:,.3g}", number, place, widest)
-        _names(axes, list(values) if axes is all_axes[0] else [""] * len(numbers), widest)
-        axes.set_xlim(0, 1.35 * widest)
-        tidy(axes, "", "", title)
     return figure
 
 

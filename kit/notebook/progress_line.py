@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from IPython.display import display
 
 from kit.base.formatting import clock
-from kit.notebook.kernel import front_end
+from kit.notebook.kernel import is_watched
 
 ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
 
@@ -22,7 +22,7 @@ class Ticker:
         self.label = label
         self.began_s = time.monotonic()
         self.said_s = 0.0
-        self.plain = front_end()[0] == "plain"
+        self.plain = not is_watched()
         self.handle = None
 
     def __call__(self, done: int, total: int, detail: str = "") -> None:

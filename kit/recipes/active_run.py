@@ -52,7 +52,7 @@ class ActiveRun(Run):
     threads: Choice  # of torch
     precision: Choice  # "fp32", "fp16" or "bf16"
     kept: "RunCopy | None" = None  # its copy on another disk (KIT_MIRROR)
-    ranks: Ranks = ALONE  # the processes that share its work: see `shared_jobs.py`
+    ranks: Ranks = ALONE  # the processes that share its work: see `prepare_parts.py`
 
     def record(self, **figures) -> dict:
         """As `Run.record`; returns only after everything new was copied to the other disk."""

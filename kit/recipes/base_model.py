@@ -7,14 +7,13 @@ weights. They are copied into the run's folder: the original may be deleted.
 import dataclasses
 import os
 import re
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
 from kit.base.config import build, merge
-from kit.base.errors import KitError, Note
+from kit.base.errors import KitError
 from kit.base.files import file_digest, write_atomic
 from kit.base.hub import fetched, list_files
 from kit.base.run import Run, read_run_file
@@ -50,7 +49,7 @@ from kit.releases.xtts_v2.model import (
     DVAE_FILE,
     MEL_STATS_FILE,
     VOCABULARY_FILE,
-    WEIGHTS_FILES,
+    WEIGHTS_FILE,
     load_xtts,
 )
 from kit.tuning.memory_plan import count_parameters
@@ -58,7 +57,7 @@ from kit.tuning.memory_plan import count_parameters
 RELEASE = "hf://coqui/XTTS-v2"
 # Revisions that have been tested: the files of a repository may change at any time.
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
-NEEDED = (WEIGHTS_FILES[0], CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
+NEEDED = (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
 
 INDEXTTS2_NEEDED = (INDEXTTS2_WEIGHTS, INDEXTTS2_CONFIG, INDEXTTS2_VOCABULARY, STATS_FILE)
@@ -240,9 +239,6 @@ def fetch_beside(run: ActiveRun, repository: str, name: str) -> Path:
 def require_licence(name: Path | str, licence: str, needed: str = LICENCE) -> None:
     """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is the one that is `needed`."""
     licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
-    if not licence and "KIT_LICENCE" in os.environ:
-        warnings.warn("KIT_LICENCE is now called KIT_ACCEPT_LICENSE.", Note, stacklevel=2)
-        licence = os.environ["KIT_LICENCE"]
     if licence == needed:
         return
     given = f", not {licence!r}" if licence else ""
@@ -259,9 +255,8 @@ def inherited_licence(run: Run) -> str:
 
 def release_weights(folder: Path) -> str:
     """The name of the weights of an XTTS in `folder`; "" if there is none."""
-    if not (folder / VOCABULARY_FILE).is_file():
-        return ""
-    return next((name for name in WEIGHTS_FILES if (folder / name).is_file()), "")
+    complete = all((folder / name).is_file() for name in (WEIGHTS_FILE, VOCABULARY_FILE))
+    return WEIGHTS_FILE if complete else ""
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:

@@ -17,13 +17,13 @@ from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.trained_parts import finetuning_of
+from kit.training.switches import load_choice
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.recommend import (
     Decision,
     Trial,
     choose_switches,
     chosen,
-    load_choice,
     trial_cells,
     trial_figures,
     write_choice,

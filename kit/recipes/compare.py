@@ -3,18 +3,19 @@
 Nothing is trained or measured again; only blind listening lets both voices speak.
 """
 
+import dataclasses
 import math
 import random
-from functools import cached_property
 
 import numpy as np
 
 from kit.base.errors import KitError
-from kit.base.formatting import figure_text, flat, format_gib, nearest
+from kit.base.files import encode_wav, write_atomic
+from kit.base.formatting import figure_text, flat, format_gib, nearest, text_grid
 from kit.base.run import Run, find_run, read_run_file, run_folder
-from kit.notebook.panel.listen_panel import ListenPanel, Pair
+from kit.notebook.panel.one_by_one import ListenPanel
 from kit.notebook.plots import curves
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result
 from kit.notebook.run_plots import column, smooth, thin
 from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.speak import Speaking
@@ -49,24 +50,17 @@ class Compare:
             run_b = existing_run(run_b) if run_b else None
         if run_b and run_b.folder.resolve() == run_a.folder.resolve():
             raise KitError(f"`{run_a.name}` cannot be compared with itself: name another run.")
-        self.run_a = run_a
-        self.run_b = run_b
-
-    @cached_property
-    def runs(self) -> dict[str, Run]:
-        return {self.run_a.name: self.run_a, self.run_b.name: self.run_b}
+        self.runs = {run.name: run for run in (run_a, run_b) if run}
 
     def result(self) -> Result:
         """Loss curves of both, then a table: figures, and settings that differ."""
-        if self.run_b is None:
+        if len(self.runs) == 1:
             return Result(line=SKIPPED)
         lines = self.losses()
         pictures = [curves(lines, "step", "loss (nats per target)")] if lines else []
-        figures = self.figures()
         differing = self.differing_settings()
         line = f"{' beside '.join(self.runs)}: {len(differing)} settings differ"
-        line += "" if lines else "; neither has a training log"
-        grid = [("", *self.runs), *figures, *differing]
+        grid = [("", *self.runs), *self.figures(), *differing]
         return Result(line=line, pictures=pictures, grid=grid)
 
     def losses(self) -> dict[str, tuple]:
@@ -117,13 +111,15 @@ class Compare:
         Order and sides are random, the level is the same. The preferences go into both records and
         replace those of an earlier session.
         """
-        if self.run_b is None:
+        if len(self.runs) == 1:
             return Result(line=SKIPPED)
-        voices = [Speaking(_active(run)) for run in self.runs.values()]
+        voices = []
+        for run in self.runs.values():
+            voices.append(Speaking(run if isinstance(run, ActiveRun) else active_run(run)))
         texts = [row.text for row in voices[0].held_out if voices[1].voice.can_speak(row.text)]
         if not texts:
             raise KitError(
-                f"`{self.run_b.name}` can speak no held-out sentence of `{self.run_a.name}`: "
+                f"One of {', '.join(self.runs)} can speak no held-out sentence of the other: "
                 "compare runs of one language."
             )
         texts = random.sample(texts, min(pairs, len(texts)))
@@ -132,11 +128,8 @@ class Compare:
         offered = []
         for text, order, *spoken in zip(texts, sides, *speech):
             wavs = same_level([np.asarray(each.wave) for each in spoken])
-            sounds = [
-                Sound(caption=text, wave=wave, sample_rate_hz=voice.rate_hz).wav_bytes()
-                for wave, voice in zip(wavs, voices)
-            ]
-            offered.append(Pair(text=text, wavs=(sounds[order[0]], sounds[order[1]])))
+            sounds = [encode_wav(wave, voice.rate_hz) for wave, voice in zip(wavs, voices)]
+            offered.append((text, sounds[order[0]], sounds[order[1]]))
         wins = [0, 0, 0]  # of the first run, of the second, and no preference
 
         def answer(number: int, which: int | None) -> str:
@@ -164,6 +157,18 @@ class Compare:
         )
 
 
+def write_comparison(run: str, **other: str) -> Result:
+    """Write a page with the run `run` beside the one that `with` names; the command `compare`."""
+    if not other.get("with"):
+        raise KitError("Name the run to compare with: --with NAME.")
+    first = existing_run(run)
+    result = Compare(first, other["with"]).result()
+    page = first.folder / f"compare-{other['with']}.html"
+    write_atomic(page, f"<!doctype html><meta charset='utf-8'>{result._repr_html_()}")
+    line = f"{result.line}\n{text_grid(result.grid)}\nWith the loss curves: {page}"
+    return dataclasses.replace(result, line=line, grid=())
+
+
 def existing_run(name: str) -> Run:
     """Return the run `name`. Raises KitError where there is none, with the names of those."""
     folder = run_folder(name)
@@ -189,7 +194,3 @@ def wilson(wins: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
     return max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)
-
-
-def _active(run: Run) -> ActiveRun:
-    return run if isinstance(run, ActiveRun) else active_run(run)

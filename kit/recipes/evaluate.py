@@ -34,8 +34,8 @@ from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
-from kit.training.health import training_checks
 from kit.training.logs import held_out_losses, read_log
+from kit.tuning.doctor import training_checks
 
 SAMPLES = 3  # recordings saved to samples/
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
@@ -60,11 +60,6 @@ class Evaluation:
         speakers = data.voices["raw"].speakers
         weights = ", ".join(data.voices)
         lines = [f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {weights}"]
-        if "ema" not in data.voices:
-            lines.append(
-                "One set of weights: training kept no average (`ema` was off), so the last ones "
-                "are evaluated."
-            )
         if data.left_out:
             lines.append(f"{data.left_out} left out: they have letters that no training text has.")
         return "\n".join(lines)
@@ -188,9 +183,7 @@ class Evaluation:
         line = "Held-out loss at the end: "
         line += ", ".join(f"{name} {loss:.3f}" for name, loss in final.items())
         if "EMA" in final:
-            percent = 100 * (1 - final["EMA"] / final["raw"])
-            where = "below" if percent >= 0 else "above"
-            line += f"\nThe loss of EMA is {abs(percent):.1f} % {where} that of raw."
+            line += f"\nThe loss of EMA is {final['EMA'] / final['raw'] - 1:+.1%} against raw."
         return self.record(line, figures, curves(lines, "step", "held-out loss"))
 
     def word_errors(self) -> Result:
@@ -377,15 +370,12 @@ class Checklist:
 
     def checks(self) -> dict[str, list[Check]]:
         """The checks before, during and after training."""
+        rows = read_log(self.active_run.folder / "train.jsonl")
         return {
             "before": self.before(),
-            "during": self.during(),
+            "during": [Check(*check) for check in training_checks(rows)],
             "after": [self.trained(), *self.voice()],
         }
-
-    def during(self) -> list[Check]:
-        rows = read_log(self.active_run.folder / "train.jsonl")
-        return [Check(*check) for check in training_checks(rows)]
 
     def before(self) -> list[Check]:
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
@@ -402,50 +392,49 @@ class Checklist:
         checks = []
         for what, wanted, command, check in table:
             try:
-                found, problem = check()
+                found, passed, fix = check()
+                problem = "" if passed else fix
             except KeyError:  # a figure that is not in the report: `command` records it
-                found = "not yet"
-                problem = self.command(command)
+                found, problem = "not yet", self.command(command)
             checks.append(Check(what=what, found=found, wanted=wanted, problem=problem))
         return checks
 
-    def recordings(self) -> tuple[str, str]:
-        data = self.report["data"]
-        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
-        return found, too_few_hours(self.active_run, data["hours"])
+    # Each returns what was found, whether it passes, and what to do if not.
 
-    def rejected(self) -> tuple[str, str]:
+    def recordings(self) -> tuple[str, bool, str]:
         data = self.report["data"]
+        few = too_few_hours(self.active_run, data["hours"])
+        return f"{data['hours']:.2f} hours, {data['utterances']:,} utterances", not few, few
+
+    def rejected(self) -> tuple[str, bool, str]:
+        data = self.report["data"]
+        passed = data["refused_percent"] <= self.max_rejected_percent
         found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-        too_many = data["refused_percent"] > self.max_rejected_percent
-        return found, "ledger.jsonl names each row and its fix" if too_many else ""
+        return found, passed, "ledger.jsonl names each row and its fix"
 
-    def tokens(self) -> tuple[str, str]:
+    def tokens(self) -> tuple[str, bool, str]:
         text = self.report["text"]
         complete = text["byte_rate"] == 0 and text["round_trip"] == 1
         found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
-        fix = "look for stray letters in the texts (`uncovered` in text)"
-        return found, "" if complete else fix
+        return found, complete, "look for stray letters in the texts (`uncovered` in text)"
 
-    def alignment(self) -> tuple[str, str]:
+    def alignment(self) -> tuple[str, bool, str]:
         note = self.report["data"]["alignment"]
         listen = "listen to some clips: the recogniser could not judge them"
-        return note, listen if note.startswith("not judged") else ""
+        return note, not note.startswith("not judged"), listen
 
-    def preset(self) -> tuple[str, str]:
+    def preset(self) -> tuple[str, bool, str]:
         suitable = self.report["setup"]["preset for this machine"]
         own = self.active_run.preset_name
-        if own == suitable:
-            return own, ""
         fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", fix
+        return f"{own}; {suitable} suits this machine", own == suitable, fix
 
-    def memory(self) -> tuple[str, str]:
+    def memory(self) -> tuple[str, bool, str]:
         sizes = self.report["train"]["longest_step_bytes"]
         needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
         found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         fix = "take --use low_memory, or the preset of a smaller tier"
-        return found, fix if needed > sizes["limit"] else ""
+        return found, needed <= sizes["limit"], fix
 
     def trained(self) -> Check:
         train = self.report.get("train", {})
@@ -459,9 +448,8 @@ class Checklist:
         """The gate's checks of the figures that evaluation has recorded."""
         figures = self.report.get("eval", {})
         if "cer" not in figures:
-            what = "the voice is intelligible"
-            problem = self.command("evaluate")
-            return [Check(what=what, found="not yet", wanted="the gate passed", problem=problem)]
+            fix = self.command("evaluate")
+            return [Check("the voice is intelligible", "not yet", "the gate passed", fix)]
         names = ("cer", "eos_rate", "duration_ratio", "runaway_rate", "sentences")
         scores = Scores(**{name: figures[name] for name in names})
         return voice_checks(self.active_run, scores, figures["cer_floor"])

@@ -36,9 +36,10 @@ from kit.recipes.base_model import (
     release_weights,
 )
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_parts import compare_tokenizers
+from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.run_source import sampling_of
+from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.trained_parts import first_model, load_base_tokenizer
 from kit.recipes.training_samples import spoken_samples
@@ -105,12 +106,8 @@ class FineTune:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
         self.base_model = base_model
         self.accept_license = accept_license
-        self.duration = {
-            "max_steps": max_steps,
-            "num_train_epochs": num_train_epochs,
-            "session_hours": session_hours,
-            "quota_gb": quota_gb,
-        }
+        self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
+        self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
         self.prepare = Preparation(
             run, data, language, base_model=base_model, accept_license=accept_license
         )
@@ -157,7 +154,7 @@ class FineTune:
         rows = self.prepare.checked.kept
         texts = [row.text for row in rows_in_split(rows, "held_out") or rows]
         base = load_base_tokenizer(self.active_run, self.language)
-        return compare_tokenizers({"its own pieces": tokenizer_report(base, texts)})
+        return Result(line=describe_spelling({"its own pieces": tokenizer_report(base, texts)}))
 
     def grow(self) -> Result:
         """Add tokens learned from the texts behind its own, whose ids stay; before and after."""
@@ -208,14 +205,11 @@ class FineTune:
 
     def speak(self, voice: Voice, when: str) -> list[Sound]:
         """The run's sentence by `voice`, once; [] if there is none."""
-        sentence = self.sentence
-        if not sentence:
+        if not self.sentence:
             return []
         once = dataclasses.replace(self.sampling, best_of=1, retries=0)
-        (speech,) = voice.speak([sentence], voice.speakers[0], once)
-        caption = f"{voice.language}, {when}: {sentence}"
-        wave = speech.wave.cpu().numpy()
-        return [Sound(caption=caption, wave=wave, sample_rate_hz=voice.codec.sample_rate)]
+        (speech,) = voice.speak([self.sentence], voice.speakers[0], once)
+        return [sound_of(voice, speech, f"{voice.language}, {when}: {self.sentence}")]
 
     @cached_property
     def voice(self) -> Voice:
@@ -224,9 +218,7 @@ class FineTune:
         Raises SpeechError if training is not finished.
         """
         run = self.training.active
-        has_average = (run.folder / WEIGHTS["ema"]).is_file()
-        kind = run.figure("eval", "weights") or ("ema" if has_average else "raw")
-        return load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
+        return load_voice(run.folder, WEIGHTS[chosen_weights(run)], self.language, run.hw.device)
 
     @cached_property
     def tuned(self) -> SpeechGPT:
@@ -265,15 +257,13 @@ class FineTune:
             coqui = run.path("coqui")
             export_for_coqui(run, self.voice, release, coqui, weights)
             folders.append(coqui)
-        grid = [("file", "MB")]
         exported = {}
         for folder in folders:
-            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-            exported[folder.name] = {"weights": weights, "bytes": sum(sizes.values())}
-            grid += [(f"{folder.name}/{name}", f"{size / 1e6:.1f}") for name, size in sizes.items()]
+            size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            exported[folder.name] = {"weights": weights, "bytes": size_bytes}
         run.record(finetune={"exported": exported})
-        line = "\n".join(f"{folder}: the voice, ready to copy" for folder in folders)
-        return Result(line=line, grid=grid)
+        lines = [f"{folder}: the voice, ready to copy ({megabytes(folder)})" for folder in folders]
+        return Result(line="\n".join(lines))
 
 
 def export_for_coqui(

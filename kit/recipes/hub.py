@@ -33,10 +33,9 @@ CPML = {
 }
 SPACE_APP = '''"""A page that speaks with {name}."""
 
-from kit.recipes.hub import voice_folder
 from kit.recipes.serve import serve
 
-serve(voice_folder("{name}"), host="0.0.0.0")
+serve(voice="{name}", host="0.0.0.0")
 '''
 MODEL_CARD = """---
 {header}
@@ -68,7 +67,7 @@ NOT_STATED = "To be filled in by the owner of the voice."
 
 def push(
     run: Run,
-    to: str,
+    to: str = "",
     *,
     public: bool = False,
     license: str = "",
@@ -220,14 +219,14 @@ def licence_in(export: Path) -> str:
     return read_card(export).licence
 
 
-def voice_folder(name: str) -> Path:
+def voice_folder(name: str, run: str = "") -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    Downloads it once for all runs. Raises KitError if there is none, KitError and
+    "" is the voice of `run`. Downloads it once for all runs. Raises KitError if there is none, and
     DiskError if the download fails.
     """
     if not name.startswith(HUB):
-        folder = Path(name).expanduser()
+        folder = Path(name).expanduser() if name else run_folder(run) / "export"
         if not (folder / CARD).is_file():
             raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder

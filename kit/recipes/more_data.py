@@ -25,6 +25,7 @@ from kit.base.config import build
 from kit.base.errors import DatasetError, DiskError, KitError
 from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_folder, write_atomic
 from kit.base.formatting import join_names
+from kit.base.run import run_folder
 from kit.batches.lengths import manifest_limits
 from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import Utterance, rows_in_split
@@ -50,7 +51,7 @@ from kit.dataset.transcripts import (
     update_tables,
 )
 from kit.model.sequence import GPTConfig
-from kit.notebook.panel.proofread_panel import ProofreadPanel, WrittenClip
+from kit.notebook.panel.one_by_one import ProofreadPanel, WrittenClip
 from kit.notebook.plots import timeline
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
@@ -227,6 +228,15 @@ def load_whisper(name: str, language: str, runs: Path) -> WhisperRecognizer:
     recognizer = new_whisper(folder, language_code(language), "")
     _ = recognizer.model  # raises now, not after an hour, if it does not know the language
     return recognizer
+
+
+def transcribe_with_whisper(
+    run: str, data: str = "", out: str = "", language: str = "am", whisper: str = "small"
+) -> Result:
+    """Transcribe the recordings in `data` into `out`, with a Whisper that all runs share."""
+    if not (data and out):
+        raise KitError("Name the folder of the recordings (--data) and a new one (--out).")
+    return transcribe(data, out, load_whisper(whisper, language, run_folder(run).parent))
 
 
 def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer) -> Result:

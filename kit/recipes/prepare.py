@@ -2,7 +2,7 @@
 
 Every step keeps its files in the run's folder and records its figures. Files made earlier from the
 same recordings with the same settings are used again. Under torchrun the ranks share the long steps
-(shared_jobs.py).
+(prepare_parts.py).
 """
 
 import dataclasses
@@ -53,8 +53,9 @@ from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.prepare_parts import (
-    compare_tokenizers,
+    describe_spelling,
     encoding_group,
+    group_of,
     recognizer_group,
     require_own_tokenizer,
     text_stamp,
@@ -64,7 +65,6 @@ from kit.recipes.prepare_parts import (
 )
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.run_source import RunSource, choose_source
-from kit.recipes.shared_jobs import group_of
 from kit.recipes.trained_parts import (
     START_FROM,
     describe_base_voice,
@@ -249,23 +249,19 @@ class Preparation:
         counts = count_tokens(self.tokenizer, lines)
         size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} tokens; recommended: {size}. {reason}"
-        pictures = ()
         if self.source.tokenizer:
-            fitness = compare_tokenizers({f"{self.source.tokenizer}, as it is": report})
-            line = f"{fitness.line}\n{line}"
-            pictures = fitness.pictures
+            line = f"{describe_spelling({f'{self.source.tokenizer}, as it is': report})}\n{line}"
         if base is not None:
             before = tokenizer_report(base, held_out)
-            spelling = compare_tokenizers({"its own pieces": before, "with new ones": report})
-            line = f"{describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling.line}"
-            pictures = spelling.pictures
+            spelling = describe_spelling({"its own pieces": before, "with new ones": report})
+            line = f"{describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling}"
         example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),
             (example, normalize(example, language)),
             (lines[0], " | ".join(self.tokenizer.pieces(lines[0]))),
         ]
-        return Result(line=line, pictures=pictures, grid=grid, figures=report)
+        return Result(line=line, grid=grid, figures=report)
 
     def train_codec(self) -> Result:
         """Train the codec, or load the one trained with these settings; play a round trip."""

@@ -1,13 +1,17 @@
-"""Train or load a run's tokenizer, codec (with its vocoder) and recogniser; share them with ranks.
+"""Train or load a run's tokenizer, codec (with its vocoder) and recogniser; share work with ranks.
 
-Shapes: L samples.
+Under torchrun the main rank runs the recipe. Where the others can help it broadcasts an order, and
+each calls its `follow(ranks)`, until there is none. Orders are pickled, so they hold plain values.
+Codec and recogniser are small and trained on the main rank alone. Shapes: L samples.
 """
 
+import contextlib
 import dataclasses
 import os
 import random
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,16 +35,14 @@ from kit.audio.recognizer import (
 from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
-from kit.base.processes import WorkGroup
+from kit.base.hardware import set_cuda_defaults
+from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
 from kit.batches.encoding import EncodingTools
 from kit.dataset.data_report import Utterance, rows_in_split
-from kit.notebook.plots import measures
 from kit.notebook.progress_line import Ticker
-from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import RunSource
-from kit.recipes.shared_jobs import group_of
 from kit.recipes.trained_parts import START_FROM, TOKENIZER, load_base_tokenizer
 from kit.releases.whisper import (
     WhisperRecognizer,
@@ -58,11 +60,13 @@ from kit.text.train_tokenizer import (
     tokenizer_report,
     train_fitted_tokenizer,
 )
+from kit.training.ranks import RankLost, Ranks, SeveralRanks
 
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
 WHISPERS = "whisper"  # a folder beside the runs, which share it
 REUSED = "the one of before, with these settings, is used again"
+UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in millionths
 
 
 def train_or_load_tokenizer(
@@ -142,8 +146,8 @@ def own_tokenizer(path: Path, given: Path, lines: list[str]) -> Tokenizer:
     return Tokenizer(path)
 
 
-def compare_tokenizers(reports: dict[str, dict]) -> Result:
-    """Compare tokenizers on the same held-out text; `reports` holds `tokenizer_report`s by name."""
+def describe_spelling(reports: dict[str, dict]) -> str:
+    """How tokenizers spell the same held-out text; `reports` holds `tokenizer_report`s by name."""
     lines = []
     for name, report in reports.items():
         lines.append(
@@ -156,16 +160,7 @@ def compare_tokenizers(reports: dict[str, dict]) -> Result:
     if first["uncovered"]:
         lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
     scripts = ", ".join(f"{name} {share:.0%}" for name, share in first["scripts"].items())
-    lines.append(f"held-out letters: {scripts}")
-    panels = {
-        "pieces a character": {name: r["tokens_per_character"] for name, r in reports.items()},
-        "% unknown, bytes": {
-            name: 100 * (r["byte_rate"] + r["unknown_rate"]) for name, r in reports.items()
-        },
-        "% of letters it has": {name: 100 * r["covered"] for name, r in reports.items()},
-        "% of texts come back": {name: 100 * r["round_trip"] for name, r in reports.items()},
-    }
-    return Result(line="\n".join(lines), pictures=(measures(panels),))
+    return "\n".join([*lines, f"held-out letters: {scripts}"])
 
 
 def train_or_load_codec(
@@ -216,18 +211,19 @@ def trained_codec(
     def train_vocoder(codec: Codec) -> dict:
         return {"vocoder": run_steps(codec.train_vocoder(waves, device), "vocoder step")}
 
-    fitted = run.path("codec-fitted.safetensors")
-    sharpened = run.path("codec-sharpened.safetensors")
-    last = run.path("codec.safetensors")
-    for train, stage in ((fit, fitted), (train_adversarial, sharpened), (train_vocoder, last)):
-        finished = load_matching_codec(stage, codec.config)
-        if finished:
-            codec = finished
-        else:
+    stages = {
+        run.path("codec-fitted.safetensors"): fit,
+        run.path("codec-sharpened.safetensors"): train_adversarial,
+        run.path("codec.safetensors"): train_vocoder,
+    }
+    for path, train in stages.items():
+        finished = load_matching_codec(path, codec.config)
+        if finished is None:
             run.record(codec=train(codec))
-            save_codec(codec, stage)
-    fitted.unlink()
-    sharpened.unlink()
+            save_codec(codec, path)
+        codec = finished or codec
+    for path in list(stages)[:-1]:
+        path.unlink()
     return codec
 
 
@@ -242,8 +238,8 @@ def describe_codec_training(figures: dict) -> str:
     text = figures["ending"]
     if figures["held_out"] is not None:
         text = f"held-out loss {figures['held_out']:.3f} {text}"
-    if figures.get("cut_short"):  # missing from records of older versions
-        minutes = max(30, 3 * figures.get("minutes", 0))
+    if figures["cut_short"]:
+        minutes = max(30, 3 * figures["minutes"])
         text += (
             f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
             "meanwhile)"
@@ -277,25 +273,18 @@ def train_or_load_recognizer(
     Returns it with a description of its origin. With `config.whisper` it is that Whisper, if
     installed.
     """
-    if not config.whisper:
-        return trained_recognizer(run, config, rows, front_end)
-    missing = whisper_unavailable()
-    if not missing:
-        return whisper_recognizer(run, config.whisper, rows, language)
-    config = dataclasses.replace(config, whisper="")
-    model, origin = trained_recognizer(run, config, rows, front_end)
-    return model, f"{origin}. Whisper is not used: {missing}"
-
-
-def trained_recognizer(
-    run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel
-) -> tuple[Recognizer, str]:
-    """The kit's own recogniser: loaded or, if its settings differ, trained."""
+    note = ""
+    if config.whisper:
+        missing = whisper_unavailable()
+        if not missing:
+            return whisper_recognizer(run, config.whisper, rows, language)
+        note = f". Whisper is not used: {missing}"
+        config = dataclasses.replace(config, whisper="")
     path = run.path("recognizer.safetensors")
     model = load_recognizer(path) if path.exists() else None
     same_kind = isinstance(model, Recognizer)
     if same_kind and (model.config, model.front_end.config) == (config, front_end.config):
-        return model, REUSED
+        return model, REUSED + note
     train = rows_in_split(rows, "train")
     sample = random.Random(1).sample(train, min(config.utterances, len(train)))
     texts = [row.text for row in sample]
@@ -307,7 +296,7 @@ def trained_recognizer(
     steps = train_recognizer(model, mels, texts, run.hw.device, run.precision.value, fit_schedule)
     run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
     save_recognizer(model, path)
-    return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}"
+    return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}{note}"
 
 
 def whisper_recognizer(
@@ -392,3 +381,107 @@ def text_stamp(text: str) -> tuple:
     require_known_format(path)
     stat = path.stat()
     return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def group_of(run: ActiveRun, load: Callable[[], object] | None = None) -> WorkGroup:
+    """The processes that share `run`'s work. The others load their tools with `load`.
+
+    With several ranks it is pickled: an importable function with plain arguments.
+    """
+    return RankGroup(run.ranks, load) if run.ranks.several else SINGLE_PROCESS
+
+
+class RankGroup(WorkGroup):
+    """All ranks of a run, seen from the main one."""
+
+    def __init__(self, ranks: SeveralRanks, load: Callable[[], object] | None):
+        self.ranks = ranks
+        self.load = load
+        self.size = ranks.world
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
+        ranks = self.ranks
+        reported = 0
+
+        def report(more: float = 0.0) -> None:
+            """Report what all ranks have done; KitError with the message of one that failed."""
+            nonlocal reported
+            done = ranks.add(f"{work_name(ranks)} done", round(UNITS * more))
+            if ranks.add(f"{work_name(ranks)} failed", 0):
+                raise KitError(ranks.read(f"{work_name(ranks)} failure"))
+            if done > reported:
+                reported = done
+                progress(done / UNITS)
+
+        try:
+            broadcast_order(ranks, JobOrder(load=self.load))
+            result = ranks.scatter(jobs).run(tools, report)
+            ranks.barrier(report)
+            report()
+        except RankLost as error:
+            raise KitError(
+                f"{error} The reason is in its output or torchrun's. Finished work is kept: run "
+                "the same command again, with any number of processes."
+            ) from error
+        return result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOrder:
+    """To do the job that is scattered next."""
+
+    load: Callable[[], object] | None  # loads the job's tools; None: it needs none
+
+    def follow(self, ranks: SeveralRanks) -> None:
+        """Do this rank's job; send the main rank its progress, or why it failed."""
+        job = ranks.scatter()
+        name = work_name(ranks)
+        with interruptible():
+            try:
+                tools = self.load() if self.load else None
+                job.run(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
+            except (ValueError, RuntimeError, OSError) as error:
+                if not type(error).__module__.startswith("kit."):
+                    raise
+                ranks.write(f"{name} failure", str(error))
+                ranks.add(f"{name} failed", 1)
+            ranks.barrier()
+
+
+def work_name(ranks: SeveralRanks) -> str:
+    return f"work {ranks.calls}"  # the same on every rank
+
+
+def follow_orders(ranks: Ranks) -> None:
+    """Follow the main rank's orders until there are none, or until the main rank has ended."""
+    set_cuda_defaults()
+    with contextlib.suppress(RankLost, KeyboardInterrupt):  # the main rank or torchrun says why
+        while (order := broadcast_order(ranks)) is not None:
+            order.follow(ranks)
+    ranks.leave()
+
+
+def broadcast_order(ranks: Ranks, order=None):
+    """Broadcast the main rank's `order`; return it on every rank. None: nothing is left to do."""
+    if ranks.is_main:
+        ranks.call()
+    else:
+        with interruptible():  # it may wait for hours, and has nothing to finish
+            ranks.await_call()
+    return ranks.from_main(lambda: order)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
+
+    Elsewhere ranks other than the main one ignore both: the main one handles them.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)

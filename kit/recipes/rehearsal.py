@@ -6,6 +6,7 @@ other recordings are needed (pseudorehearsal, Robins 1995, doi:10.1080/095400995
 """
 
 import dataclasses
+import itertools
 import math
 import time
 from functools import cached_property
@@ -166,22 +167,16 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
     """Read a YAML file of sentences by language, and normalise them. Raises KitError."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise KitError(f"{path} holds no sentences that can be read: {shorten(error)}") from error
-    valid = isinstance(content, dict) and all(
-        isinstance(language, str)
-        and isinstance(texts, list)
-        and all(isinstance(text, str) for text in texts)
-        for language, texts in content.items()
-    )
-    if not valid:
+        if CONFIGS in path.parents:  # the kit's own are normalised
+            return content
+        if not all(isinstance(texts, list) for texts in content.values()):
+            raise TypeError("no lists")
+        return {lang: [normalize(text, lang) for text in texts] for lang, texts in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise KitError(
-            f"{path}: write sentences in lists, by their language, as in {SENTENCES} "
-            '(en: ["a sentence.", "another one."]).'
-        )
-    if CONFIGS in path.parents:  # the kit's own are normalised
-        return content
-    return {lang: [normalize(text, lang) for text in texts] for lang, texts in content.items()}
+            f"{path} holds no sentences that can be read ({shorten(error)}): write them in lists, "
+            f'by their language, as in {SENTENCES} (en: ["a sentence.", "another one."]).'
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,10 +255,8 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
 
     Fewer texts than `count` are repeated, in other voices.
     """
-    longest = max(map(len, texts.values()), default=0)
-    once = []
-    for index in range(longest):
-        once += [(lang, known[index]) for lang, known in texts.items() if index < len(known)]
+    by_turns = itertools.zip_longest(*([(lang, t) for t in known] for lang, known in texts.items()))
+    once = [pair for turn in by_turns for pair in turn if pair]
     rows = []
     for place in range(count if once else 0):
         number, index = divmod(place, len(once))

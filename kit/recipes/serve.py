@@ -11,7 +11,6 @@ import io
 import json
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import soundfile
@@ -26,6 +25,7 @@ from kit.base.hardware import detect
 from kit.inference.export import load_export, read_card
 from kit.inference.sampling import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
+from kit.recipes.hub import voice_folder
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
 MAX_REQUEST_BYTES = 64 * 1024
@@ -60,26 +60,20 @@ class RequestError(KitError):
         return {"error": error}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeechRequest:
-    """The checked body of a POST to /v1/audio/speech."""
+def serve(
+    run: str = "", voice: str = "", host: str = "127.0.0.1", port: int = 7860, api_key: str = ""
+) -> tuple:
+    """Serve the exported `voice` ("": that of `run`) until Ctrl-C. Raises KitError without Gradio.
 
-    text: str
-    speaker: str
-    format: str
-    config: GenerateConfig
-
-
-def serve(folder: Path, host: str = "127.0.0.1", port: int = 7860, api_key: str = "") -> None:
-    """Serve the exported voice in `folder` until Ctrl-C. Raises KitError without Gradio."""
+    There is no result: ().
+    """
     try:
         import uvicorn
     except ImportError as error:
         raise KitError(PACKAGES) from error
-    voice = load_export(folder, detect().device)
-    speech = SpeechQueue(voice)
-    path = Path(folder).resolve()
-    name = path.parent.name if path.name == "export" else path.name  # the run's
+    folder = voice_folder(voice, run).resolve()
+    speech = SpeechQueue(load_export(folder, detect().device))
+    name = folder.parent.name if folder.name == "export" else folder.name  # the run's
     app = make_app(speech, read_card(folder).settings, name, api_key)
     print(f"Open http://{host}:{port}/ in a browser; Ctrl-C stops.", flush=True)
     print(f"Programs: POST http://{host}:{port}/v1/audio/speech", flush=True)
@@ -89,6 +83,7 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 7860, api_key: str 
         uvicorn.run(app, host=host, port=port, log_level="warning")
     finally:
         speech.close()
+    return ()
 
 
 def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str = ""):
@@ -110,17 +105,16 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
 
     async def create_speech(request: Request) -> Response:
         require_key(request)
-        asked = parse_request(await read_body(request), speech.voice.speakers, settings)
-        streamed = asked.format in STREAMED
-        job = await run_in_threadpool(
-            submit, speech, asked.text, asked.speaker, asked.config, streamed=streamed
-        )
+        body = await read_body(request)
+        text, speaker, config, format = parse_request(body, speech.voice.speakers, settings)
+        streamed = format in STREAMED
+        job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
         rate = speech.voice.codec.sample_rate
-        how = {"media_type": MEDIA[asked.format], "headers": {"x-sample-rate": str(rate)}}
+        how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
         if streamed:
-            chunks = await run_in_threadpool(started, stream(job, asked.format, rate))
+            chunks = await run_in_threadpool(started, stream(job, format, rate))
             return StreamingResponse(chunks, **how)
-        return Response(await run_in_threadpool(encode, job, asked.format, rate), **how)
+        return Response(await run_in_threadpool(encode, job, format, rate), **how)
 
     async def list_models(request: Request) -> Response:
         require_key(request)
@@ -170,11 +164,13 @@ async def read_body(request) -> dict:
     return body
 
 
-def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> SpeechRequest:
+def parse_request(
+    body: dict, speakers: list[str], settings: GenerateConfig
+) -> tuple[str, str, GenerateConfig, str]:
     """Check what OpenAI's clients send, and `temperature`, `best_of` and `seed` beside it.
 
-    If the voice has a single speaker, any `voice` is taken: many programs send one of OpenAI's
-    names as a default. Raises RequestError.
+    Returns text, speaker, sampling settings and format. If the voice has a single speaker, any
+    `voice` is taken: many programs send one of OpenAI's names as a default. Raises RequestError.
     """
     unknown = sorted(set(body) - OPENAI_FIELDS - OWN_FIELDS)
     if unknown:
@@ -182,7 +178,7 @@ def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> 
             f"`{unknown[0]}` is not supported; known are {sorted(OPENAI_FIELDS | OWN_FIELDS)}.",
             param=unknown[0],
         )
-    text = text_field(body, "input")
+    text = field(body, "input", "")
     if not text.strip():
         raise RequestError("`input` is missing or empty: give the text to speak.", param="input")
     if len(text) > MAX_CHARACTERS:
@@ -190,15 +186,15 @@ def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> 
             f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts.",
             param="input",
         )
-    format = text_field(body, "response_format", "mp3")
+    format = field(body, "response_format", "mp3")
     if format not in MEDIA:
         raise RequestError(
             f"`response_format` is {format!r}; supported are {sorted(MEDIA)}.",
             param="response_format",
         )
-    if number_field(body, "speed", 1.0) != 1:
+    if field(body, "speed", 1.0) != 1:
         raise RequestError("`speed` must be 1: this voice keeps its own pace.", param="speed")
-    speaker = text_field(body, "voice", speakers[0])
+    speaker = field(body, "voice", speakers[0])
     if len(speakers) == 1:
         speaker = speakers[0]
     elif speaker not in speakers:
@@ -206,28 +202,24 @@ def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> 
     try:
         config = dataclasses.replace(
             settings,
-            temperature=float(number_field(body, "temperature", settings.temperature)),
-            best_of=number_field(body, "best_of", settings.best_of),
-            seed=number_field(body, "seed", settings.seed),
+            temperature=float(field(body, "temperature", settings.temperature)),
+            best_of=field(body, "best_of", settings.best_of),
+            seed=field(body, "seed", settings.seed),
         )
     except KitError as error:
         raise RequestError(str(error)) from error
     if config.best_of > max(MAX_BEST_OF, settings.best_of):
         raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", param="best_of")
-    return SpeechRequest(text=text, speaker=speaker, format=format, config=config)
+    return text, speaker, config, format
 
 
-def text_field(body: dict, name: str, default: str = "") -> str:
+def field(body: dict, name: str, default: str | float):
+    """Return the text or number `name` of `body`, of the kind of `default`."""
     value = body.get(name, default)
-    if not isinstance(value, str):
-        raise RequestError(f"`{name}` must be text, got {json.dumps(value)}.", param=name)
-    return value
-
-
-def number_field(body: dict, name: str, default: float) -> float:
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"`{name}` must be a number, got {json.dumps(value)}.", param=name)
+    kind = str if isinstance(default, str) else int | float
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "text" if kind is str else "a number"
+        raise RequestError(f"`{name}` must be {wanted}, got {json.dumps(value)}.", param=name)
     return value
 
 

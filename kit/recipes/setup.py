@@ -10,7 +10,6 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.base.hardware import (
     PRODUCT,
-    Choice,
     attention_backend,
     choose_preset,
     describe_speed,
@@ -18,15 +17,13 @@ from kit.base.hardware import (
     matmul_ms,
     versions,
 )
-from kit.batches.batching import DataConfig
-from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import too_few_hours
 from kit.recipes.run_source import RunSource
+from kit.recipes.trained_parts import workload
 from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
@@ -75,7 +72,7 @@ class Setup:
         """What suits the machine, each choice with its reason."""
         run = self.active
         hw = run.hw
-        choices: dict[str, Choice] = {
+        choices = {
             "threads": run.threads,
             "precision": run.precision,
             "attention kernel": attention_backend(hw, run.precision.value),
@@ -101,17 +98,7 @@ class Setup:
 
     @property
     def workload(self) -> Workload:
-        """The preset's step on this machine, at the longest lengths that the model accepts."""
-        run = self.active
-        return Workload(
-            hw=run.hw,
-            precision=run.precision.value,
-            model=build(GPTConfig, run.section("model")),
-            train=self.train,
-            speed=build(SpeedConfig, run.section("speed")),
-            data=build(DataConfig, run.section("data")),
-            **run.section("memory"),
-        )
+        return workload(self.active)
 
     def memory(self) -> Result:
         """The planned memory of a training step by part, and its peak beside the device's."""
@@ -145,8 +132,7 @@ class Setup:
         use = self.active.use
         self.active.record(setup={"use": use or "none"})
         if not use:
-            preset = self.active.preset_name
-            return Result(line="use: none, the preset as it is", figures={"preset": preset})
+            return Result(line="use: none, the preset as it is")
         return Result(line=f"use: {use}", figures=advice_table(use_advice(use)))
 
     def time(self) -> Result:

@@ -14,7 +14,6 @@ from kit.base.config import build, by_former_names, read_yaml
 from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest, read_result, save_result
 from kit.base.formatting import nearest
-from kit.base.hardware import detect
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
@@ -43,6 +42,7 @@ from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import inherited_licence
+from kit.recipes.hub import voice_folder
 from kit.recipes.run_source import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
@@ -191,7 +191,7 @@ class Speaking:
         if self.voice.decoder.config.text_dropout:
             choices["guidance"] = (1.0, 5.0, float(sampling.guidance_scale))
         choices["key-value cache"] = sampling.kv_cache
-        SpeakPanel(self.panel_speech, self.sentence, choices, reference=True).run()
+        SpeakPanel(self.panel_speech, self.sentence, choices).run()
 
     def panel_speech(self, text: str, choice: dict, reference: str = "") -> tuple[bytes, str]:
         """`text` as a WAV file; how long that took, and what went wrong."""
@@ -310,7 +310,9 @@ class Speaking:
         if not (folder / CARD).is_file():
             raise SpeechError(f"{folder} has no voice yet: run `speaking.export()` first.")
         path = run.path("download", f"{run.name}.zip")
-        zip_folder(folder, path)
+        newest_s = max(file.stat().st_mtime for file in folder.iterdir())
+        if not path.is_file() or path.stat().st_mtime < newest_s:
+            zip_folder(folder, path)
         line = f"{path.resolve()}: {megabytes(path)}"
         if is_colab():
             show_download_button(path)
@@ -354,19 +356,6 @@ def megabytes(path: Path) -> str:
     return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
 
 
-def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> Result:
-    """Say `text` with the exported voice in the folder `voice`; its sampling settings are used.
-
-    Raises SpeechError for a text, speaker or recording that cannot be used.
-    """
-    settings = read_card(voice).settings
-    loaded = load_export(voice, detect().device)
-    if reference:
-        loaded, speaker = with_reference(loaded, reference)
-    speech = loaded.speak([text], speaker or loaded.speakers[0], settings)[0]
-    return spoken_result(loaded, speech, settings)
-
-
 def say_with_package(folder: Path, text: str, reference: str = "") -> Result:
     """Say `text` with the fine-tuned IndexTTS2 in `folder`, by its package.
 
@@ -379,12 +368,13 @@ def say_with_package(folder: Path, text: str, reference: str = "") -> Result:
     return Result(line=text, sounds=[sound])
 
 
-def export_for_onnxruntime(voice: Path, dtype: str = "fp32") -> Result:
-    """Write onnx/ in the folder `voice` of an exported voice, with its sampling settings.
+def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
+    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
     """
-    folder = export_onnx(load_export(voice), voice / "onnx", dtype, read_card(voice).settings)
+    export = voice_folder(voice, run)
+    folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
     speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
     return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
 

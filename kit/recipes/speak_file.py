@@ -22,7 +22,13 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.hub import voice_folder
-from kit.recipes.speak import Speaking, say_with, say_with_package, sound_of, with_reference
+from kit.recipes.speak import (
+    Speaking,
+    say_with_package,
+    sound_of,
+    spoken_result,
+    with_reference,
+)
 from kit.releases.indextts2.names import indextts2_in
 
 BATCH = 64  # candidates that are spoken together
@@ -46,10 +52,9 @@ def speak(
     By the run's voice, or by the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
     options that do not belong together.
     """
-    given = {"--reference": reference, "--speaker": speaker, "--dtype": dtype, "--out": out}
-    given = [name for name, value in ({"--voice": voice} | given).items() if value]
-    if text is None and file is None and given:
-        raise KitError(f"{', '.join(given)}: add a --text to say, or a --file of sentences.")
+    given = [voice, reference, speaker, dtype, out]
+    if text is None and file is None and any(given):
+        raise KitError("Add a --text to say, or a --file of sentences.")
     if text is not None and file is not None:
         raise KitError("Give a --text to say or a --file of sentences, not both.")
     if file is not None and out is None:
@@ -58,41 +63,40 @@ def speak(
         raise KitError("--dtype is for a run's voice: an exported one has its number format.")
     if speaker and reference:
         raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
-    if file is not None:
-        sentences = read_sentences(file)
-        if voice:
-            folder = voice_folder(voice)
-            spoken_by = load_export(folder, detect().device)
-            settings = read_card(folder).settings
-            weights = [folder / name for name in FILES]
-        else:
-            speaking = Speaking(run)
-            spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
-            weights = [speaking.weights_file, run.path("codec.safetensors")]
-        if reference:
-            spoken_by, speaker = with_reference(spoken_by, reference)
-            weights.append(Path(reference).expanduser())
+    if text is None and file is None:
+        yield from Speaking(run).run()
+        return
+    sentences = read_sentences(file) if file else {}
+    if text is not None and voice and indextts2_in(Path(voice).expanduser()):
+        result = say_with_package(Path(voice).expanduser(), text, reference)
+        yield written(result, out or Path("spoken.wav"))
+        return
+    if voice:
+        folder = voice_folder(voice)
+        spoken_by = load_export(folder, detect().device)
+        settings = read_card(folder).settings
+        weights = [folder / name for name in FILES]
+    else:
+        speaking = Speaking(run)
+        spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
+        weights = [speaking.weights_file, run.path("codec.safetensors")]
+    if reference:
+        spoken_by, speaker = with_reference(spoken_by, reference)
+        weights.append(Path(reference).expanduser())
+    if file:
         made_by = digest([file_digest(path) for path in weights], dtype)
         yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
-    elif voice and indextts2_in(Path(voice).expanduser()):
-        said = say_with_package(Path(voice).expanduser(), text, reference)
-        yield written(said, out or Path("spoken.wav"))
-    elif voice:
-        said = say_with(voice_folder(voice), text, speaker, reference)
-        yield written(said, out or Path("spoken.wav"))
-    elif text is not None:
-        said = Speaking(run).say(text, speaker, dtype, reference)
-        yield written(said, out or run.path("spoken.wav"))
-    else:
-        yield from Speaking(run).run()
+        return
+    speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
+    result = spoken_result(spoken_by, speech, settings)
+    yield written(result, out or (Path("spoken.wav") if voice else run.path("spoken.wav")))
 
 
 def written(result: Result, path: Path) -> Result:
     """Write the sound of `result` to `path`; return it with a line that says so."""
     write_atomic(path, result.sounds[0].wav_bytes())
-    return dataclasses.replace(
-        result, line=f"{result.line}\nWritten: {path}", figures={"audio": str(path)}, shown=False
-    )
+    line = f"{result.line}\nWritten: {path}"
+    return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
 
 
 def read_sentences(path: Path) -> dict[str, str]:

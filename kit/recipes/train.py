@@ -24,8 +24,8 @@ from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.after_training import learn_reader, learn_sound
+from kit.recipes.prepare_parts import broadcast_order
 from kit.recipes.run_source import sampling_of
-from kit.recipes.shared_jobs import broadcast_order
 from kit.recipes.trained_parts import finetuning_figures, first_model
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
 from kit.recipes.training_samples import (
@@ -39,18 +39,19 @@ from kit.recipes.training_samples import (
     spoken_samples,
 )
 from kit.training.config import TrainConfig
-from kit.training.launch import (
-    PROFILE,
-    STOP,
-    StopSignals,
-    clear_requests,
-    is_requested,
-    take_request,
-)
 from kit.training.logs import read_log
 from kit.training.logs import summary as run_figures
 from kit.training.ranks import Ranks
-from kit.training.run import TrainingRun, finished_steps
+from kit.training.run import (
+    PROFILE,
+    STOP,
+    TrainingRun,
+    clear_requests,
+    finished_steps,
+    is_requested,
+    stop_signals,
+    take_request,
+)
 from kit.training.switches import SpeedConfig, wants_few_shapes
 from kit.tuning.doctor import diagnose, step_shares
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
@@ -141,7 +142,7 @@ class Training(TrainingPlan):
         if finished_steps(self.active.folder) >= work.train.max_steps:
             raise KitError(
                 f"This run has finished its {work.train.max_steps:,} steps. Choose more of them "
-                "(Max steps in the panel, or MAX_STEPS) to train it further."
+                "(Max steps or Epochs in the panel, or MAX_STEPS) to train it further."
             )
         notes = []
         if self.verdict.tried:
@@ -210,10 +211,10 @@ class Training(TrainingPlan):
         self.job.sample = partial(monitor_fields, monitor)
         self.job.listeners = self.listeners()
         show = progress_lines()
-        with StopSignals() as signals, monitor, profiler:
+        with stop_signals() as signals, monitor, profiler:
 
             def should_stop() -> bool:
-                return signals.received is not None or is_requested(run.folder, STOP)
+                return bool(signals) or is_requested(run.folder, STOP)
 
             for event in self.job.events(should_stop):
                 if take_request(run.folder, PROFILE):
@@ -221,10 +222,10 @@ class Training(TrainingPlan):
                 profiler(event)
                 show(event)
         self.record(monitor)
-        if signals.received is not None:
+        if signals:
             print(self.reached())
             self.summary()
-            os.kill(os.getpid(), signals.received)
+            os.kill(os.getpid(), signals[0])
 
     def listeners(self) -> tuple[Callable, ...]:
         """What gets each step besides log and checkpoints; prints which boards there are."""
@@ -367,15 +368,11 @@ class TrainAlong:
         training.data.config = self.data
         training.config = self.config
         training.speed = self.speed
-        gate = _main_rank_evaluates if self.evaluates else None
+        gate = dict if self.evaluates else None  # not called: the main rank sends its figures
         validation = validation_batches(training.data.stream("held_out"))
         training.job = training.training_run(validation, evaluate=gate)
         for _ in training.job.events():
             pass
-
-
-def _main_rank_evaluates(model) -> dict:
-    raise AssertionError("only the main rank evaluates, and broadcasts the result")
 
 
 def verdict_figures(verdict: Verdict) -> dict:

@@ -3,14 +3,18 @@
 from kit.base.config import build
 from kit.base.run import read_run_file
 from kit.base.tensor_file import tensors_sha256
+from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_model, saved_config, warm_start_model
 from kit.recipes.active_run import ActiveRun
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
+from kit.training.config import TrainConfig
+from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.preflight import Workload
 
 # Files in a run's folder that start_from_base has copied from a base model.
 START_FROM = "start_from"  # the SHA-256 of the base model's weights, and its path
@@ -62,6 +66,22 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
     )
     finetuning.require_voice()
     return finetuning
+
+
+def workload(run: ActiveRun, **parts) -> Workload:
+    """A training step of `run` as its settings say; `parts` are fields that replace them.
+
+    Without lengths in `parts` it has the longest that the model has positions for.
+    """
+    settings = {
+        "model": build(GPTConfig, run.section("model")),
+        "train": build(TrainConfig, run.section("train")),
+        "speed": build(SpeedConfig, run.section("speed")),
+        "data": build(DataConfig, run.section("data")),
+        "hw": run.hw,
+        "precision": run.precision.value,
+    }
+    return Workload(**settings | run.section("memory") | parts)
 
 
 def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:

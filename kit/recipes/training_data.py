@@ -210,10 +210,6 @@ class TrainingData:
             self.speaker_vectors,
         )
 
-    def with_passes_of(self, micro_batch: int) -> None:
-        """Split the same effective batches into passes of `micro_batch` rows from here on."""
-        self.config = dataclasses.replace(self.config, micro_batch=micro_batch)
-
 
 def shared(config: DataConfig, world: int) -> DataConfig:
     """`config` with passes of no more rows than a rank has of a batch, where there are several."""

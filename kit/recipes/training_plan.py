@@ -1,11 +1,11 @@
 """The plan of a training: does it fit, how long does it take, which switches are on?"""
 
+import copy
 import dataclasses
 import functools
 import json
 import math
 import os
-import pickle
 from collections.abc import Callable
 
 import torch
@@ -27,16 +27,16 @@ from kit.recipes.trained_parts import (
     describe_finetuning,
     describe_rehearsal,
     finetuning_of,
+    workload,
 )
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import recognizer_accuracy_lines, training_gate
 from kit.training.config import TrainConfig
-from kit.training.launch import TrainingProcess
 from kit.training.logs import read_log
-from kit.training.switches import LABELS, SpeedConfig, switches, wants_few_shapes
+from kit.training.run import TrainingProcess
+from kit.training.switches import LABELS, SpeedConfig, load_choice, switches, wants_few_shapes
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
-from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight
-from kit.tuning.recommend import load_choice
+from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight, trial_rows
 from kit.tuning.session_plan import (
     SessionLimits,
     SessionPlan,
@@ -47,9 +47,9 @@ from kit.tuning.session_plan import (
     resolve_steps,
     shortened,
 )
-from kit.tuning.trials import trial_rows
 
 TRIAL_STEPS = 8
+EPOCHS = "num_train_epochs"
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
 # A file in a run's folder: the settings that a panel has changed, as they were before.
 UNCHANGED = "before-panel.json"
@@ -59,6 +59,7 @@ FIELDS = {
     "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
     "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
     "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
+    EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
     GPUS: ("GPUs", "How many train together, each with its share of a batch"),
     "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
@@ -227,7 +228,8 @@ class TrainingPlan:
         if not verdict.fits:
             verdict = in_process(largest_micro_batch, work)
             work = work.with_rows(verdict.micro_batch)
-            self.data.with_passes_of(verdict.micro_batch)
+            rows = verdict.micro_batch
+            self.data.config = dataclasses.replace(self.data.config, micro_batch=rows)
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
         self.verdict = verdict
         planned = plan_bytes(self.model, work.step)
@@ -243,18 +245,15 @@ class TrainingPlan:
 
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
-        run = self.active
         speed = speed or self.speed
-        return Workload(
+        return workload(
+            self.active,
             model=self.model,
             train=self.config,
             finetuning=self.finetuning,
             speed=speed,
             data=self.data.padded(self.will_pad(speed)),
-            hw=run.hw,
-            precision=run.precision.value,
             **self.data.longest_row,
-            **run.section("memory"),
         )
 
     @once
@@ -379,7 +378,8 @@ class TrainingPlan:
         values |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
         if self.config.optimizer != "muon":
             del values["muon_lr"]
-        return values | {"recompute_every": self.speed.recompute_every}
+        # Epochs that a preset or person asked for are in `max_steps` by now.
+        return values | {EPOCHS: 0, "recompute_every": self.speed.recompute_every}
 
     def values(self) -> dict:
         """Switches and fields before any change in the panel."""
@@ -417,6 +417,7 @@ class TrainingPlan:
         most = max_processes(self.active)
         if gpus not in range(1, most + 1):
             raise KitError(f"GPUs must lie in 1 to {most}, got {gpus}.", field=GPUS)
+        epochs = speed.pop(EPOCHS)
         batches = {name: speed.pop(name) for name in DATA_FIELDS}
         train = {name: speed.pop(name) for name in TRAIN_FIELDS if name in speed}
         effective_batch = self.data.config.effective_batch
@@ -427,6 +428,8 @@ class TrainingPlan:
                 field="effective_batch",
             )
         work = self.workload(build(SpeedConfig, speed))
+        if epochs:
+            train["max_steps"] = self._steps_of(epochs, train["max_steps"], batches)
         config = build(
             TrainConfig, vars(self.config), max_steps=train["max_steps"], num_train_epochs=0.0
         )
@@ -438,11 +441,22 @@ class TrainingPlan:
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
+    def _steps_of(self, epochs: float, max_steps: int, batches: dict) -> int:
+        """The steps of a panel's `epochs`. Raises KitError where Max steps was changed, too."""
+        data = copy.copy(self.data)
+        data.config = build(DataConfig, vars(self.data.config), **batches)
+        changed_steps = max_steps if max_steps != self.config.max_steps else 0
+        try:
+            return steps_asked(changed_steps, epochs, data.epoch_steps)
+        except KitError as error:
+            raise KitError(str(error), field=EPOCHS) from error
+
     def keep(self, work: Workload, values: dict) -> None:
         """Train with the batches and settings of `work`, now and whenever the run is opened.
 
         They are saved with the run's settings; what they were before a panel changed them, too.
         """
+        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
         now = self._field_values()
         unchanged = now | self._unchanged()
         unchanged = {n: v for n, v in unchanged.items() if v != values.get(n, v)}
@@ -491,17 +505,8 @@ def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> in
 
 
 def in_process(function: Callable, *arguments):
-    """What `function(*arguments)` returns in a process of its own; this one keeps no memory.
-
-    Tensors travel as bytes: shared memory is too small for them in many containers.
-    """
-    packed = pickle.dumps((function, arguments))
-    return pickle.loads(run_in_process(_unpack_and_call, packed, preload=(__name__,)))
-
-
-def _unpack_and_call(packed: bytes) -> bytes:
-    function, arguments = pickle.loads(packed)
-    return pickle.dumps(function(*arguments))
+    """What `function(*arguments)` returns in a process of its own; this one keeps no memory."""
+    return run_in_process(function, *arguments, preload=(__name__,))
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:

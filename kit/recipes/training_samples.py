@@ -7,7 +7,6 @@ import dataclasses
 import html
 import io
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from torch import Tensor
 from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.config import build
-from kit.base.errors import Note
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.data_report import Utterance
@@ -248,17 +246,13 @@ def board_listeners(
     Each also shows `newest_sample()` at the step that it is from.
     """
     names = config.boards
-    project = os.environ.get("WANDB_PROJECT")
-    if project and "wandb" not in names:
-        names = (*names, "wandb")
-        note = "W&B is used because WANDB_PROJECT is set. That is now a setting: write "
-        warnings.warn(f"{note}train.boards: [{', '.join(names)}].", Note, stacklevel=2)
     shown = dataclasses.asdict(config) | {"preset": run.preset_name}
     boards = []
     if "tensorboard" in names:
         boards.append(tensorboard_log(run.folder / "tensorboard", rows, newest_sample))
     if "wandb" in names:
-        own = (project or BOARD_PROJECT, run.name, shown, run.folder / "wandb")
+        project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
+        own = (project, run.name, shown, run.folder / "wandb")
         boards.append(wandb_log(*own, newest_sample))
     if "trackio" in names:
         boards.append(trackio_log(BOARD_PROJECT, run.name, shown, newest_sample))
@@ -267,9 +261,10 @@ def board_listeners(
 
 def monitor_fields(monitor: Monitor) -> dict:
     """The fields of a StepEvent that the monitor measures."""
-    if monitor.newest is None:
+    if not monitor.samples:
         return {}
-    return {"device_bytes": monitor.newest.memory_bytes, "load": monitor.newest.load}
+    newest = monitor.samples[-1]
+    return {"device_bytes": newest.memory_bytes, "load": newest.load}
 
 
 def progress_lines() -> Callable:

@@ -21,7 +21,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import rows_of
-from kit.recipes.trained_parts import finetuning_of
+from kit.recipes.trained_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
 from kit.tuning.preflight import Workload, changed_settings, check_step, limit_memory
 from kit.tuning.recommend import LEFT_OUT
@@ -48,24 +48,9 @@ SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the s
 PAIRS = 2  # of trials in turns, start and best
 
 
-def workload(run: ActiveRun) -> Workload:
-    """A run's training step at the longest lengths that its model has positions for."""
-    task = preset_task(run.preset, run.hw, int(run.threads.value))
-    return Workload(
-        model=task.model,
-        train=task.train,
-        speed=build(SpeedConfig, run.section("speed")),
-        data=task.data,
-        hw=run.hw,
-        finetuning=finetuning_of(run),
-        precision=run.precision.value,
-        **run.section("memory"),
-    )
-
-
 def check(run: ActiveRun) -> Iterator[Result]:
     """Take real steps at the longest lengths. Raises KitError, with what to change."""
-    work = workload(run)
+    work = workload(run, finetuning=finetuning_of(run))
     step = work.step
     lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
     yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
@@ -91,19 +76,23 @@ def check(run: ActiveRun) -> Iterator[Result]:
 
 
 class Tuning:
-    """Searches for the fastest settings under `target` and writes them as a preset to `path`.
+    """Searches for the fastest settings under `target` and writes them as a preset to `write`.
 
     All of it takes about `minutes`; 0 takes the preset's. Raises KitError for a target that cannot
     be read or reached, and for a path that is not a .yaml file.
     """
 
-    def __init__(self, run: ActiveRun, path: Path, target: str = "", minutes: float = 0):
+    def __init__(
+        self, run: ActiveRun, write: Path | str = "", target: str = "", minutes: float = 0
+    ):
         self.active = run
-        self.path = Path(path).expanduser()
+        self.path = Path(write).expanduser()
         if self.path.suffix != ".yaml":
-            raise KitError(f"{path}: a preset's file ends in .yaml, such as configs/mine.yaml.")
+            raise KitError(
+                f"--write {write}: a preset's file ends in .yaml, such as configs/mine.yaml."
+            )
         if self.path.resolve() == preset_path(run.preset_name).resolve():
-            raise KitError(f"{path} is the preset that is tuned: write another file.")
+            raise KitError(f"{write} is the preset that is tuned: write another file.")
         self.target_text = target
         self.target = parse_target(target)
         self.config = build(
@@ -114,7 +103,7 @@ class Tuning:
         self.task = dataclasses.replace(
             preset_task(run.preset, run.hw, threads, rows_of(run)), finetuning=finetuning_of(run)
         )
-        self.start = workload(run)
+        self.start = workload(run, finetuning=finetuning_of(run))
         self.limit_bytes = limit_memory(run.hw, self.start.max_memory_fraction)
         self.axes, self.off = self._axes()
         key = digest(dataclasses.asdict(self.task), versions(), STEP_INCLUDES)

@@ -184,14 +184,11 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     def spelt(self, text: str) -> str:
         """Return `text` in the letters of the alphabet; others lose their marks or are left out."""
-        plain = letters(normalize(text, self.language))
-        return "".join(self._letter(char) for char in plain)
-
-    def _letter(self, char: str) -> str:
-        if char in self.alphabet:
-            return char
-        bare = unicodedata.normalize("NFD", char)[0]
-        return bare if bare in self.alphabet or bare == " " else ""
+        spelt = ""
+        for char in letters(normalize(text, self.language)):
+            bare = char if char in self.alphabet else unicodedata.normalize("NFD", char)[0]
+            spelt += bare if bare in self.alphabet or bare == " " else ""
+        return spelt
 
 
 def emissions(ids: list[int], times: list[float], frames: int, letters_count: int) -> Tensor:
@@ -200,12 +197,14 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     Each takes one frame, with blanks between; characters closer than a frame are moved apart.
     """
     places = [round(time / FRAME_S) for time in times]
+    # Frames from the character before: of two equal ones, the blank between them is needed.
+    apart = [2 if i and ids[i] == ids[i - 1] else 1 for i in range(len(ids))]
     for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + apart(ids, i))
+        places[i] = max(places[i], places[i - 1] + apart[i])
     latest = frames - 1
     for i in reversed(range(len(places))):
         places[i] = min(places[i], latest)
-        latest = places[i] - apart(ids, i)
+        latest = places[i] - apart[i]
     labels = torch.zeros(frames, dtype=torch.long)
     for char, place in zip(ids, places):
         if place >= 0:  # below 0: more characters than frames
@@ -213,10 +212,6 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     scores = torch.zeros(frames, letters_count + 1)
     scores[torch.arange(frames), labels] = SURE
     return scores.log_softmax(-1)
-
-
-def apart(ids: list[int], i: int) -> int:
-    return 2 if i and ids[i] == ids[i - 1] else 1
 
 
 def frame_loudness(wave: Tensor, frames: int) -> Tensor:

@@ -9,8 +9,16 @@ CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in ha
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
 AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
 AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
+PHASES = {  # of a step, in their order, and what each is called in the record
+    "data": "waiting for data",
+    "copy": "copying",  # the batch to the device
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "summing gradients",  # of several ranks
+    "update": "update",  # clipping, optimizers and the average of the weights
+}
 NOT_NEGATIVE = ("num_train_epochs", "eval_epochs", "save_epochs", "warmup_steps", "spike")
-NOT_NEGATIVE += ("gate_every", "gate_patience", "patience", "rollbacks")
+NOT_NEGATIVE += ("gate_every", "gate_epochs", "gate_patience", "patience", "rollbacks")
 NOT_NEGATIVE += ("lr_plateau_patience", "early_stopping_patience")
 
 
@@ -59,6 +67,7 @@ class TrainConfig:
     eval_steps: int = 100  # steps between two validations
     eval_epochs: float = 0.0  # the same in passes over the data; 0: `eval_steps`
     gate_every: int = 0  # steps between two evaluations of the quality gate; 0: no gate
+    gate_epochs: float = 0.0  # the same in passes over the data; 0: `gate_every`
     gate_patience: int = 0  # evaluations without a better one before the run ends; 0: never
     early_stopping_patience: int = 0  # the same for validations, without a gate
     save_steps: int = 100  # steps between two checkpoints
@@ -90,8 +99,13 @@ class TrainConfig:
         require_within(self, 0, 1, "final_lr", "weight_decay")
         require_within(self, 0, 100, "guided_attention_weight")
         require_within(self, 0, MAX_SEED, "seed")
-        has_gate = not self.gate_patience or self.gate_every
-        require(has_gate, self, "gate_patience", "needs `gate_every`: without it there is no gate.")
+        has_gate = not self.gate_patience or self.gate_every or self.gate_epochs
+        require(
+            has_gate,
+            self,
+            "gate_patience",
+            "needs `gate_every` or `gate_epochs`: without them there is no gate.",
+        )
 
     @property
     def end_patience(self) -> int:
@@ -102,13 +116,14 @@ class TrainConfig:
         """Adapt these settings to a run of another length.
 
         The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
-        evaluations are as many as in the longer run, but at most ten, unless `eval_epochs` is set.
+        evaluations are as many as in the longer run, but at most ten, unless they count epochs.
         """
         if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)
         share = steps / self.max_steps
         eval_steps = min(self.eval_steps, max(tenth, round(self.eval_steps * share)))
+        gate_every = min(self.gate_every, max(tenth, round(self.gate_every * share)))
         return dataclasses.replace(
             self,
             max_steps=steps,
@@ -116,21 +131,22 @@ class TrainConfig:
             warmup_steps=min(self.warmup_steps, tenth),
             guided_attention_steps=min(self.guided_attention_steps, 4 * tenth),
             eval_steps=self.eval_steps if self.eval_epochs else eval_steps,
-            gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
+            gate_every=self.gate_every if self.gate_epochs else gate_every,
         )
 
     def intervals_in_steps(self, epoch_steps: int) -> "TrainConfig":
-        """Convert `eval_epochs` and `save_epochs` for a corpus of `epoch_steps` steps a pass."""
-        steps = {}
-        if self.eval_epochs:
-            steps["eval_steps"] = max(1, round(self.eval_epochs * epoch_steps))
-        if self.save_epochs:
-            steps["save_steps"] = max(1, round(self.save_epochs * epoch_steps))
+        """Convert intervals given in epochs for a corpus of `epoch_steps` steps a pass."""
+        epochs = {
+            "eval_steps": self.eval_epochs,
+            "save_steps": self.save_epochs,
+            "gate_every": self.gate_epochs,
+        }
+        steps = {name: max(1, round(n * epoch_steps)) for name, n in epochs.items() if n}
         return dataclasses.replace(self, **steps) if steps else self
 
     def without_gate(self) -> "TrainConfig":
         """These settings without the quality gate: only the validation loss counts."""
-        return dataclasses.replace(self, gate_every=0, gate_patience=0)
+        return dataclasses.replace(self, gate_every=0, gate_epochs=0.0, gate_patience=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,7 +163,7 @@ class StepEvent:
     memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
     memory_now_bytes: int = 0  # at the end of the step, as above; 0: unknown
     reserved_bytes: int = 0  # what the GPU allocator holds, with cached blocks; 0: no GPU
-    # Where the step's time went (see step_clock.py); of a GPU: the device's own seconds.
+    # Where the step's time went (PHASES); of a GPU: the device's own seconds.
     data_s: float = 0.0  # waiting for the batch
     copy_s: float = 0.0  # to the device
     forward_s: float = 0.0

@@ -134,13 +134,11 @@ def read_log(path: Path) -> list[dict]:
 
 
 def _parse(line: bytes) -> dict | None:
-    """What `jsonl_log` wrote, this version's or an earlier one's; None for anything else."""
-    row = None
-    for text in (line, line[max(line.rfind(b'{"'), 0) :]):  # older kits wrote behind a torn line
-        try:
-            row = row or json.loads(text, parse_constant=lambda _: None)  # NaN, in older logs
-        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-            continue
+    """A row that `jsonl_log` wrote; None for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        return None
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         return None
     numbers = [row[name] for name in NUMBERS if row.get(name) is not None]

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from kit.base.errors import KitError
 from kit.base.hardware import is_oom
 from kit.training import checkpoint
-from kit.training.launch import ANOTHER_ENDED
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
 LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
 # Longest wait in a collective: the main rank may plan or evaluate for long. `await_call` waits for
 # longer work.
 TIMEOUT = datetime.timedelta(hours=6)
+# The error of a process that did not fail itself.
+ANOTHER_ENDED = "processes that work together has ended"
 POLL_S = 0.1
 LEAVE_S = 0.5
 
@@ -70,6 +71,9 @@ class Ranks:
 
     def call(self) -> None:
         """Call the other ranks; for the main one."""
+
+    def barrier(self, poll: Callable[[], None] = lambda: None) -> None:
+        """Wait until all ranks are here; calls `poll()` meanwhile."""
 
     def share(self, items: Sequence) -> Sequence:
         """This rank's share of `items`."""
@@ -155,7 +159,6 @@ class SeveralRanks(Ranks):
         return result[0]
 
     def barrier(self, poll: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks are here; calls `poll()` meanwhile."""
         with self._together():
             others = dist.all_reduce(torch.zeros(1), async_op=True)
         while not others.is_completed():

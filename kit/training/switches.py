@@ -7,11 +7,12 @@ SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing:
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import torch
 
 from kit.base.compiler import compiler_available, detect_vector_isa
-from kit.base.config import require, require_within
+from kit.base.config import read_yaml, require, require_within
 from kit.base.errors import KitError
 from kit.base.hardware import (
     ATTENTION_KERNELS,
@@ -193,6 +194,19 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         )
         for name, (available, reason) in facts.items()
     ]
+
+
+def load_choice(path: Path) -> dict[str, bool]:
+    """The switches that 05_benchmark left at `path`; {} when there is no such file."""
+    if not Path(path).is_file():
+        return {}
+    try:
+        return dict(read_yaml(path)["speed"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise KitError(
+            f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
+            "05_benchmark again."
+        ) from error
 
 
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:

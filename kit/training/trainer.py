@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from kit.base.formatting import describe_error, format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.training import checkpoint
-from kit.training.config import CHECKPOINTS, TrainConfig
+from kit.training.config import CHECKPOINTS, PHASES, TrainConfig
 from kit.training.ema import EMA
 from kit.training.optim import (
     Adaptation,
@@ -29,7 +30,6 @@ from kit.training.optim import (
     moments_of,
 )
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
-from kit.training.step_clock import StepClock
 from kit.training.switches import SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
@@ -48,6 +48,47 @@ class Best:
         if better:
             self.step = step
             self.score = score
+
+
+class StepClock:
+    """`mark(phase)` where a phase begins, `mark("")` where the last one ends, `read()` afterwards.
+
+    On a GPU the marks are CUDA events: the seconds are the device's own, idle time included. Events
+    that have not happened yet are counted by the next `read`: a GPU's update is that of the step
+    before, since nothing waits for it.
+    """
+
+    def __init__(self, device: str):
+        self.on_gpu = device == "cuda"
+        self.marks = []  # (phase, time), in order
+        self.waited_s = 0.0
+
+    def mark(self, phase: str) -> None:
+        moment = time.perf_counter()
+        if self.on_gpu:
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record()
+        self.marks.append((phase, moment))
+
+    def wait_for(self, tensor: torch.Tensor) -> list:
+        """`tensor.tolist()`, where the CPU waits for the GPU; `sync_s` is how long it waited."""
+        began_s = time.perf_counter()
+        numbers = tensor.tolist()
+        self.waited_s += time.perf_counter() - began_s
+        return numbers
+
+    def read(self) -> dict[str, float]:
+        """Seconds since the last `read`: `data_s`, `copy_s`, ... and `sync_s`."""
+        seconds = {f"{phase}_s": 0.0 for phase in PHASES}
+        while len(self.marks) > 1 and (not self.on_gpu or self.marks[1][1].query()):
+            (phase, began), (_, ended) = self.marks[:2]
+            del self.marks[0]
+            if phase:
+                took_s = began.elapsed_time(ended) / 1000 if self.on_gpu else ended - began
+                seconds[f"{phase}_s"] += took_s
+        seconds["sync_s"] = self.waited_s
+        self.waited_s = 0.0
+        return seconds
 
 
 class Trainer:
@@ -214,40 +255,29 @@ class Trainer:
             raise DamagedFileError(f"its contents are wrong ({describe_error(error)})") from error
 
     def _require_same(self, tree: dict) -> None:
-        """Raise KitError when `tree` is of another model or optimizer."""
+        """Raise KitError when `tree` is of a run with other settings, and name them."""
         # A field that the checkpoint does not have is newer, and had its default value.
         fields = dataclasses.fields(self.model.config)
         before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
         before["conformers"] = tuple(before["conformers"])  # a list in JSON
-        changed = differences(before, dataclasses.asdict(self.model.config))
+        now = dataclasses.asdict(self.model.config)
+        before["train.optimizer"] = tree["optimizer_name"]
+        now["train.optimizer"] = self.config.optimizer
+        conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
+        before[conditioner] = tree.get("conditioner", SHARED_RATE)
+        now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
+        trained_before = {**json.loads(tree.get("finetuning", ALL_OF_IT))}
+        trained_now = self.finetuning.identity()
+        names = trained_before | trained_now
+        if trained_before["method"] != trained_now["method"]:
+            names = ["method"]  # the others are settings of that method
+        before |= {name: trained_before[name] for name in names if name in trained_before}
+        now |= {name: trained_now[name] for name in names if name in trained_now}
+        changed = differences(before, now)
         if changed:
             raise KitError(
-                f"The checkpoint is of another model: {changed}. Choose another KIT_RUN for a new "
-                "run, or the preset this one was started with."
-            )
-        if tree["optimizer_name"] != self.config.optimizer:
-            raise KitError(
-                f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
-                f"`{self.config.optimizer}` is set. Set it as before, or choose another KIT_RUN."
-            )
-        rate = tree.get("conditioner", SHARED_RATE)
-        own_rate = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
-        if rate != own_rate:
-            value = "0" if rate == SHARED_RATE else "its rate"
-            raise KitError(
-                f"The checkpoint was trained with {rate} for the conditioner; now it is "
-                f"{own_rate}. Continue as before with `--set "
-                f"train.conditioner_lr={value}`, or choose another KIT_RUN for a new run."
-            )
-        was = {**json.loads(tree.get("finetuning", ALL_OF_IT))}
-        now = self.finetuning.identity()
-        if was["method"] != now["method"]:  # the other names are settings of that method
-            was, now = {"method": was["method"]}, {"method": now["method"]}
-        changed = differences(was, now)
-        if changed:
-            raise KitError(
-                f"The checkpoint's run trained something else: {changed}. Set `finetune` and "
-                "`lora` as they were, or choose another KIT_RUN for a new run."
+                f"The checkpoint was trained with other settings: {changed}. Set them as they "
+                "were, or choose another KIT_RUN for a new run."
             )
 
     def restore(self, tree: dict) -> None:

@@ -1,7 +1,7 @@
-"""Say in a sentence what holds a training back, and the one setting that changes it.
+"""Is a training going well, and what holds it back? All from the rows of its log.
 
-All from the log of the run: `diagnose(read_log(path), hw)`. Thresholds are shares of the time that
-are worth a change, well above the noise of a healthy run.
+`training_checks` judges whether it learns; `diagnose` says what its steps wait for, each with the
+one setting that changes it. Thresholds are well above the noise of a healthy run.
 """
 
 import statistics
@@ -10,7 +10,8 @@ from collections.abc import Container
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware
 from kit.batches.code_stream import loader_workers
-from kit.training.step_clock import PHASES
+from kit.training.config import PHASES
+from kit.training.logs import held_out_losses
 
 SKIPPED = 5  # steps at each start: compiling, filling caches
 RECENT = 100  # steps that a diagnosis looks at
@@ -23,6 +24,13 @@ MAX_EVALUATION = 0.35
 MIN_SYNC = 0.03  # a GPU that has less work queued waits for the CPU
 MAX_RESERVED = 1.3  # times the peak
 MAX_SLOWDOWN = 1.5  # seconds a token, against the first steps
+MIN_ROWS = 40  # before a trend is judged
+MAX_NOT_FINITE = 0.01  # share of recent steps
+MAX_RISE = 1.03  # held-out loss over the lowest one
+PATIENCE = 3  # validations since the lowest one
+MAX_OVERFIT = 1.5  # held-out loss over training loss
+MAX_NORM_RISE = 10.0  # recent gradient norm over the median
+MIN_LOAD = 0.5  # of the device
 
 
 def step_shares(rows: list[dict], skipped: int = SKIPPED) -> dict[str, float]:
@@ -94,13 +102,20 @@ def diagnose(
         line = f"PyTorch reserves {format_gib(reserved)} for a peak of {format_gib(peak)}: memory "
         line += "is fragmented. Set `length_multiple` to 64, so that batches have fewer shapes."
         causes.append((0.0, "fragmentation", line))
-    slowdown = cost(recent) / min(cost(part) for part in (timed[:RECENT], recent))
-    if slowdown > MAX_SLOWDOWN:
-        line = f"Steps take {slowdown:.1f} times as long as at the start of this training: the "
+    times = slowdown(timed)
+    if times > MAX_SLOWDOWN:
+        line = f"Steps take {times:.1f} times as long as at the start of this training: the "
         line += f"{device} is too hot, or another program uses it. Look at "
         line += "`nvidia-smi`." if gpu else "the list of processes."
-        causes.append((1 - 1 / slowdown, "slowdown", line))
+        causes.append((1 - 1 / times, "slowdown", line))
     return {cause: line for _, cause, line in sorted(causes, reverse=True)}
+
+
+def slowdown(timed: list[dict]) -> float:
+    """How many times as long the newest steps take as the first ones; 1 if they are as fast."""
+    count = min(RECENT, len(timed) // 2)
+    newest = cost(timed[-count:])
+    return newest / min(cost(timed[:count]), newest)
 
 
 def cost(rows: list[dict]) -> float:
@@ -108,3 +123,108 @@ def cost(rows: list[dict]) -> float:
     return statistics.median(
         (row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in rows
     )
+
+
+def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
+    """Return (what, found, wanted, problem) of each check; problem is "" where it passes.
+
+    `rows` are the log's, thinned or not. What cannot be judged yet is left out.
+    """
+    checks = []
+    recent = rows[-RECENT:]
+
+    def check(what: str, found: str, wanted: str, passed: bool, problem: str) -> None:
+        checks.append((what, found, wanted, "" if passed else problem))
+
+    if rows:
+        skipped = sum(row["loss"] is None for row in recent)
+        check(
+            "losses are finite",
+            f"{len(recent) - skipped} of {len(recent)} recent steps",
+            f"{1 - MAX_NOT_FINITE:.0%} of them",
+            skipped <= MAX_NOT_FINITE * len(recent),
+            "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16",
+        )
+    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    if len(losses) >= MIN_ROWS:
+        fifth = len(losses) // 5
+        first, last = statistics.median(losses[:fifth]), statistics.median(losses[-fifth:])
+        check(
+            "the training loss falls",
+            f"{first:.3f}, then {last:.3f}",
+            "falling",
+            last < first,
+            "nothing is learnt: try a lower train.lr, and listen to some recordings",
+        )
+    norms = _numbers(rows, "grad_norm")
+    if len(norms) >= MIN_ROWS:
+        usual, now = statistics.median(norms), statistics.median(norms[-MIN_ROWS // 2 :])
+        check(
+            "gradients stay as large as usual",
+            f"{now:.2g}, usually {usual:.2g}",
+            f"at most {MAX_NORM_RISE:g} times as large",
+            now <= MAX_NORM_RISE * usual,
+            "training becomes unstable: stop, lower train.lr, and resume",
+        )
+    timed = timed_rows(rows)
+    if len(timed) >= MIN_ROWS:
+        times = slowdown(timed)
+        check(
+            "steps keep their pace",
+            f"{times:.1f} times as long as the first ones",
+            f"at most {MAX_SLOWDOWN:g} times",
+            times <= MAX_SLOWDOWN,
+            "something else uses this machine, or it is hot and has slowed down",
+        )
+    loads = _numbers(recent, "load")
+    if loads:
+        load = statistics.fmean(loads)
+        check(
+            "the device is busy",
+            f"{load:.0%} of the time",
+            f"{MIN_LOAD:.0%} or more",
+            load >= MIN_LOAD,
+            "it waits: take a larger data.micro_batch, and see what 05_benchmark finds",
+        )
+    steps, held_out = held_out_losses(rows).get("raw", ((), ()))
+    if len(held_out) > PATIENCE:
+        lowest = min(held_out)
+        since = len(held_out) - 1 - held_out.index(lowest)
+        check(
+            "the held-out loss does not rise",
+            f"{held_out[-1]:.3f}, lowest {lowest:.3f}",
+            f"at most {MAX_RISE - 1:.0%} above the lowest",
+            since < PATIENCE or held_out[-1] <= MAX_RISE * lowest,
+            f"it rises since step {steps[held_out.index(lowest)]:,}: more steps do not help",
+        )
+    if held_out and len(losses) >= MIN_ROWS:
+        own = statistics.median(losses[-MIN_ROWS // 2 :])
+        check(
+            "the recordings are not memorised",
+            f"held-out loss {held_out[-1]:.2f}, training loss {own:.2f}",
+            f"at most {MAX_OVERFIT:g} times as high",
+            held_out[-1] <= MAX_OVERFIT * own,
+            "it overfits: add recordings, or begin with a base voice (BASE_MODEL)",
+        )
+    spoken = [row["gate"]["cer"] for row in rows if "cer" in (row.get("gate") or {})]
+    if len(spoken) > 1:
+        check(
+            "what it speaks becomes clearer",
+            f"CER {spoken[0]:.1%}, then {spoken[-1]:.1%}",
+            "falling",
+            spoken[-1] <= spoken[0],
+            "listen to the samples: the voice has become harder to understand",
+        )
+    return checks
+
+
+def health_line(rows: list[dict]) -> str:
+    """Return every check on one line, for a panel; "" before there is a row."""
+    lines = []
+    for what, found, _, problem in training_checks(rows):
+        lines.append(f"✗ {what} ({found}): {problem}" if problem else f"✓ {what}")
+    return "   ".join(lines)
+
+
+def _numbers(rows: list[dict], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]

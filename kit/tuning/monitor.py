@@ -38,19 +38,14 @@ class Monitor:
     """`with Monitor(hw) as monitor:` samples until the block ends; `summary()` any time.
 
     On a GPU the whole device is measured, other processes included: memory by the CUDA driver, load
-    by NVML (package nvidia-ml-py). On a CPU it is this process with its children. `newest` is the
-    last Sample, None before the first. If sampling fails, it ends and `summary` says why.
+    by NVML (package nvidia-ml-py). On a CPU it is this process with its children. If sampling
+    fails, it ends and `summary` says why.
     """
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
         self.hw = hw
         self.every_s = every_s
-        self.newest: Sample | None = None
-        self.samples = 0
-        self.memory_sum = 0
-        self.peak_bytes = 0
-        self.loads = 0
-        self.load_sum = 0.0
+        self.samples: list[Sample] = []
         self.source = ""
         self.no_load = ""
         self.error = ""
@@ -72,31 +67,24 @@ class Monitor:
             probe = _Card() if self.hw.device == "cuda" else _Processes(self.hw.cores)
             self.source = probe.source
             self.no_load = probe.no_load
-            self._take(probe.read())
+            self.samples.append(probe.read())
             while not self.ended.wait(self.every_s):
-                self._take(probe.read())
+                self.samples.append(probe.read())
         except Exception as error:  # training continues; the summary has the error
             self.error = f"sampling ended: {type(error).__name__}: {error}"
 
-    def _take(self, sample: Sample) -> None:
-        self.newest = sample
-        self.samples += 1
-        self.memory_sum += sample.memory_bytes
-        self.peak_bytes = max(self.peak_bytes, sample.memory_bytes)
-        if sample.load is not None:
-            self.loads += 1
-            self.load_sum += sample.load
-
     def summary(self) -> dict:
         """Plain figures for the run record; None where nothing was measured."""
+        memory = [sample.memory_bytes for sample in self.samples]
+        loads = [sample.load for sample in self.samples if sample.load is not None]
         return {
             "source": self.source,
-            "count": self.samples,
+            "count": len(memory),
             "every_s": self.every_s,
-            "memory_peak_bytes": self.peak_bytes if self.samples else None,
-            "memory_mean_bytes": self.memory_sum // self.samples if self.samples else None,
-            "memory_peak_share": self.peak_bytes / self.hw.memory_bytes if self.samples else None,
-            "load_mean": self.load_sum / self.loads if self.loads else None,
+            "memory_peak_bytes": max(memory) if memory else None,
+            "memory_mean_bytes": sum(memory) // len(memory) if memory else None,
+            "memory_peak_share": max(memory) / self.hw.memory_bytes if memory else None,
+            "load_mean": sum(loads) / len(loads) if loads else None,
             "load_note": self.no_load,
             "error": self.error,
         }
@@ -163,8 +151,8 @@ class StepProfiler:
 
     A listener to step events: it skips two steps, warms the profiler up for two, records six, and
     writes a trace for Perfetto or TensorBoard and the top operators. The trainer's thread runs its
-    steps inside `with profiler:`, so that a profile is closed, and marked as incomplete, if the run
-    ends during it. The error of a failed profile is in `status`; it never ends the run.
+    steps inside `with profiler:`, so that a profile is closed if the run ends during it. The error
+    of a failed profile is in `status`; it never ends the run.
     """
 
     def __init__(self, folder: Path):
@@ -174,7 +162,6 @@ class StepProfiler:
         self.profile = None
         self.first = 0  # of the profile in progress: the step at which it was requested
         self.steps = 0  # finished since then
-        self.result: dict | None = None  # what the newest profile found, as in its JSON
         self.status = ""  # a sentence
 
     def request(self) -> None:
@@ -199,7 +186,7 @@ class StepProfiler:
 
     def __exit__(self, *_error) -> None:
         if self.profile is not None:
-            self._guarded(self._end)
+            self._guarded(self._leave)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -222,19 +209,19 @@ class StepProfiler:
         if self.steps < WAIT + WARMUP + ACTIVE:
             self.profile.step()
         else:
-            self._end()
+            self._save()
 
-    def _end(self) -> None:
-        """Stop and save; less than ACTIVE recorded steps are kept, too, as incomplete."""
+    def _close(self) -> torch.profiler.profile:
         ended = self.profile
         self.profile = None
         self.asked.clear()  # clicks during a profile do not start a second one
         ended.stop()
-        recorded = self.steps - WAIT - WARMUP
-        if recorded < 1:
-            self._report("The profile is incomplete: the run ended before the first recorded step.")
-            return
+        return ended
+
+    def _save(self) -> None:
+        ended = self._close()
         first = self.first + WAIT + WARMUP + 1
+        last = first + ACTIVE - 1
         name = f"step-{first:07d}"
         trace = f"{name}.pt.trace.json.gz"
         with tempfile.TemporaryDirectory() as folder:
@@ -242,22 +229,18 @@ class StepProfiler:
             ended.export_chrome_trace(str(plain))
             write_atomic(self.folder / trace, gzip.compress(plain.read_bytes(), compresslevel=6))
         device, operators = top_operators(ended)
-        self.result = {
-            "steps": [first, first + recorded - 1],
-            "complete": recorded == ACTIVE,
-            "device": device,  # whose time it is
-            "trace": trace,
-            "operators": operators,
-        }
-        write_atomic(self.folder / f"{name}.operators.json", json.dumps(self.result, indent=1))
+        found = {"steps": [first, last], "device": device, "trace": trace, "operators": operators}
+        write_atomic(self.folder / f"{name}.operators.json", json.dumps(found, indent=1))
         # torch's own marks (Optimizer.step#...) stay in the file.
         longest = [f"{o['name']} {o['share']:.0%}" for o in operators if "#" not in o["name"]][:3]
-        incomplete = "" if self.result["complete"] else " (incomplete: the run ended)"
         self._report(
-            f"Profile of steps {first:,} to {first + recorded - 1:,}{incomplete}: "
-            f"{', '.join(longest) or 'no operator ran'}. {self.folder / trace} opens in "
-            "ui.perfetto.dev."
+            f"Profile of steps {first:,} to {last:,}: {', '.join(longest)}. "
+            f"{self.folder / trace} opens in ui.perfetto.dev."
         )
+
+    def _leave(self) -> None:
+        self._close()
+        self._report("There is no profile: the run ended before its last recorded step.")
 
     def _report(self, status: str) -> None:
         self.status = status

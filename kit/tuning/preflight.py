@@ -10,7 +10,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.config import TrainConfig
-from kit.training.loop import clip, forward_backward, update
+from kit.training.loop import clip, forward_backward, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Finetuning
@@ -360,3 +360,29 @@ def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
     changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
     totals = itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0]))
     return PeakMemory(max(totals), None)
+
+
+def trial_rows(
+    model: GPTConfig,
+    config: TrainConfig,
+    speed: SpeedConfig,
+    hw: Hardware,
+    finetuning: Finetuning,
+    batches: Sequence[EffectiveBatch],
+    threads: int,
+) -> list[dict]:
+    """Log rows of one real step on each of `batches` of a new model; nothing is saved.
+
+    The batches should be of usual length: the run itself may begin with short sentences.
+    """
+    torch.set_num_threads(threads)
+    speed = dataclasses.replace(speed, compile=False)
+    # The run itself may be shorter than the trial, and nothing stops the trial early.
+    steps = max(len(batches), config.max_steps)
+    config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
+    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
+    rows = []
+    for event in itertools.islice(train(trainer, batches), len(batches)):
+        wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
+        rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
+    return rows

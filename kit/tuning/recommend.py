@@ -231,19 +231,6 @@ def write_choice(decisions: Sequence[Decision], path: Path, measured_on: str) ->
     write_atomic(path, "\n".join(lines) + "\n")
 
 
-def load_choice(path: Path) -> dict[str, bool]:
-    """The switches that `write_choice` left at `path`; {} when there is no such file."""
-    if not Path(path).is_file():
-        return {}
-    try:
-        return dict(read_yaml(path)["speed"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise KitError(
-            f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
-            "05_benchmark again."
-        ) from error
-
-
 def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
     """The rows as plain values for a run's record, by their switches."""
     figures = {}

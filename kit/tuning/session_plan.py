@@ -5,6 +5,7 @@ import math
 import shutil
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from kit.base.config import require, require_least, require_types
 from kit.base.errors import KitError
@@ -12,7 +13,6 @@ from kit.base.formatting import clock
 from kit.training.config import TrainConfig
 
 RECENT = 1000  # newest rows that count
-SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often
 # Descriptions of what a checkpoint holds.
 HOLDS = {
     "full": "weights, average and the optimizer's state",
@@ -75,15 +75,10 @@ class DiskSizes:
         return (keep + 2) * self.checkpoint_bytes(kind) + self.models_bytes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SessionPlan:
+class SessionPlan(NamedTuple):
     """What a run will take."""
 
     per_step_s: float  # with its share of validations and checkpoints
-    left_s: float  # to the target, while it runs
-    sessions: int | None  # from now on, this one included; None: it would never arrive
-    disk_most_bytes: int  # at the worst moment: one more is written before the oldest goes
-    fits: bool  # whether the target is reached at all, on this disk
     advice: tuple[str, ...]  # sentences: what to change; () when nothing needs it
     table: dict[str, str]  # the plan for a reader
 
@@ -100,7 +95,7 @@ def plan_session(
 
     `folder` is where the checkpoints are, or will be. Raises KitError when no step has been timed.
     """
-    per_step_s, checkpoint_s = step_costs(rows, config)
+    per_step_s = seconds_per_step(rows, config)
     left = max(0, config.max_steps - done)
     left_s = left * per_step_s
     # A session that is cut loses the steps since its last checkpoint, at worst.
@@ -119,7 +114,7 @@ def plan_session(
     advice = [
         _disk_advice(config, sizes, now_bytes + room_bytes),
         _time_advice(config, per_step_s, limits, done, sessions),
-        _saving_advice(config, per_step_s, checkpoint_s, limits, left),
+        _saving_advice(config, per_step_s, limits, left),
     ]
     advice = tuple(filter(None, advice))
     room = f"{_size(now_bytes)} there now, room for {_size(room_bytes)} more"
@@ -134,19 +129,11 @@ def plan_session(
         "fits": "yes" if fits else "no",
     }
     table |= {f"advice {number}": text for number, text in enumerate(advice, 1)}
-    return SessionPlan(
-        per_step_s=per_step_s,
-        left_s=left_s,
-        sessions=sessions,
-        disk_most_bytes=most_bytes,
-        fits=fits,
-        advice=advice,
-        table=table,
-    )
+    return SessionPlan(per_step_s, advice, table)
 
 
-def step_costs(rows: list[dict], config: TrainConfig) -> tuple[float, float]:
-    """Seconds of a step, with its share of all else in the newest rows, and of one checkpoint.
+def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
+    """Seconds of a step, with its share of all else in the newest rows.
 
     The first row of each start is left out: it has no row before it. So is a plain step much longer
     than the others (a compilation, a closed lid).
@@ -154,19 +141,15 @@ def step_costs(rows: list[dict], config: TrainConfig) -> tuple[float, float]:
     timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
     if not timed:
         raise KitError("Nothing to plan from: run a few steps first, at least two in a row.")
-    plain, saved, others = [], [], []
+    plain, others = [], []
     for row in timed:
-        if row.get("gate") or row.get("val_loss") is not None:
-            others.append(row["wall_s"])
-        elif row["step"] > 1 and (row["step"] - 1) % config.save_steps == 0:
-            saved.append(row["wall_s"])  # saving comes after a step is logged: in the next row
-        else:
-            plain.append(row["wall_s"])
-    plain = plain or saved or others
-    usual_s = statistics.median(plain)
+        judged = row.get("gate") or row.get("val_loss") is not None
+        # Saving comes after a step is logged: in the next row.
+        saved = row["step"] > 1 and (row["step"] - 1) % config.save_steps == 0
+        (others if judged or saved else plain).append(row["wall_s"])
+    usual_s = statistics.median(plain or others)
     plain = [seconds for seconds in plain if seconds <= 10 * usual_s]
-    checkpoint_s = max(0.0, statistics.median(saved) - usual_s) if saved else 0.0
-    return statistics.fmean([*plain, *saved, *others]), checkpoint_s
+    return statistics.fmean([*plain, *others])
 
 
 def resolve_steps(
@@ -299,18 +282,11 @@ def _time_advice(
     )
 
 
-def _saving_advice(
-    config: TrainConfig, per_step_s: float, checkpoint_s: float, limits: SessionLimits, left: int
-) -> str:
-    """What to change where checkpoints come too often, or so seldom that much work may be lost."""
+def _saving_advice(config: TrainConfig, per_step_s: float, limits: SessionLimits, left: int) -> str:
+    """What to change where checkpoints come so seldom that much work may be lost."""
     every = config.save_steps
     between_s = every * per_step_s
     bearable_s = LOST_SHARE * limits.session_s
-    if checkpoint_s > SAVING_SHARE * between_s:
-        step_s = per_step_s - checkpoint_s / every
-        enough = math.ceil(checkpoint_s / (SAVING_SHARE * step_s) / 10) * 10
-        share = checkpoint_s / between_s
-        return f"Saving takes {share:.0%} of the time: set `save_steps` to {enough:,}."
     if bearable_s < between_s < limits.session_s and left > every:
         fewer = max(1, int(bearable_s / per_step_s))
         return (

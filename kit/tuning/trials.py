@@ -349,7 +349,8 @@ def run_trials(
     measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
     """
     trained = dataclasses.asdict(task) | {"train": by_former_names("train", task.train)}
-    del trained["train"]["boards"]  # they change no measurement, and earlier results have none
+    for name in ("boards", "gate_epochs"):  # they change no measurement; earlier results lack them
+        del trained["train"][name]
     key = digest(trained, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
     path = Path(folder) / f"{key}.jsonl"
     found = read_results(path)
@@ -387,29 +388,3 @@ def append_result(path: Path, result: dict) -> None:
         file.write(json.dumps(result).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def trial_rows(
-    model: GPTConfig,
-    config: TrainConfig,
-    speed: SpeedConfig,
-    hw: Hardware,
-    finetuning: Finetuning,
-    batches: Sequence[EffectiveBatch],
-    threads: int,
-) -> list[dict]:
-    """Log rows of one real step on each of `batches` of a new model; nothing is saved.
-
-    The batches should be of usual length: the run itself may begin with short sentences.
-    """
-    torch.set_num_threads(threads)
-    speed = dataclasses.replace(speed, compile=False)
-    # The run itself may be shorter than the trial, and nothing stops the trial early.
-    steps = max(len(batches), config.max_steps)
-    config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
-    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
-    rows = []
-    for event in itertools.islice(train(trainer, batches), len(batches)):
-        wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
-        rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
-    return rows

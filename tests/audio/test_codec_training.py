@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kit.audio.codec import ClipWithStates
-from kit.audio.codec_training import Critic, CropShape, crops, state_crops, train_adversarial
+from kit.audio.codec_training import Critic, CropShape, crops, state_crops, train_generator
 from kit.base.errors import KitError
 
 SHAPE = CropShape(codes=4, code_samples=10, samples=35, margin=8)
@@ -28,7 +28,7 @@ def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
 def test_sound_codes_and_states_are_of_the_same_moment():
     found = drawn(9)
     starts = set()
-    for wave, codes, states in zip(found.inner_wave, found.codes, found.states):
+    for wave, codes, states in zip(found.wave[:, 8:-8], found.codes, found.states):
         start = int(codes[0])
         assert torch.equal(codes, torch.arange(start, start + 4))
         assert torch.equal(states[:, 0], codes.float())
@@ -48,7 +48,7 @@ def test_beyond_the_clip_is_silence():
 def test_a_shorter_clip_stays_at_its_last_code(codes):
     found = drawn(codes, 1)
     assert found.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
-    assert not found.inner_wave[0, 10 * codes :].any()
+    assert not found.wave[0, 8 + 10 * codes :].any()
     assert crops([counted(codes).wave], 35, 2, torch.Generator()).shape == (2, 35)
 
 
@@ -77,7 +77,7 @@ def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
     def views():
         return [wavy(4, 2.0)], [wavy(4, depth)], 0 * depth.square()
 
-    steps = list(train_adversarial([depth], views, 120, "cpu"))
+    steps = list(train_generator([depth], views, 120, adversarial=True))
     assert [step for step, _ in steps] == list(range(1, 121))
     assert depth > 0.21  # 4e-4 a step at most
 
@@ -85,4 +85,4 @@ def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
 def test_where_the_error_is_no_number_it_ends():
     depth = nn.Parameter(torch.tensor(float("nan")))
     with pytest.raises(KitError, match=r"nan at step 1 .*sharpen_steps=0"):
-        next(train_adversarial([depth], lambda: ([], [], depth.sum()), 5, "cpu"))
+        next(train_generator([depth], lambda: ([], [], depth.sum()), 5, adversarial=True))

@@ -112,7 +112,7 @@ def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
     assert codec.decode(random_codes(1)).shape == (1, 480)
     assert codec.decode(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0)
     for code in (-1, 65_536):
-        with pytest.raises(KitError, match=r"must lie in 0\.\.65535"):
+        with pytest.raises(KitError, match=r"must be in 0\.\.65535"):
             codec.decode(torch.tensor([[code]]))
 
 
@@ -250,9 +250,6 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
         taking(folder)
     path.unlink()
     with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
-        taking(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"?")
-    with pytest.raises(KitError, match="lacks the encoder and is a pickle"):
         taking(folder)
 
 

@@ -146,7 +146,7 @@ def test_what_it_has_learnt_from_it_says_better(recording):
         return compare_waves(recording, made, ear)[2].item()
 
     before = error()
-    steps = list(train_vocoder(vocoder, ear, pairs, 30, "cpu"))
+    steps = list(train_vocoder(vocoder, ear, pairs, 30))
     assert [step for step, _ in steps] == list(range(1, 31))
     assert error() < 0.9 * before
 
@@ -171,4 +171,4 @@ def test_where_the_error_is_no_number_it_ends(recording):
     vocoder = small()
     broken = torch.full((1, 513, 50), torch.nan)
     with pytest.raises(KitError, match="nan at step 1"):
-        next(train_vocoder(vocoder, Mel(), lambda: (broken, recording), 3, "cpu"))
+        next(train_vocoder(vocoder, Mel(), lambda: (broken, recording), 3))

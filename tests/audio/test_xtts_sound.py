@@ -13,24 +13,31 @@ from released_xtts import random_dvae, random_sound, settings
 
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.codec import (
-    require_rates,
-    xtts_dvae,
-    xtts_speaker_encoder,
-    xtts_vocoder,
-)
+from kit.releases.xtts_v2.codec import XTTSCodec, require_rates, xtts_codec
 from kit.releases.xtts_v2.dvae import DVAE, XTTSMel, XTTSMelConfig
-from kit.releases.xtts_v2.names import SoundSizes, sound_shapes
+from kit.releases.xtts_v2.names import SoundSizes, sound_tensors
 
 RATE = 22_050
 VOCODER = "hifigan_decoder.waveform_decoder"
 SPEAKER = "hifigan_decoder.speaker_encoder"
 
 
+def codec_of(tensors: dict | None = None) -> XTTSCodec:
+    """A tiny release's codec; in `tensors` those of the DVAE are named `dvae.`"""
+    tensors = all_tensors() if tensors is None else tensors
+    dvae = {n.removeprefix("dvae."): t for n, t in tensors.items() if n.startswith("dvae.")}
+    sound = {n: t for n, t in tensors.items() if not n.startswith("dvae.")}
+    return xtts_codec(sound, dvae, settings())
+
+
+def all_tensors() -> dict:
+    return random_sound() | {f"dvae.{name}": t for name, t in random_dvae().items()}
+
+
 def test_the_releases_sizes_are_the_defaults():
     """Tensor for tensor they are compared in tests/xtts, where coqui-tts is installed."""
-    shapes = sound_shapes(SoundSizes())
-    assert len(shapes) == 537 and sum(map(math.prod, shapes.values())) == 25_882_035
+    tensors = sound_tensors({}, SoundSizes())
+    assert len(tensors) == 537 and sum(t.numel() for t in tensors.values()) == 25_882_035
     with torch.device("meta"):
         dvae = DVAE()
     assert sum(p.numel() for p in dvae.parameters()) == 51_567_184
@@ -98,7 +105,7 @@ def test_a_release_without_sound_stats_is_reported(stats, message):
 @pytest.mark.parametrize("frames", [1, 2, 4, 5, 87])
 @torch.no_grad()
 def test_a_code_is_four_frames(frames):
-    dvae = xtts_dvae(random_dvae())
+    dvae = codec_of().dvae
     codes = dvae.encode(torch.randn(2, 80, frames))
     assert codes.shape == (2, math.ceil(frames / 4)) and codes.dtype == torch.int64
     assert codes.min() >= 0 and codes.max() < 32
@@ -107,7 +114,7 @@ def test_a_code_is_four_frames(frames):
 
 @torch.no_grad()
 def test_a_vector_of_the_codebook_is_its_own_code():
-    codebook = xtts_dvae(random_dvae()).codebook
+    codebook = codec_of().dvae.codebook
     codes = torch.arange(32).view(2, 16)
     assert torch.equal(codebook.nearest(codebook(codes)), codes)
 
@@ -115,7 +122,7 @@ def test_a_vector_of_the_codebook_is_its_own_code():
 @pytest.mark.parametrize(("codes", "frames"), [(1, 4), (2, 8), (10, 43), (147, 640)])
 @torch.no_grad()
 def test_states_become_frames_of_256_samples(codes, frames):
-    vocoder = xtts_vocoder(random_sound())
+    vocoder = codec_of().vocoder
     wave = vocoder(torch.randn(2, codes, 96), torch.randn(2, 512))
     assert wave.shape == (2, 256 * frames) and wave.abs().max() <= 1
 
@@ -123,56 +130,46 @@ def test_states_become_frames_of_256_samples(codes, frames):
 @pytest.mark.parametrize("samples", [400, 5280, 32_001])
 @torch.no_grad()
 def test_a_speaker_is_a_direction(samples):
-    speaker = xtts_speaker_encoder(random_sound())(torch.randn(3, samples) * 0.1)
+    speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
     assert speaker.shape == (3, 512)
     assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
 
 
 # --- files ----------------------------------------------------------------------------------
 
-READERS = {
-    "vocoder": (xtts_vocoder, f"{VOCODER}.conds.2.bias"),
-    "speaker encoder": (xtts_speaker_encoder, f"{SPEAKER}.layer3.4.bn2.running_var"),
-    "DVAE": (xtts_dvae, "decoder.3.net.2.weight"),
-}
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (f"{VOCODER}.conds.2.bias", "vocoder.conds.2.bias"),
+        (f"{SPEAKER}.layer3.4.bn2.running_var", "speaker_encoder.layer3.4.bn2.running_var"),
+        ("dvae.decoder.3.net.2.weight", "dvae.decoder.3.net.2.weight"),
+    ],
+)
+def test_every_tensor_has_its_place(name, shown):
+    tensors = all_tensors()
+    wrong = {
+        rf"missing: {shown}\. Take": {n: t for n, t in tensors.items() if n != name},
+        rf"misshapen: {shown} \(7,\), not ": {**tensors, name: torch.ones(7)},
+        rf"unknown: {shown}\.more": {**tensors, f"{name}.more": torch.ones(7)},
+        rf"of another type: {shown} torch\.int64": {**tensors, name: tensors[name].long()},
+        rf"is damaged: {shown} is not finite": {**tensors, name: tensors[name] * math.nan},
+    }
+    for message, given in wrong.items():
+        with pytest.raises(KitError, match=message):
+            codec_of(given)
 
 
-def tensors_of(part: str) -> dict:
-    return random_dvae() if part == "DVAE" else random_sound()
-
-
-@pytest.mark.parametrize("part", READERS)
-def test_every_tensor_has_its_place(part):
-    read, name = READERS[part]
-    tensors = tensors_of(part)
+def test_a_codec_is_its_own_copy_in_single_precision():
+    tensors = {n: t.half() if t.is_floating_point() else t for n, t in all_tensors().items()}
     kept = {n: t.clone() for n, t in tensors.items()}
-    module = read(tensors)
-    assert not module.training
-    assert {t.dtype for t in module.parameters()} == {torch.float32}
+    codec = codec_of(tensors)
+    assert not codec.training
+    assert {t.dtype for t in codec.parameters()} == {torch.float32}
     with torch.no_grad():
-        for weight in module.state_dict().values():
+        for weight in codec.state_dict().values():
             weight.zero_()
     assert all(torch.equal(tensors[n], t) for n, t in kept.items()), "what was read stays"
-    leaf = name.split(".", name.count("hifigan") * 2)[-1]
-    short = r"The " + part
-    missing = {n: t for n, t in kept.items() if n != name}
-    with pytest.raises(KitError, match=rf"{short} is not .*missing: {leaf}\. Take"):
-        read(missing)
-    with pytest.raises(KitError, match=rf"{short} is not .*misshapen: {leaf} \(7,\), not "):
-        read({**kept, name: torch.ones(7)})
-    with pytest.raises(KitError, match=rf"{short} is not .*unknown: {leaf}\.more"):
-        read({**kept, f"{name}.more": torch.ones(7)})
-    with pytest.raises(KitError, match=rf"{short} is not .*of another type: {leaf} torch\.int64"):
-        read({**kept, name: kept[name].long()})
-    with pytest.raises(KitError, match=rf"{short} is damaged: {leaf} is not finite"):
-        read({**kept, name: kept[name] * math.nan})
-
-
-@pytest.mark.parametrize("part", READERS)
-def test_half_precision_is_read_as_single(part):
-    read, _ = READERS[part]
-    tensors = {n: t.half() if t.is_floating_point() else t for n, t in tensors_of(part).items()}
-    assert {t.dtype for t in read(tensors).parameters()} == {torch.float32}
 
 
 def test_weight_normalisation_is_torchs():
@@ -183,20 +180,20 @@ def test_weight_normalisation_is_torchs():
     prefix = f"{VOCODER}.ups.0."
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     layer.load_state_dict(own)
-    found = xtts_vocoder(tensors).ups[0]
+    found = xtts_codec(tensors, random_dvae(), settings()).vocoder.ups[0]
     assert torch.allclose(found.weight, layer.weight, atol=1e-6)
     assert torch.equal(found.bias, layer.bias)
 
 
 def test_no_dvae_is_reported():
     with pytest.raises(KitError, match=r"no DVAE.*put dvae\.pth"):
-        xtts_dvae({})
+        xtts_codec(random_sound(), {}, settings())
 
 
 def test_what_training_kept_of_a_dvae_is_left():
-    tensors = random_dvae()
-    tensors["discrete_loss.accumulator"] = torch.zeros(100, 32)
-    assert xtts_dvae(tensors).state_dict().keys() == xtts_dvae(random_dvae()).state_dict().keys()
+    more = {"dvae.discrete_loss.accumulator": torch.zeros(100, 32)}
+    found = codec_of(all_tensors() | more)
+    assert found.state_dict().keys() == codec_of().state_dict().keys()
 
 
 def test_other_rates_are_reported():

@@ -35,7 +35,6 @@ from kit.base.hardware import (
     is_oom,
     matmul_seconds,
     peak_memory_bytes,
-    reset_peak_memory,
     use_threads,
     versions,
 )
@@ -92,15 +91,6 @@ def test_torch_reads_the_allocators_settings_at_its_first_use_and_knows_them():
     if "microsoft" not in platform.release().lower():
         assert done.stdout.strip() == "expandable_segments:True"
         assert done.stderr.strip().endswith("'nonsense' in Accelerator allocator config.")
-
-
-def test_the_peak_of_a_gpus_memory_is_reset(monkeypatch):
-    calls = []
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: calls.append(1))
-    reset_peak_memory("cpu")
-    assert not calls
-    reset_peak_memory("cuda")
-    assert calls
 
 
 CAPABILITIES = [((6, 1), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")]
@@ -279,11 +269,6 @@ def test_who_asks_for_threads_gets_them_and_nobody_listens(monkeypatch, asked, w
         assert (choice.reason == f"OMP_NUM_THREADS asks for {asked}") == (asked == "3")
     finally:
         torch.set_num_threads(before)
-
-
-def test_something_busy_for_two_seconds_takes_no_core_away(monkeypatch):
-    monkeypatch.setattr("psutil.cpu_times_percent", idle(*[(50, 0)] * 6, (99, 0)))
-    assert free_cores(CPU).value == "2"
 
 
 def test_an_idle_machine_is_checked_once_and_a_busy_one_gets_advice(monkeypatch):

@@ -1,7 +1,6 @@
 """One run, one folder, one record."""
 
 import base64
-import dataclasses
 import errno
 import json
 import multiprocessing
@@ -15,7 +14,7 @@ import soundfile
 from helpers import RATE, speech
 
 from kit.base.errors import KitError
-from kit.base.formatting import figure_text, flat, grid_html, report_page, text_grid, text_table
+from kit.base.formatting import figure_text, flat, grid_html, report_page, text_grid
 from kit.base.run import Run, git_state, open_run
 
 
@@ -178,28 +177,11 @@ def test_figures_are_written_as_a_person_would():
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "samples": [1]}) == [("a.b", 1), ("a.c.d", 2)]
 
 
-def test_a_table_without_a_browser_is_plain_text():
-    assert "loss" in text_table({"loss": 1.5, "speed": {"steps": 3}})
-
-
-def test_letters_are_shown_as_letters():
-    assert (
-        figure_text(["ሀ", "ለ"]) == "ሀ ለ"
-        and figure_text([]) == ""
-        and figure_text([1, 2]) == "[1, 2]"
-    )
-
-
 def test_a_grid_is_a_table_and_lines_in_columns():
     cells = [("variant", "steps/s"), ("a < b", "3"), ("all on", "12")]
     said = grid_html(cells)
     assert ">steps/s</th>" in said and ">a &lt; b</td>" in said and ">3</td>" in said
     assert text_grid(cells) == "variant  steps/s\na < b    3\nall on   12"
-
-
-def test_a_run_is_frozen(run):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        run.name = "other"
 
 
 def test_the_commit_is_named_where_there_is_git(monkeypatch):
@@ -272,35 +254,26 @@ def test_a_damaged_mark_of_a_run_is_named(place, mark):
         open_run().set_permanent("data", "my voice")
 
 
-NO_NAMES = {
-    "": "names no folder",
-    "   ": "names no folder",
-    "../../x": "holds '/'",
-    "/etc": "holds '/'",
-    "a\\b": "cannot name a folder",
-    "C:x": "holds ':'",
-    "a" * 300: "too long",
-    "ሰ" * 40: "too long",
-    "a\nb": "cannot name a folder",
-    "a\0b": "cannot name a folder",
-    ".": "no dot or space",
-    "..": "no dot or space",
-    ".hidden": "no dot or space",
-    "dot.": "no dot or space",
-    " a": "no dot or space",
-    "con": "device of Windows",
-    "NUL.txt": "device of Windows",
-    "lpt1": "device of Windows",
-    "codes": "folder of the kit's own",
-    "Codes": "folder of the kit's own",
-    "bench": "folder of the kit's own",
-}
+NO_NAMES = ["", "   ", "../../x", "/etc", "a\\b", "C:x", "a" * 300, "ሰ" * 40, "a\nb", "a\0b"]
+NO_NAMES += [
+    ".",
+    "..",
+    ".hidden",
+    "dot.",
+    " a",
+    "con",
+    "NUL.txt",
+    "lpt1",
+    "codes",
+    "Codes",
+    "bench",
+]
 
 
 @pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
 def test_a_name_that_is_no_plain_folder_is_refused(place, monkeypatch, name):
     monkeypatch.setattr("os.environ", {**os.environ, "KIT_RUN": name})  # it takes no NUL itself
-    with pytest.raises(KitError, match=rf"KIT_RUN = .*{NO_NAMES[name]}.*Choose letters"):
+    with pytest.raises(KitError, match=r"KIT_RUN = .* cannot name a folder.*Choose letters"):
         open_run("tiny")
     assert not list(place.iterdir())
 

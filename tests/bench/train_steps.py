@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
-from kit.releases.xtts_v2.names import from_released, gpt_shapes
+from kit.releases.xtts_v2.names import from_released, to_released
 from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
@@ -189,7 +189,7 @@ class Coqui:
     def give_weights(self, model: SpeechGPT) -> None:
         """Copy the GPT's weights into the kit's model, which must have a place for each."""
         released = {f"gpt.{name}": value for name, value in self.gpt.state_dict().items()}
-        assert released.keys() == gpt_shapes(model.config).keys(), "another model"
+        assert released.keys() == to_released(model.state_dict()).keys(), "another model"
         model.load_state_dict(from_released(released, model.config))
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from kit.base.config import build
 from kit.notebook.panel.widgets import Field
+from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.training_plan import FIELDS as LABELLED
-from kit.recipes.training_plan import GPUS, MORE_FIELDS
 from kit.training.config import StepEvent, TrainConfig
-from kit.training.launch import STOP
 from kit.training.logs import jsonl_log, read_log
+from kit.training.run import STOP
 from kit.training.switches import LABELS, Switch
 
 REASONS = {
@@ -32,7 +32,8 @@ SWITCHES = [
     for name, (on, ok, why) in REASONS.items()
 ]
 PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
-PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1, GPUS: 1}
+PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1}
+PRESET |= {EPOCHS: 0, GPUS: 1}
 FIELDS = [
     Field(name=name, label=label, value=value, preset=value, comment=comment, more=more)
     for (name, (label, comment)), value, more in (
@@ -112,8 +113,8 @@ class SlowTrainer:
         )
 
 
-def tone(text: str, choices: dict) -> bytes:
-    """Half a second of a hum as WAV bytes. Raises ValueError for an empty text."""
+def tone(text: str, choices: dict, reference: str) -> tuple[bytes, str]:
+    """Half a second of a hum as WAV bytes, and no remark. Raises ValueError for an empty text."""
     if not text.strip():
         raise ValueError("There is nothing to speak: type a sentence first.")
     samples = (int(9000 * math.sin(0.08 * n)) for n in range(11_025))
@@ -121,4 +122,4 @@ def tone(text: str, choices: dict) -> bytes:
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 22_050, 0, "NONE", ""))
         file.writeframes(array("h", samples).tobytes())
-    return buffer.getvalue()
+    return buffer.getvalue(), ""

@@ -197,16 +197,11 @@ def test_mel_stats_may_lie_beside_the_weights(folder, tensors):
     assert "mel_stats.pth differs" in load_xtts(folder).notes[0]
 
 
-def test_a_configuration_that_counts_otherwise_is_noted(folder):
+def test_text_ids_are_those_of_the_vocabulary(folder):
     described = settings()
     described["model_args"].update(gpt_number_text_tokens=40, gpt_start_text_token=261)
     (folder / "config.json").write_text(json.dumps(described))
-    xtts = load_xtts(folder)
-    assert xtts.model.config == TINY
-    assert [note.split(",")[0] for note in xtts.notes] == [
-        "the configuration says gpt_number_text_tokens = 40",
-        "the configuration says gpt_start_text_token = 261",
-    ]
+    assert load_xtts(folder).model.config == TINY
 
 
 # --- what cannot be read --------------------------------------------------------------------
@@ -268,7 +263,7 @@ def test_all_faults_are_reported_at_once(folder, tensors):
 
 def test_a_vocabulary_of_another_model_is_reported(folder):
     (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
-    with pytest.raises(KitError, match=r"up to 44, so .* 45 rows; that of .* has 41\. .*different"):
+    with pytest.raises(KitError, match=r"text_embedding\.weight \(41, 96\), not \(45, 96\)"):
         load_xtts(folder)
 
 
@@ -361,9 +356,7 @@ def test_missing_files_are_named(folder):
     with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
         load_xtts(folder / "nowhere")
     (folder / "model.pth").rename(folder / "best_model_7.pth")
-    with pytest.raises(
-        KitError, match=r"has no model\.pth and no model\.safetensors\. It has best_"
-    ):
+    with pytest.raises(KitError, match=r"has no model\.pth\. It has best_"):
         load_xtts(folder)
 
 
@@ -380,20 +373,6 @@ def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
     assert again.config["model_args"]["gpt_start_text_token"] == 7
-
-
-def test_safetensors_alone_are_enough(release, tmp_path):
-    folder = save_xtts(load_xtts(release), tmp_path / "new")
-    (folder / "model.pth").unlink()
-    require_equal(load_xtts(folder).model.state_dict(), random_model().state_dict())
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-10] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(KitError, match="is damaged: its tensors are not those"):
-        load_xtts(folder)
-    (folder / "model.safetensors").write_bytes(data[:1000])
-    with pytest.raises(KitError, match="is damaged"):
-        load_xtts(folder)
 
 
 def test_the_same_model_gives_the_same_bytes(release, tmp_path):
@@ -476,7 +455,6 @@ def test_an_export_over_another_removes_its_files(release, tmp_path):
         "config.json",
         "mel_stats.pth",
         "model.pth",
-        "model.safetensors",
         "notes.txt",
         "vocab.json",
     ]

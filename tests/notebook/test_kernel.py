@@ -11,7 +11,7 @@ from nbclient.exceptions import CellExecutionError
 from paths import python_path
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import front_end
+from kit.notebook.kernel import is_watched
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def log(tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def test_no_kernel_means_plain_and_says_why():
-    assert front_end() == ("plain", "there is no notebook kernel")
+def test_without_a_kernel_nobody_watches():
+    assert not is_watched()
 
 
 def test_errors_as_text():
@@ -64,7 +64,7 @@ def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
     manager, client = start_new_kernel(kernel_name="python3")
     try:
         client.execute(cell(log, steps=3000, pause_s=0.01), reply=True, timeout=300)
-        running = client.execute("panel.run('live'); panel.wait(); print('ended', process.done)")
+        running = client.execute("panel.run(); panel.wait(); print('ended', process.done)")
         until(lambda: log.exists() and log.read_text().count("\n") > 5)
         manager.interrupt_kernel()
         said = printed(client, running)

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from kit.notebook import plots
-from kit.notebook.live_plot import LossFigure, roomy
 from kit.notebook.result import Result
-from kit.notebook.run_plots import run_curves, smooth, thin
+from kit.notebook.run_plots import LossFigure, roomy, run_curves, smooth, thin
 from kit.notebook.style import png
 
 

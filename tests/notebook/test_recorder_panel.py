@@ -89,7 +89,7 @@ def test_what_goes_wrong_is_a_sentence(capsys):
     panel = RecorderPanel(Made("full disk"))
     assert "No space left on device" in send(panel, b"good")
     assert "KeyError" in send(panel, b"neither")
-    RecorderPanel(Made("full disk")).run("plain")
+    RecorderPanel(Made("full disk")).run()
     assert "1 sentences to read, 0 recorded." in capsys.readouterr().out
     assert "SENTENCES" in RecorderPanel(Made()).place.value
 
@@ -104,7 +104,7 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     made = Made("one")
     panel = RecorderPanel(made, colab=True)
-    panel.run("live")
+    panel.run()
     (receive,) = called.values()
     text = base64.b64encode(b"good").decode()
     receive(text[:3], False)

@@ -4,7 +4,6 @@ import datetime
 from pathlib import Path
 
 import pytest
-from IPython.display import Audio
 
 from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.panel.widgets import uploaded_files
@@ -15,16 +14,17 @@ WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0d
 def test_speaking_fills_the_player_and_errors_are_sentences():
     asked = []
 
-    def speak(text, choices):
+    def speak(text, choices, reference):
         asked.append((text, choices))
         if not text:
             raise ValueError("There is nothing to speak.")
-        return WAV
+        return WAV, "Read again."
 
     panel = SpeakPanel(speak, "ሰላም", {"voice": ["one", "two"]})
     panel.button.click()
     assert asked == [("ሰላም", {"voice": "one"})]
     assert bytes(panel.player.value) == WAV and panel.player.layout.display is None
+    assert "Read again." in panel.status.value
     panel.text.value = ""
     panel.button.click()
     assert "There is nothing to speak." in panel.status.value
@@ -34,7 +34,7 @@ def test_speaking_fills_the_player_and_errors_are_sentences():
 def test_sliders_and_switches_hand_on_their_values():
     asked = []
     kinds = {"temperature": (0.0, 1.0, 0.3), "candidates": (1, 8, 32), "cache": True}
-    panel = SpeakPanel(lambda text, choices: asked.append(choices) or WAV, "selam", kinds)
+    panel = SpeakPanel(lambda _, choices, __: asked.append(choices) or (WAV, ""), "selam", kinds)
     panel.button.click()
     panel.choices["temperature"].value = 0.7
     panel.choices["cache"].value = False
@@ -45,26 +45,12 @@ def test_sliders_and_switches_hand_on_their_values():
     ]
 
 
-def test_an_ipython_audio_is_taken_too():
-    panel = SpeakPanel(lambda text, choices: Audio(data=WAV), "selam")
-    panel.button.click()
-    assert bytes(panel.player.value) == WAV
-
-
-def test_a_remark_is_beside_the_player(capsys):
-    panel = SpeakPanel(lambda *_: (WAV, "Read again."), "selam")
-    panel.button.click()
-    assert bytes(panel.player.value) == WAV and "Read again." in panel.status.value
-    panel.run("plain")
-    assert "Read again." in capsys.readouterr().out
-
-
 def test_without_a_front_end_it_speaks_once_and_raises(capsys):
     asked = []
-    SpeakPanel(lambda text, _: asked.append(text) or WAV, "selam").run()
-    assert asked == ["selam"]
+    SpeakPanel(lambda text, *_: asked.append(text) or (WAV, "Read again."), "selam", {}).run()
+    assert asked == ["selam"] and "Read again." in capsys.readouterr().out
     with pytest.raises(ValueError, match="nothing"):
-        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "").run()
+        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
 
 
 def reported(text, choices, reference):
@@ -84,7 +70,7 @@ def send(upload, name: str, content: bytes) -> None:
 
 
 def test_a_recording_is_uploaded_or_named(tmp_path):
-    panel = SpeakPanel(reported, "selam", {"voice": ["one"]}, reference=True)
+    panel = SpeakPanel(reported, "selam", {"voice": ["one"]})
     panel.button.click()
     assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
     recording = panel.recording
@@ -101,7 +87,7 @@ def test_a_recording_is_uploaded_or_named(tmp_path):
 
 
 def test_a_recording_that_was_not_given_is_reported():
-    panel = SpeakPanel(reported, "selam", {"voice": ["one"]}, reference=True)
+    panel = SpeakPanel(reported, "selam", {"voice": ["one"]})
     panel.recording.wanted.value = True
     panel.button.click()
     assert "There is no recording yet: upload one" in panel.status.value

@@ -10,7 +10,7 @@ from helpers import PATIENCE_S, until
 from kit.base.errors import KitError
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.notebook.panel.widgets import Field
-from kit.training.launch import PROFILE, STOP
+from kit.training.run import PROFILE, STOP
 from kit.training.switches import Switch
 
 SWITCHES = [
@@ -89,6 +89,12 @@ def log(tmp_path):
     return tmp_path / "log.jsonl"
 
 
+@pytest.fixture
+def watched(monkeypatch):
+    """A person sees the panel."""
+    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+
+
 # Without a front end.
 
 
@@ -128,23 +134,24 @@ def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
 
     with pytest.raises(KeyboardInterrupt):
         panel._interruptible(interrupted)
+    process.thread.join(PATIENCE_S)
 
 
 def test_a_finished_run_is_not_started_again_without_a_person(log, capsys):
     Process(log).train()
     process = Process(log)
-    panel_of(process, finished=True).run("plain")
+    panel_of(process, finished=True).run()
     assert "Finished, at step 20." in capsys.readouterr().out and not process.started_with
 
 
 # With one.
 
 
-def test_start_stop_continue_and_the_end(log):
+def test_start_stop_continue_and_the_end(watched, log):
     process = Process(log, steps=100, pause_s=0.01)
     panel = panel_of(process)
     view = panel.view
-    panel.run("live")
+    panel.run()
     assert process.done == 0, "it must wait for Start"
     assert not view.start.disabled and view.stop.disabled
     picture = view.image.value
@@ -166,10 +173,10 @@ def test_start_stop_continue_and_the_end(log):
     panel.retired.set()
 
 
-def test_it_starts_after_a_countdown_that_a_click_stops(log):
+def test_it_starts_after_a_countdown_that_a_click_stops(watched, log):
     process = Process(log)
     panel = panel_of(process, countdown_s=0.2)
-    panel.run("live")
+    panel.run()
     panel.wait(PATIENCE_S)
     assert process.done == 20
     panel.retired.set()
@@ -180,7 +187,7 @@ def test_it_starts_after_a_countdown_that_a_click_stops(log):
     ):
         held = Process(log)
         panel = panel_of(held, fields=FIELDS, countdown_s=1.0)
-        panel.run("live")
+        panel.run()
         until(lambda panel=panel: "Training starts in" in panel.view.status.value)
         assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
         touch(panel.view)
@@ -190,12 +197,12 @@ def test_it_starts_after_a_countdown_that_a_click_stops(log):
         panel.retired.set()
 
 
-def test_switches_of_the_start_are_what_the_run_gets(log):
+def test_switches_of_the_start_are_what_the_run_gets(watched, log):
     process = Process(log)
     panel = panel_of(process)
     panel.view.boxes["sdpa"].value = False
     panel.view.boxes["compile"].value = True  # a front end's stale state must not turn it on
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     panel.wait(PATIENCE_S)
     assert process.started_with == [{"sdpa": False, "compile": False}]
@@ -239,10 +246,10 @@ def test_a_bar_shows_where_a_steps_time_goes_if_the_log_says_so(log):
     assert "data 10%" in tiles and "forward 30%" in tiles and "backward 60%" in tiles
 
 
-def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
+def test_an_error_becomes_a_sentence_and_wait_raises_it(watched, log):
     process = Process(log, fails_at=1)
     panel = panel_of(process)
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     assert panel.ended.wait(PATIENCE_S)
     assert "Stopped at the first step by an error." in panel.view.status.value
@@ -255,32 +262,32 @@ def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
     panel.retired.set()
 
 
-def test_what_is_wrong_with_the_switches_is_said_and_nothing_starts(log):
+def test_what_is_wrong_with_the_switches_is_said_and_nothing_starts(watched, log):
     def start(values):
         raise KitError("sdpa on. It does not fit.")
 
     panel = TrainPanel(Process(log), start, SWITCHES, countdown_s=None)
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     assert panel.ended.wait(PATIENCE_S)
     assert "It does not fit." in panel.view.status.value and not panel.view.start.disabled
     panel.retired.set()
 
 
-def test_wait_gives_up_in_time_and_asks_for_run_first(log):
+def test_wait_gives_up_in_time_and_asks_for_run_first(watched, log):
     panel = panel_of(Process(log))
     with pytest.raises(RuntimeError, match=r"Call run\(\) first"):
         panel.wait()
-    panel.run("live")
+    panel.run()
     with pytest.raises(TimeoutError):
         panel.wait(0.1)
     panel.retired.set()
 
 
-def test_an_unfinished_run_continues_without_a_click(log):
+def test_an_unfinished_run_continues_without_a_click(watched, log):
     process = Process(log)
     panel = panel_of(process, resumable=True)
-    panel.run("live")
+    panel.run()
     panel.wait(PATIENCE_S)
     assert process.done == 20
     panel.retired.set()
@@ -295,14 +302,14 @@ def test_a_reload_draws_the_past(log):
     assert "Finished, at step 20" in panel_of(Process(log), finished=True).view.status.value
 
 
-def test_a_cell_run_again_follows_the_running_training(log):
+def test_a_cell_run_again_follows_the_running_training(watched, log):
     process = Process(log, steps=300, pause_s=0.01)
     older = panel_of(process)
-    older.run("live")
+    older.run()
     older.view.start.click()
     until(lambda: process.done >= 2)
     newer = panel_of(Process(log), resumable=True)
-    newer.run("live")
+    newer.run()
     assert newer.process is process
     until(lambda: "newer panel" in older.view.status.value)
     newer.view.stop.click()
@@ -318,12 +325,12 @@ def test_unavailable_switches_are_off_disabled_and_say_why(log):
     assert tip == "no compiler"
 
 
-def test_the_profile_button_requests_a_profile_and_shows_what_it_found(log):
+def test_the_profile_button_requests_a_profile_and_shows_what_it_found(watched, log):
     process, found = Process(log, steps=9000, pause_s=0.02), []
     panel = panel_of(process, profile=lambda: "".join(found))
     button = panel.view.profile
     assert button in _buttons(panel) and button.disabled
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     until(lambda: process.done >= 2 and not button.disabled)
     button.click()
@@ -337,10 +344,10 @@ def test_the_profile_button_requests_a_profile_and_shows_what_it_found(log):
     assert panel_of(process).view.profile not in _buttons(panel_of(process))
 
 
-def test_the_status_line_compares_the_time_left_with_the_session(log):
+def test_the_status_line_compares_the_time_left_with_the_session(watched, log):
     process = Process(log, steps=9000, pause_s=0.02)
     panel = panel_of(process, session_hours=1e-6)
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     until(lambda: "0:00 left of a 1e-06 h session" in panel.view.status.value)
     panel.view.stop.click()
@@ -348,11 +355,11 @@ def test_the_status_line_compares_the_time_left_with_the_session(log):
     panel.retired.set()
 
 
-def test_a_broken_panel_does_not_end_training_or_stay_silent(log):
+def test_a_broken_panel_does_not_end_training_or_stay_silent(watched, log):
     process = Process(log, pause_s=0.01)
     panel = panel_of(process)
     panel.picture.png = lambda rows: 1 / 0
-    panel.run("live")
+    panel.run()
     panel.view.start.click()
     until(lambda: panel.error is not None)
     assert "training continues" in panel.view.status.value

@@ -36,7 +36,7 @@ def test_uploads_go_to_the_folder_and_leave_the_memory(folder, capsys):
     assert "1 files in uploads" in panel.status.value
     send(panel.upload, "me.exe", b"?")
     assert "me.exe is no recording" in panel.status.value
-    panel.run("plain")
+    panel.run()
     assert capsys.readouterr().out == "1 files in uploads\n"
 
 

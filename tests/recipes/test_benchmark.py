@@ -8,7 +8,7 @@ from kit.base.errors import KitError
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
-from kit.tuning.recommend import load_choice
+from kit.training.switches import load_choice
 from kit.tuning.trials import TrialConfig
 
 

@@ -50,12 +50,13 @@ def to_do(run: Run) -> dict[str, str]:
 
 
 def write_log(run: Run, **fault) -> None:
-    """Leave the log of a training; its last rows have the values of `fault`."""
+    """Leave the log of a training; its newer half has the values of `fault`."""
     rows = []
     for step in range(1, 101):
         row = {"step": step, "steps": 100, "loss": 5 - step / 50, "lr": 1e-3, "grad_norm": 1.0}
         row |= {"tokens": 10, "step_s": 0.1, "memory_bytes": 2**20, "unix_s": 0.0}
-        rows.append(row | {"val_loss": None, "ema_val_loss": None} | (fault if step > 80 else {}))
+        row |= {"forward_s": 0.1, "data_s": 0.0}
+        rows.append(row | {"val_loss": None, "ema_val_loss": None} | (fault if step > 50 else {}))
     lines = [json.dumps(row) for row in rows]
     (run.folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

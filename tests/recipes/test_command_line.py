@@ -71,7 +71,7 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
-        (("speak", "--speaker", "alma"), "--speaker: add a --text to say"),
+        (("speak", "--speaker", "alma"), "Add a --text to say"),
     ],
     ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
@@ -90,21 +90,6 @@ def test_make_voice_gives_commands_that_there_are():
     options = [parser().parse_args(words) for words in given]
     assert {each.run for each in options} == {"mine"} and options[0].use == "speed"
     assert (options[1].data, options[1].language) == ("my clips", "en")
-
-
-def test_options_are_taken_by_their_former_names(capsys):
-    former = "prepare --start-from a --licence CPML --refuse-percent 9 --longest-s 3"
-    options = parser().parse_args(former.split())
-    assert (options.base_model, options.accept_license) == ("a", "CPML")
-    assert (options.max_rejected_percent, options.max_clip_seconds) == (9.0, 3.0)
-    assert parser().parse_args(["train", "--steps", "5"]).max_steps == 5
-    assert parser().parse_args(["speak", "--weights", "int8"]).dtype == "int8"
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "--start-from is now called --base-model." and len(said) == 6
-    with pytest.raises(SystemExit):
-        parser().parse_args(["prepare", "--help"])
-    help_text = capsys.readouterr().out
-    assert "--base-model" in help_text and "--start-from" not in help_text
 
 
 def test_make_takes_the_former_name_of_the_base_model():

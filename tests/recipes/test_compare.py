@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kit.__main__ import compare_steps
 from kit.base.errors import KitError
 from kit.base.run import Run, open_run
-from kit.notebook.panel.listen_panel import ListenPanel
+from kit.notebook.panel.one_by_one import ListenPanel
 from kit.recipes import compare
-from kit.recipes.compare import Compare, same_level, wilson
+from kit.recipes.compare import Compare, same_level, wilson, write_comparison
 
 RATE_HZ = 8000
 
@@ -63,7 +62,7 @@ def test_without_a_log_the_figures_are_compared(runs):
 
 
 def test_the_command_prints_the_table_and_writes_a_page(runs):
-    (result,) = compare_steps("slow", **{"with": "fast"})
+    result = write_comparison("slow", **{"with": "fast"})
     assert all(fact in result.line for fact in ("train.lr", "20.00%", "compare-fast.html"))
     page = (runs[0].folder / "compare-fast.html").read_text(encoding="utf-8")
     assert "<img" in page and "train.lr" in page
@@ -75,7 +74,7 @@ def test_a_missing_run_and_the_run_itself_are_refused(runs):
     with pytest.raises(KitError, match="itself"):
         Compare(runs[0], "slow")
     with pytest.raises(KitError, match="--with"):
-        compare_steps("slow")
+        write_comparison("slow")
     assert not (runs[0].folder.parent / "fats").exists()
 
 
@@ -138,7 +137,7 @@ def test_blind_listening_counts_the_voice_wherever_it_is_played(panel, runs):
 
 
 def test_without_a_front_end_the_panel_says_what_it_would_play(panel, capsys):
-    panel.run("plain")
+    panel.run()
     assert "10 pairs" in capsys.readouterr().out
 
 

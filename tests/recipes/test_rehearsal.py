@@ -191,7 +191,7 @@ def test_sentences_of_ones_own(tmp_path):
     assert sentences_in(file) == {"en": ["the voice reads."]}
     for wrong in ("en: a sentence", "[a, b]", "en: [1, 2]", "en: ["):
         file.write_text(wrong, encoding="utf-8")
-        with pytest.raises(KitError, match=r"by their language, as in|can be read"):
+        with pytest.raises(KitError, match="by their language, as in"):
             sentences_in(file)
     with pytest.raises(KitError, match="can be read"):
         sentences_in(tmp_path / "none.yaml")

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from kit.__main__ import Interrupts, parser, run_command
+from kit.base.answer import Answer
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.recipes.setup import Setup
@@ -34,7 +35,7 @@ def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):
 
     monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
     with pytest.raises(KitError, match="1 calls before"):
-        run_command(parser().parse_args(["train"]), Interrupts())
+        run_command(parser().parse_args(["train"]), Interrupts(), Answer({}))
 
 
 def title(figure) -> str:

@@ -136,8 +136,8 @@ def test_what_cannot_be_said_is_named_before_any_work(voice, texts, tmp_path):
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"speaker": "alma"}, "--speaker"),
-        ({"voice": "export"}, "--voice"),
+        ({"speaker": "alma"}, "--text"),
+        ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
         ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),

@@ -307,6 +307,9 @@ def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatc
     fields["warmup_steps"].text.value = "2"
     fields["max_steps"].text.value = "4"
     assert "4 steps of" in view.plan.value
+    fields["num_train_epochs"].text.value = "2"  # beside other steps than the preset's
+    assert "give one of them" in fields["num_train_epochs"].problem.value and view.start.disabled
+    fields["num_train_epochs"].reset.click()
     for name, wrong in (("lr", "20"), ("micro_batch", "3"), ("warmup_steps", "4"), ("lr", "fast")):
         right = fields[name].text.value
         fields[name].text.value = wrong
@@ -332,6 +335,27 @@ def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatc
     assert again.config == training.config
     field = {field.name: field for field in again.fields()}["lr"]
     assert (field.value, field.preset) == (1e-4, before)
+
+
+def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
+    training = Training(saved(tmp_path))
+    values = training.values()
+    steps = 2 * training.data.epoch_steps
+    changed = values | {"num_train_epochs": 2}
+    work = training.workload_of(changed)
+    assert work == training.workload_of(values | {"max_steps": steps})
+    halved = {"effective_batch": 4, "micro_batch": 4}
+    assert training.workload_of(changed | halved).train.max_steps > steps
+    training.keep(work, changed)
+    again = Training(start(tmp_path.name))
+    assert again.config.max_steps == steps
+    fields = {field.name: (field.value, field.preset) for field in again.fields()}
+    assert fields["max_steps"] == (steps, values["max_steps"])
+    assert fields["num_train_epochs"] == (0, 0)
+    with pytest.raises(KitError, match="num_train_epochs = -1") as raised:
+        training.workload_of(values | {"num_train_epochs": -1})
+    assert raised.value.field == "num_train_epochs"
 
 
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
@@ -452,21 +476,6 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     reported = capsys.readouterr().out
     assert "wandb ('voicekit', 'two')\ntrackio ('voicekit', 'two')\n" in reported
     assert "tensorboard" not in reported
-
-
-def test_wandb_project_alone_still_turns_wandb_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "kit.recipes.training_samples.tensorboard_log", lambda *_: (None, "no TensorBoard")
-    )
-    monkeypatch.setattr(
-        "kit.recipes.training_samples.wandb_log", lambda *given: (print, str(given[:2]))
-    )
-    monkeypatch.setenv("WANDB_PROJECT", "voices")
-    training = Training(active(tmp_path))
-    with pytest.warns(Note, match=r"train.boards: \[tensorboard, wandb\]"):
-        assert training.listeners()[2:] == (print,)
-    reported = capsys.readouterr().out
-    assert "no TensorBoard" in reported and f"('voices', '{tmp_path.name}')" in reported
 
 
 def test_an_unknown_board_is_named(tmp_path):

@@ -102,7 +102,7 @@ def test_its_adapters_are_a_voice_beside_what_it_began_with(adapted):
 def test_a_run_keeps_to_what_it_trains(adapted):
     run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
     training = Training(run, max_steps=8)
-    with pytest.raises(KitError, match=r"trained something else: method lora -> full"):
+    with pytest.raises(KitError, match="method lora -> full"):
         list(training.run())
     start("adapters", settings={"finetune": {"method": "lora"}})
 

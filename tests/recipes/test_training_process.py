@@ -19,8 +19,9 @@ from kit.recipes import training_plan
 from kit.recipes.train import Training
 from kit.recipes.training_plan import gpus_offered
 from kit.training import checkpoint
-from kit.training.launch import ANOTHER_ENDED, PROFILE, STOP, TrainingProcess
 from kit.training.logs import read_log
+from kit.training.ranks import ANOTHER_ENDED
+from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -11,12 +11,11 @@ import soundfile
 import torch
 from helpers import RATE, speech, spoken_by_espeak, usable
 
-from kit.__main__ import transcribe_steps
 from kit.audio.clip import load_wave
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
-from kit.recipes.more_data import CUTS, proofread, transcribe
+from kit.recipes.more_data import CUTS, proofread, transcribe, transcribe_with_whisper
 from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
 
 TEXTS = (
@@ -157,7 +156,7 @@ def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whispe
     transcribe(talks, out, whisper())
     first, second, third, fourth = read_texts(out)
     panel = proofread(out)
-    assert [clip.id for clip in panel.clips] == [third, fourth, second, first]
+    assert [clip.id for clip in panel.items] == [third, fourth, second, first]
     wav = (out / "wavs" / f"{third}.wav").read_bytes()
     assert bytes(panel.player.value) == wav and "70%" in panel.place.value
     panel.text.value = " |"
@@ -172,8 +171,8 @@ def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whispe
     panel.buttons["Save"].click()
     assert panel.buttons["Save"].disabled and "No clips" in panel.place.value
     assert list(read_texts(out)) == [first, second, third]
-    assert [clip.id for clip in proofread(out).clips] == [second], "nobody has checked it yet"
-    proofread(out).run("plain")
+    assert [clip.id for clip in proofread(out).items] == [second], "nobody has checked it yet"
+    proofread(out).run()
     assert "1 clip" in capsys.readouterr().out
     (out / "metadata.csv").unlink()
     with pytest.raises(DatasetError, match=r"metadata\.csv"):
@@ -193,10 +192,10 @@ def test_what_cannot_be_used_is_said(talks, tmp_path, whisper, monkeypatch):
     with pytest.raises(DatasetError, match=r"metadata\.csv, line 1: .*got one"):
         transcribe(talks, tmp_path / "clips", whisper())
     with pytest.raises(KitError, match="--out"):
-        transcribe_steps("", data=str(talks))
+        transcribe_with_whisper("", data=str(talks))
     monkeypatch.setattr("kit.recipes.more_data.whisper_unavailable", lambda: "it is missing")
     with pytest.raises(KitError, match="it is missing"):
-        transcribe_steps("", data=str(talks), out=str(tmp_path / "new"))
+        transcribe_with_whisper("", data=str(talks), out=str(tmp_path / "new"))
 
 
 def segment(text: str, log_prob: float = -0.1, repeats: float = 1.2, silent: float = 0.0):

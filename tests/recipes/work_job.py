@@ -6,7 +6,7 @@ import sys
 import time
 
 from kit.base.errors import DatasetError, KitError
-from kit.recipes.shared_jobs import RankGroup, follow_orders
+from kit.recipes.prepare_parts import RankGroup, follow_orders
 from kit.training.ranks import join_ranks
 
 LOADED = []

@@ -214,3 +214,15 @@ def test_what_cannot_be_exported_is_named(voice, tmp_path, monkeypatch):
     with pytest.raises(KitError, match="pip install onnx onnxscript onnxruntime"):
         export_onnx(voice, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.parametrize("sample_rate", [0, -1, 10**9])
+def test_a_sample_rate_that_no_voice_has_is_refused(exported, tmp_path, sample_rate):
+    folder = shutil.copytree(exported, tmp_path / "onnx")
+    card = json.loads((folder / "voice-onnx.json").read_text()) | {"sample_rate": sample_rate}
+    (folder / "voice-onnx.json").write_text(json.dumps(card))
+    sums = [f"{file_digest(folder / name)}  {name}\n" for name in speak_onnx.FILES]
+    (folder / speak_onnx.SUMS).write_text("".join(sums))
+    done = run_script(folder, LINES[0], "--out", str(tmp_path / "speech.wav"))
+    assert done.returncode == 1 and f"sample_rate {sample_rate}," in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "speech.wav").exists()

@@ -21,7 +21,7 @@ from kit.training import checkpoint
 from kit.training.logs import read_log, summary
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL
-from kit.tuning.trials import trial_rows
+from kit.tuning.preflight import trial_rows
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, max_steps=40, save_steps=1)  # mostly writing checkpoints

@@ -75,13 +75,6 @@ def test_the_record_says_what_was_set_what_ran_and_why(bf16):
     assert applied.table()["Mixed precision"] == "bf16 (asked for; bf16: measured)"
 
 
-def test_fused_adamw_names_what_it_is_measured_against(bf16):
-    def reason(hw):
-        return next(s.reason for s in switches(SpeedConfig(), hw) if s.name == "fused_adamw")
-
-    assert "foreach" in reason(GPU) and "foreach" not in reason(CPU)
-
-
 def test_every_nth_layer_is_recomputed_and_reported():
     model = tiny_model(layers=5)
     on = SpeedConfig(gradient_checkpointing=True, recompute_every=2)

@@ -262,7 +262,7 @@ def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path, then, said):
     for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
         pass
     saved = left(tmp_path / "checkpoints")
-    with pytest.raises(KitError, match=rf"trained something else: {said}.*Set `finetune`"):
+    with pytest.raises(KitError, match=said):
         finetune_in(str(tmp_path), OFTEN, then)
     assert left(tmp_path / "checkpoints") == saved
     session = finetune_session(tmp_path, OFTEN, LORA)

@@ -1,4 +1,4 @@
-"""What holds a training back is named with the setting that changes it; a healthy one is let be."""
+"""Each fault of a training is named with its fix, by itself; a healthy one is let be."""
 
 import dataclasses
 import itertools
@@ -7,12 +7,12 @@ import time
 import pytest
 from helpers import CPU, TRAIN, random_batches, tiny_model
 
+from kit.training.config import PHASES
 from kit.training.loop import train
 from kit.training.run import listen
-from kit.training.step_clock import PHASES, StepClock
 from kit.training.switches import SpeedConfig
-from kit.training.trainer import Trainer
-from kit.tuning.doctor import diagnose, step_shares
+from kit.training.trainer import StepClock, Trainer
+from kit.tuning.doctor import diagnose, health_line, step_shares, training_checks
 
 GPU = dataclasses.replace(CPU, device="cuda", memory_bytes=10**10)
 STEP = {"step_s": 1.0, "wall_s": 1.1, "eval_s": 0.0, "tokens": 1000, "sync_s": 0.5}
@@ -122,3 +122,68 @@ def test_a_gpu_is_never_waited_for(monkeypatch):
         seconds.append(clock.read())
     assert [s["forward_s"] for s in seconds] == [0.02, 0.02]
     assert [s["update_s"] for s in seconds] == [0.0, 0.01], "of the step before"
+
+
+def healthy() -> list[dict]:
+    rows = []
+    for step in range(1, 201):
+        row = {"step": step, "steps": 200, "loss": 5 - step / 100, "grad_norm": 1.0, "step_s": 0.1}
+        row |= {"forward_s": 0.1, "data_s": 0.0, "tokens": 100}
+        row |= {"load": 0.9, "val_loss": None, "ema_val_loss": None, "gate": None}
+        if step % 40 == 0:
+            row["val_loss"] = 5.1 - step / 100
+        if step % 100 == 0:
+            row["gate"] = {"cer": 0.5 - step / 1000}
+        rows.append(row)
+    return rows
+
+
+def failing(rows: list[dict]) -> list[str]:
+    return [what for what, _, _, problem in training_checks(rows) if problem]
+
+
+def test_a_sound_training_passes_every_line():
+    checks = training_checks(healthy())
+    assert len(checks) == 8 and failing(healthy()) == []
+    assert health_line(healthy()).count("✓") == 8
+
+
+def change(first: int, **values):
+    """A fault: these values in the rows from `first` on."""
+    return lambda rows: [row.update(values) for row in rows[first:]]
+
+
+def held_out(*losses: float):
+    def fault(rows: list[dict]) -> None:
+        for row, loss in zip(rows[39::40], losses):
+            row["val_loss"] = loss
+
+    return fault
+
+
+FAULTS = {
+    "losses are finite": change(190, loss=None),
+    "the training loss falls": change(100, loss=5.5),
+    "gradients stay as large as usual": change(170, grad_norm=90.0),
+    "steps keep their pace": change(100, step_s=0.3),
+    "the device is busy": change(100, load=0.2),
+    "the held-out loss does not rise": held_out(4.0, 3.5, 3.7, 3.8, 3.9),
+    "the recordings are not memorised": held_out(5.2, 5.15, 5.1, 5.05, 5.0),
+    "what it speaks becomes clearer": change(150, gate={"cer": 0.9}),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_each_line_has_a_case_that_fails_it(what):
+    rows = healthy()
+    FAULTS[what](rows)
+    assert what in failing(rows)
+    if what not in ("the held-out loss does not rise", "the training loss falls"):
+        assert failing(rows) == [what]
+    assert f"✗ {what}" in health_line(rows)
+
+
+def test_what_cannot_be_judged_yet_is_left_out():
+    rows = [dict(row, load=None) for row in healthy()[:10]]
+    assert [what for what, *_ in training_checks(rows)] == ["losses are finite"]
+    assert training_checks([]) == [] and health_line([]) == ""

@@ -12,7 +12,7 @@ from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.training.switches import SpeedConfig, load_choice
 from kit.tuning.recommend import (
     LEFT_OUT,
     Advice,
@@ -21,7 +21,6 @@ from kit.tuning.recommend import (
     choose_switches,
     chosen,
     compare,
-    load_choice,
     recommend,
     trial_cells,
     use_advice,

@@ -18,8 +18,8 @@ from kit.tuning.session_plan import (
     on_disk,
     plan_session,
     resolve_steps,
+    seconds_per_step,
     shortened,
-    step_costs,
 )
 
 GB = 10**9
@@ -50,6 +50,10 @@ def make(folder, rows=None, config=CONFIG, limits=None):
     rows = rows or log(400)
     limits = limits or SessionLimits()
     return plan_session(rows, config, SIZES, folder, limits, rows[-1]["step"])
+
+
+def fits(plan) -> bool:
+    return {"yes": True, "no": False}[plan.table["fits"]]
 
 
 # Steps from the data.
@@ -88,6 +92,10 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert (long.warmup_steps, long.eval_steps, long.gate_every) == (500, 250, 1000)
     assert resolve_steps(EPOCHS, 500, asked=1).eval_steps == 1
     assert resolve_steps(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
+    each = dataclasses.replace(EPOCHS, eval_epochs=0.5, save_epochs=2, gate_epochs=1)
+    for asked in (0, 300):
+        counted = resolve_steps(each, 500, asked)
+        assert (counted.eval_steps, counted.save_steps, counted.gate_every) == (250, 1000, 500)
     assert TrainConfig(max_steps=2000, eval_steps=500).for_steps(4000).eval_steps == 500
 
 
@@ -116,8 +124,7 @@ def test_time_to_the_target_is_counted_with_validation_and_checkpoints(tmp_path,
     rows = log(401, step_s=1.0, validation_s=10.0, save_s=5.0)
     found = make(tmp_path, rows)
     assert found.per_step_s == pytest.approx(1 + 10 / 50 + 5 / 100)
-    assert found.left_s == pytest.approx(9599 * 1.25)
-    assert found.sessions == 1 and found.fits and not found.advice
+    assert found.table["sessions of 12 h"] == "1" and fits(found) and not found.advice
     assert found.table["time to the target"] == "3:19:59"
     for row in rows:
         row["gate"] = {"cer": 0.1} if row["step"] == 200 else None
@@ -130,7 +137,7 @@ def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
     rows[60]["wall_s"] = 8 * 3600.0
     assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
-    assert step_costs(rows, CONFIG) == (pytest.approx(3.0), 0.0), "the newest rows count"
+    assert seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
 
 
 def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
@@ -201,7 +208,7 @@ def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path,
     config = dataclasses.replace(CONFIG, max_steps=36_400)  # 10 hours of one-second steps are left
     found = make(tmp_path, config=config, limits=SessionLimits(session_hours=4))
     # 4 h less 100 s, twice; the last has 2 h and 200 s to go
-    assert found.sessions == 3 and found.fits
+    assert found.table["sessions of 4 h"] == "3" and fits(found)
     (advice,) = found.advice
     assert "about step 14,800" in advice and "resumes automatically" in advice
     fewer = dataclasses.replace(config, max_steps=14_800)
@@ -212,17 +219,14 @@ def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
     config = dataclasses.replace(CONFIG, save_steps=5000)
     limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
-    assert found.sessions is None and not found.fits
+    assert not fits(found)
     assert found.table["sessions of 1 h"] == "never done"
     assert "set `save_steps` to 1,800 or less" in found.advice[0]
     config = dataclasses.replace(CONFIG, save_steps=1800)
-    assert make(tmp_path, config=config, limits=limits).sessions
+    assert fits(make(tmp_path, config=config, limits=limits))
 
 
-def test_saving_too_often_and_too_seldom_is_reported(tmp_path, disk):
-    often = dataclasses.replace(CONFIG, save_steps=10)
-    (advice,) = make(tmp_path, log(401, save_s=10.0, config=often), often).advice
-    assert advice == "Saving takes 50% of the time: set `save_steps` to 100."
+def test_saving_too_seldom_is_reported(tmp_path, disk):
     seldom = dataclasses.replace(CONFIG, save_steps=5000)
     (advice,) = make(tmp_path, config=seldom).advice
     assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
@@ -234,9 +238,9 @@ def test_saving_too_often_and_too_seldom_is_reported(tmp_path, disk):
 def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk):
     (tmp_path / "step-0000100.safetensors").write_bytes(bytes(1000))
     found = make(tmp_path)
-    assert found.disk_most_bytes == 4 * GB // 10 + GB // 20
-    assert found.table["disk at most"].endswith("(0.0 MB there now, room for 100.0 GB more)")
-    assert make(tmp_path / "run" / "checkpoints").fits, "a folder that is not there yet"
+    said = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
+    assert found.table["disk at most"] == said
+    assert fits(make(tmp_path / "run" / "checkpoints")), "a folder that is not there yet"
 
 
 def test_a_checkpoint_is_as_large_as_what_it_holds():
@@ -257,11 +261,11 @@ def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_pa
     found = make_plan(CONFIG)
     assert found.table["a checkpoint"].startswith("7.1 GB: weights, average and the optimizer's")
     (advice,) = found.advice
-    assert not found.fits and "`save_total_limit: 1` fits with checkpoints of 7.1 GB" in advice
+    assert not fits(found) and "`save_total_limit: 1` fits with checkpoints of 7.1 GB" in advice
     assert "set `checkpoint` to weights. Each then takes 1.8 GB" in advice
     assert "starts again" in advice
     small = make_plan(dataclasses.replace(CONFIG, checkpoint="weights"))
-    assert small.fits and not small.advice and small.disk_most_bytes < 15 * GB
+    assert fits(small) and not small.advice
     assert small.table["a checkpoint"].startswith("1.8 GB: weights and average alone, in half")
     many = make_plan(dataclasses.replace(CONFIG, checkpoint="weights", save_total_limit=9))
     assert many.advice == ("Keep fewer checkpoints: set `save_total_limit` to 4 (now 9).",)
@@ -273,17 +277,17 @@ def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
     disk.free = GB
     many = dataclasses.replace(CONFIG, save_total_limit=20)
     found = make(tmp_path, config=many)
-    assert not found.fits and found.table["fits"] == "no"
+    assert not fits(found)
     assert found.advice == ("Keep fewer checkpoints: set `save_total_limit` to 7 (now 20).",)
-    assert make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=7)).fits
-    assert not make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=8)).fits
+    assert fits(make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=7)))
+    assert not fits(make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=8)))
 
 
 def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
     limits = SessionLimits(quota_bytes=GB // 10)
     found = make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=1), limits=limits)
     said = "Even `checkpoint: weights` and `save_total_limit: 1` need 25.0 MB more"
-    assert not found.fits and said in found.advice[0]
+    assert not fits(found) and said in found.advice[0]
 
 
 @pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])

@@ -10,9 +10,9 @@ from released_sound import xtts_mels
 from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
-from kit.releases.xtts_v2.codec import xtts_dvae
+from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import SoundSizes, gpt_shapes, sound_shapes
+from kit.releases.xtts_v2.names import SoundSizes, empty_model, sound_tensors, to_released
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
@@ -43,9 +43,9 @@ def write_as_released(folder, model) -> None:
 
 def test_every_name_and_shape_is_coquis(small):
     wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
-    found = gpt_shapes(load_xtts(small[0]).model.config)
-    found.update(sound_shapes(SoundSizes(latent_width=SMALL["width"])))
-    assert found == wanted
+    found = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
+    found |= sound_tensors({}, SoundSizes(latent_width=SMALL["width"]))
+    assert {name: tuple(t.shape) for name, t in found.items()} == wanted
 
 
 def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_path):
@@ -141,7 +141,8 @@ def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
         assert torch.equal(xtts.dvae[name], tensor), name
     require_same_front_ends(held, xtts)
     mel = torch.randn(1, 80, 90)
-    assert xtts_dvae(xtts.dvae).encode(mel).tolist() == dvae.get_codebook_indices(mel).tolist()
+    own = xtts_codec(xtts.sound, xtts.dvae, xtts.config).dvae
+    assert own.encode(mel).tolist() == dvae.get_codebook_indices(mel).tolist()
     save_xtts(xtts, tmp_path)
     again = coqui_loaded(tmp_path).state_dict()
     for name, tensor in trained.state_dict().items():

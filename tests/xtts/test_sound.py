@@ -15,12 +15,7 @@ from torch import Tensor
 from kit.audio.clip import resampled
 from kit.audio.reference import load_reference, reference_mels
 from kit.inference.decoder import Decoder
-from kit.releases.xtts_v2.codec import (
-    xtts_codec,
-    xtts_dvae,
-    xtts_speaker_encoder,
-    xtts_vocoder,
-)
+from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts
 from kit.releases.xtts_v2.vocoder import SPEAKER_RATE
 
@@ -85,7 +80,7 @@ def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
 @pytest.mark.parametrize("samples", [4096, 22_050, 30_001])
 def test_codes_are_those_of_coqui(sound, samples):
     theirs = coqui_dvae()
-    ours = xtts_dvae(theirs.state_dict())
+    ours = xtts_codec(sound, theirs.state_dict(), {}).dvae
     mel = xtts_mels(sound)[0].log_mel(spoken(samples)[None].repeat(2, 1))
     mel = mel + 6 * torch.randn_like(mel)
     with torch.no_grad():
@@ -112,7 +107,7 @@ def test_a_released_dvae_has_no_sums_of_its_training(sound):
     state = coqui_dvae().state_dict()
     kept = {name: t for name, t in state.items() if not name.startswith("discrete_loss.")}
     assert len(kept) < len(state)
-    xtts_dvae(kept)
+    xtts_codec(sound, kept, {})
 
 
 def test_conditioning_latents_are_those_of_coqui(small, sound):
@@ -128,10 +123,10 @@ def test_conditioning_latents_are_those_of_coqui(small, sound):
 
 
 @pytest.mark.parametrize("samples", [8000, 48_001])
-def test_the_speaker_is_that_of_coqui(small, samples):
+def test_the_speaker_is_that_of_coqui(small, sound, samples):
     theirs = trained(copy.deepcopy(small[1].hifigan_decoder.speaker_encoder))
     tensors = {f"hifigan_decoder.speaker_encoder.{n}": t for n, t in theirs.state_dict().items()}
-    ours = xtts_speaker_encoder(tensors)
+    ours = xtts_codec(sound | tensors, coqui_dvae().state_dict(), {}).speaker_encoder
     wave = torch.stack((spoken(samples), spoken(samples, seed=1)))
     with torch.no_grad():
         wanted = theirs(wave.clone(), l2_norm=True)
@@ -158,18 +153,19 @@ def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sou
     mels = torch.stack(reference_mels(wave, RATE, front_end, longest_s=4, piece_s=2))
     with torch.no_grad():
         found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
-        vector = xtts_speaker_encoder(sound)(resampled(wave, RATE, SPEAKER_RATE)[None])
+        encoder = xtts_codec(sound, coqui_dvae().state_dict(), {}).speaker_encoder
+        vector = encoder(resampled(wave, RATE, SPEAKER_RATE)[None])
     require_close(found, latents, spread=0.1)
     require_close(vector, speaker[..., 0], spread=0.01)
 
 
 @pytest.fixture(scope="module")
-def vocoders(small):
+def vocoders(small, sound):
     """coqui-tts's and the kit's, as loud as a trained one: at random weights they whisper."""
     theirs = copy.deepcopy(small[1].hifigan_decoder).eval()
     theirs.waveform_decoder.conv_post.weight.data *= 30
     names = {f"hifigan_decoder.{n}": t for n, t in theirs.state_dict().items()}
-    return theirs, xtts_vocoder(names)
+    return theirs, xtts_codec(sound | names, coqui_dvae().state_dict(), {}).vocoder
 
 
 # Not two: torch interpolates nothing where as many come out as went in, 8 frames of 8 quarters.
@@ -236,6 +232,7 @@ def test_older_names_of_weight_normalisation_are_the_same_sound(sound):
 
     renamed = {older(name): tensor for name, tensor in sound.items()}
     assert renamed.keys() != sound.keys()
-    wanted = xtts_vocoder(sound).state_dict()
-    for name, tensor in xtts_vocoder(renamed).state_dict().items():
+    dvae = coqui_dvae().state_dict()
+    wanted = xtts_codec(sound, dvae, {}).state_dict()
+    for name, tensor in xtts_codec(renamed, dvae, {}).state_dict().items():
         assert torch.equal(tensor, wanted[name]), name

@@ -1,1 +1,1 @@
-"""The panels of the notebooks, in core ipywidgets (7.7.1 and 8)."""
+"""The panels of the notebooks, in core ipywidgets: the same code for 7.7.1 (Colab's) and 8."""

@@ -1,8 +1,7 @@
 """The recorder: sentences to read aloud one by one, each recording checked as it is made.
 
 The browser records (`SCRIPT`) and sends a 16-bit WAV file as base64: through a hidden Textarea, or
-on Colab, whose widgets lose messages over 1 MB, in parts to a callback of google.colab. Core
-ipywidgets only, the same code for 7.7.1 (Colab's) and 8.
+on Colab, whose widgets lose messages over 1 MB, in parts to a callback of google.colab.
 """
 
 import base64
@@ -16,8 +15,8 @@ import ipywidgets as widgets
 from IPython.display import Javascript, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message
+from kit.notebook.kernel import is_watched
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,8 @@ class Prompts(Protocol):
     def skip(self, sentence: str) -> None: ...
 
 
-class RecorderPanel:
-    """`panel.run()` shows the sentences of `prompts` that are left. `colab`: in Colab's page."""
+class RecorderPanel(Panel):
+    """Shows the sentences of `prompts` that are left. `colab`: in Colab's page."""
 
     def __init__(self, prompts: Prompts, colab: bool = False):
         self.prompts = prompts
@@ -80,18 +79,19 @@ class RecorderPanel:
         self.player.layout.display = "none"
         self._next()
 
-    def run(self, mode: str | None = None) -> None:
-        """Show the panel; without a front end print what there is to record."""
-        if (mode or front_end()[0]) == "plain":
-            words = f"{len(self.prompts.sentences)} sentences to read, {self.prompts.progress()}"
-            print(f"{words} A notebook with a microphone records them into {self.folder}.")
-            return
+    def describe(self) -> str:
+        words = f"{len(self.prompts.sentences)} sentences to read, {self.prompts.progress()}"
+        return f"{words} A notebook with a microphone records them into {self.folder}."
+
+    def run(self) -> None:
+        """Show the panel, and start its script."""
         if self.colab:
             from google.colab import output
 
             output.register_callback(f"kit.record.{self.id}", self.receive_part)
-        display(self.box)
-        display(Javascript(SCRIPT.replace("ID", self.id)))
+        super().run()
+        if is_watched():
+            display(Javascript(SCRIPT.replace("ID", self.id)))
 
     def receive_part(self, text: str, last: bool) -> None:
         """Take the next part of a recording, base64; the last one has it checked."""

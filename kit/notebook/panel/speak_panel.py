@@ -1,8 +1,4 @@
-"""The speaking panel: a text box, choices, a Speak button and an audio player.
-
-Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. The caller passes `speak`,
-which turns text and choices into sound.
-"""
+"""The speaking panel: a text box, choices, a Speak button and an audio player."""
 
 import contextlib
 import tempfile
@@ -13,63 +9,52 @@ import ipywidgets as widgets
 from IPython.display import Audio, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message, uploaded_files
+from kit.notebook.kernel import is_watched
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, uploaded_files
 
 
-class SpeakPanel:
-    """`panel.run()` shows it. `speak(text, choices)` returns WAV bytes or an IPython Audio.
+class SpeakPanel(Panel):
+    """`speak(text, choices, reference)` returns a WAV file, and a remark to show beside it.
 
-    Or either with a remark, which is shown beside the player. `choices` are a list to choose from,
-    (least, most, value) for a slider, or a bool for a switch. A ValueError of `speak` is shown as
-    the sentence it is, any other exception with its type. With `reference` it is called with a
-    third argument, the path of a recording that was uploaded or named, "" where there is none.
+    `choices` are a list to choose from, (least, most, value) for a slider, or a bool for a switch.
+    `reference` is the path of a recording that was uploaded or named, "" where there is none.
     """
 
     def __init__(
         self,
-        speak: Callable,
+        speak: Callable[[str, dict, str], tuple[bytes, str]],
         sentence: str,
-        choices: dict[str, list | tuple | bool] | None = None,
-        reference: bool = False,
+        choices: dict[str, list | tuple | bool],
     ):
         self.speak = speak
-        self.recording = Recording() if reference else None
+        self.recording = Recording()
         wide = {"width": "100%", "margin": "0"}
         self.text = widgets.Textarea(
             value=sentence, rows=3, layout=wide, placeholder="Text to speak"
         )
-        self.choices = {name: _control(name, some) for name, some in (choices or {}).items()}
+        self.choices = {name: _control(name, some) for name, some in choices.items()}
         self.button = button("Speak", "volume-up", "success", "Speak the text above")
         self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
         self.player.layout.display = "none"
         self.status = widgets.HTML()
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
-        asked = [self.recording.box] if self.recording else []
-        rows = [self.text, row, *asked, self.status, self.player]
+        rows = [self.text, row, self.recording.box, self.status, self.player]
         self.box = widgets.VBox(rows, layout=PANEL_LAYOUT)
         self.button.on_click(lambda _: self._clicked())
 
-    def run(self, mode: str | None = None) -> None:
-        """Show the panel; without a front end speak once, and raise what goes wrong."""
-        if (mode or front_end()[0]) == "plain":
-            wav, remark = self._made()
-            if remark:
-                print(remark)
-            display(Audio(data=wav))
-        else:
+    def run(self) -> None:
+        """Show the panel. Where nobody watches, speak once; errors are raised."""
+        if is_watched():
             display(self.box)
+            return
+        wav, remark = self._made()
+        print(remark)
+        display(Audio(data=wav))
 
     def _made(self) -> tuple[bytes, str]:
-        """WAV bytes and a remark, which is mostly empty."""
         values = {name: choice.value for name, choice in self.choices.items()}
-        if self.recording:
-            with self.recording.path() as path:
-                made = self.speak(self.text.value, values, path)
-        else:
-            made = self.speak(self.text.value, values)
-        made, remark = made if isinstance(made, tuple) else (made, "")
-        return made.data if isinstance(made, Audio) else made, remark
+        with self.recording.path() as path:
+            return self.speak(self.text.value, values, path)
 
     def _clicked(self) -> None:
         self.button.disabled = True
@@ -77,7 +62,7 @@ class SpeakPanel:
         try:
             self.player.value, remark = self._made()
             self.player.layout.display = None
-            self.status.value = message(remark, "info") if remark else ""
+            self.status.value = message(remark, "info")
         except Exception as error:
             self.status.value = message(describe_error(error), "bad")
         finally:

@@ -1,6 +1,6 @@
 """The training panel: buttons, switches and a live curve around a training in another process.
 
-Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. A thread follows the run's log and
+A thread follows the run's log and
 writes the widgets; a click only sets an event or sends a request. Without a front end the same
 training is followed with plain lines.
 """
@@ -15,14 +15,13 @@ from IPython import get_ipython
 from IPython.display import Image, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import Clicks, front_end
-from kit.notebook.live_plot import LossFigure
+from kit.notebook.kernel import Clicks, is_watched
 from kit.notebook.panel.widgets import Field, View
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
-from kit.notebook.run_plots import thin
-from kit.training.health import health_line
-from kit.training.launch import PROFILE, STOP, TrainingProcess
+from kit.notebook.run_plots import LossFigure, thin
 from kit.training.logs import add_row, read_log
+from kit.training.run import PROFILE, STOP, TrainingProcess
+from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # a frame every half second,
 COST = 0.01  # or less often, so that drawing takes at most this share of the time
@@ -89,11 +88,10 @@ class TrainPanel:
         self._show_plan()
         self._greet()
 
-    def run(self, mode: str | None = None) -> None:
-        """Show the panel; `mode` forces "plain" or "live".
+    def run(self) -> None:
+        """Show the panel. For a program, start the training and wait for its end.
 
-        "live" returns at once. "plain" starts the training, returns when it has ended, and raises
-        its error; the first interrupt stops it with a checkpoint, the second one leaves.
+        Then its error is raised; the first interrupt stops it with a checkpoint, the second leaves.
         """
         older = _PANELS.get(self.process.log.resolve())
         if older is not None and older is not self:
@@ -101,7 +99,7 @@ class TrainPanel:
             if older.process.running:
                 self.process = older.process
         _PANELS[self.process.log.resolve()] = self
-        if (mode or front_end()[0]) == "plain":
+        if not is_watched():
             return self._run_plain()
         if self.countdown_s is not None and not self.finished:
             self.start_at_s = time.monotonic() + self.countdown_s

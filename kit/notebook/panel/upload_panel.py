@@ -1,7 +1,6 @@
 """The upload panel: recordings from the person's own computer, or a folder of their Google Drive.
 
-Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. On Colab google.colab.files uploads,
-as its widgets lose messages over 1 MB.
+On Colab google.colab.files uploads, as its widgets lose messages over 1 MB.
 """
 
 import tempfile
@@ -9,19 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ipywidgets as widgets
-from IPython.display import display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message, uploaded_files
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, uploaded_files
 
 FOLDERS = 300  # of a Drive, offered at most: listing them takes its time
 
 
-class UploadPanel:
-    """`panel.run()` shows it. `receive(file)` takes each uploaded file; it moves or reads it.
+class UploadPanel(Panel):
+    """`receive(file)` takes each uploaded file; it moves or reads it.
 
-    `describe(folder)` says in a line what is in a folder, and what to do with it. With `drive`, a
+    `content(folder)` says in a line what is in a folder, and what to do with it. With `drive`, a
     Drive's folder, its folders can be chosen. `colab`: the page is Colab's.
     """
 
@@ -29,14 +26,14 @@ class UploadPanel:
         self,
         folder: Path,
         receive: Callable[[Path], None],
-        describe: Callable[[Path], str],
+        content: Callable[[Path], str],
         drive: Path | None = None,
         colab: bool = False,
     ):
         self.folder = folder
         self.receive = receive
-        self.describe = describe
-        self.status = widgets.HTML(message(describe(folder), "info"))
+        self.content = content
+        self.status = widgets.HTML(message(content(folder), "info"))
         self.output = widgets.Output()  # where Colab shows its own upload
         if colab:
             self.upload = button("Upload", "upload", "success", "Recordings, tables or a zip")
@@ -61,12 +58,8 @@ class UploadPanel:
             rows.append(self.drive)
         self.box = widgets.VBox([*rows, self.status], layout=PANEL_LAYOUT)
 
-    def run(self, mode: str | None = None) -> None:
-        """Show the panel; without a front end print what is in the folder."""
-        if (mode or front_end()[0]) == "plain":
-            print(self.describe(self.folder))
-        else:
-            display(self.box)
+    def describe(self) -> str:
+        return self.content(self.folder)
 
     def _uploaded(self, change: dict) -> None:
         files = uploaded_files(change["new"])
@@ -92,14 +85,14 @@ class UploadPanel:
         try:
             for path in paths:
                 self.receive(path)
-            self.status.value = message(self.describe(self.folder), "good")
+            self.status.value = message(self.describe(), "good")
         except Exception as error:
             self.status.value = message(describe_error(error), "bad")
 
     def _chosen(self, change: dict) -> None:
         folder = Path(change["new"] or self.folder)
         try:
-            self.status.value = message(self.describe(folder), "info")
+            self.status.value = message(self.content(folder), "info")
         except OSError as error:
             self.status.value = message(describe_error(error), "bad")
 

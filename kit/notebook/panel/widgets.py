@@ -1,7 +1,4 @@
-"""The training panel's widgets and the few ways they change, and what all panels share.
-
-Core ipywidgets only, the same code for 7.7.1 and 8; no thread, no run, no event.
-"""
+"""The training panel's widgets and the few ways they change, and what all panels share."""
 
 import dataclasses
 import html
@@ -10,9 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import ipywidgets as widgets
+from IPython.display import display
 
 from kit.base.errors import KitError
 from kit.base.formatting import shorten
+from kit.notebook.kernel import is_watched
 from kit.notebook.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 
 MOST = 2**31  # of a number in a field
@@ -27,6 +26,25 @@ PHASES = {
     "reduce_s": ("gradients of all GPUs", RED),
     "update_s": ("update", ORANGE),
 }
+
+
+class Panel:
+    """A panel shows its `box` to a person; a program gets what it would show, in a line."""
+
+    box: widgets.Widget
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Show the panel."""
+        if is_watched():
+            display(self.box)
+        else:
+            print(self.describe())
+
+    def _ipython_display_(self) -> None:  # of a cell that ends with the panel
+        self.run()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

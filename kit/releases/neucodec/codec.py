@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.clip import import_torchaudio
-from kit.audio.codec import Codec
+from kit.audio.codec import Codec, require_codes
 from kit.base.errors import KitError
 from kit.releases.neucodec.decoder import HOP, LEVELS, WINDOW, DigitsToLatents, NeuCodecDecoder
 from kit.releases.neucodec.files import (
@@ -116,8 +116,7 @@ class NeuCodec(nn.Module, Codec):
         codes = codes.to(self.device)
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
-        if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
-            raise KitError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
+        require_codes(codes, self.vocab_size)
         spans = block_spans(first, codes.shape[1], self.config.block)
         windows = torch.cat([self._windows(codes, start, end) for start, end in spans], dim=1)
         return self.acoustic_decoder.head.sound(windows)

@@ -26,7 +26,6 @@ from kit.releases.neucodec.decoder import GROUPS
 LICENCE = "Apache-2.0"
 WEIGHTS_FILE = "model.safetensors"
 WITH_IT = ("LICENSE", "README.md")  # fetched as well if they exist, to be kept with the weights
-BEFORE_IT = "pytorch_model.bin"  # what the `neucodec` package reads: without w2v-BERT, a pickle
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
@@ -87,31 +86,22 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
     if config.folder:
         folder = Path(config.folder).expanduser()
         if not (folder / WEIGHTS_FILE).is_file():
-            raise KitError(f"{missing_in(folder)} Name the folder that it is in.")
+            raise KitError(
+                f"codec.folder = {folder} has no {WEIGHTS_FILE} of NeuCodec: name the folder that "
+                "has it. Its pytorch_model.bin lacks the encoder."
+            )
         return folder
     from kit.base.lock import held  # not needed for speaking
 
     name = f"{config.repository.replace('/', '--')}@{config.revision}"
-    folder = hub_home() / "voicekit" / name
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    folder = home / "voicekit" / name
     if fetched(folder, [WEIGHTS_FILE]):
         return folder
     lock = make_folder(folder.parent) / f".{name}.lock"
     with held(lock, f"fetching {config.repository}", math.inf, print):
         fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, progress, WITH_IT)
     return folder
-
-
-def hub_home() -> Path:
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-
-
-def missing_in(folder: Path) -> str:
-    if (folder / BEFORE_IT).is_file():
-        return (
-            f"{folder} holds {BEFORE_IT}, which lacks the encoder and is a pickle: use "
-            f"{WEIGHTS_FILE} from the same place."
-        )
-    return f"codec.folder = {folder} has no {WEIGHTS_FILE} of NeuCodec."
 
 
 def require_version(folder: Path, config: NeuCodecConfig) -> str:

@@ -9,13 +9,12 @@ Shapes: B batch, L samples, N codes, D width of the states, S speaker width, T f
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from kit.audio.clip import resampled
-from kit.audio.codec import Codec
+from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
 from kit.audio.reference import require_reference
 from kit.audio.spectrogram import triangles
@@ -33,7 +32,7 @@ from kit.releases.xtts_v2.dvae import (
     htk_hz,
     require_stats,
 )
-from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, fill_module
+from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, require_finite
 from kit.releases.xtts_v2.vocoder import (
     CODE_RATE,
     CODE_SAMPLES,
@@ -53,6 +52,17 @@ WEIGHT_NORM = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
+# {field of the configuration: (tensor, dimension) that gives it}
+SIZES = {
+    "codes": ("dvae.codebook.embed", 1),
+    "code_width": ("dvae.codebook.embed", 0),
+    "dvae_width": ("dvae.encoder.0.0.weight", 0),
+    "latent_width": ("vocoder.conv_pre.weight", 1),
+    "speaker_width": ("vocoder.cond_layer.weight", 1),
+    "channels": ("vocoder.conv_pre.weight", 0),
+    "attention_width": ("speaker_encoder.attention.0.weight", 0),
+}
+SAME_RELEASE = "Take all files from the same release."
 # Rates that every XTTS-v2 has.
 RATES = {
     "audio": {
@@ -168,8 +178,7 @@ class XTTSCodec(nn.Module, Codec):
         codes = codes.to(device)
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
-        if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
-            raise KitError(f"Codes must be in 0..{self.vocab_size - 1}, got {codes.unique()}.")
+        require_codes(codes, self.vocab_size)
         if states is None and speaker is None:
             mel = to_frames(self.dvae.decode(codes), first)
             return self.griffin_lim(self.magnitude(mel), frames_of(first))
@@ -221,41 +230,43 @@ class XTTSCodec(nn.Module, Codec):
 def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict) -> XTTSCodec:
     """Return the codec of a release, in eval mode, on the CPU.
 
-    `sound` and `dvae` are tensors by the release's names, as `load_xtts` has checked them;
-    `settings` is its config.json. Raises KitError for a DVAE that is missing or another, and for
-    parts or rates that do not belong together.
+    `sound` and `dvae` are tensors by the release's names; `settings` is its config.json. Raises
+    KitError for tensors that are missing, unknown, misshapen or damaged, and for parts or rates
+    that do not belong together.
     """
     require_rates(settings)
-    dvae_model = xtts_dvae(dvae)
-    speaker_encoder = xtts_speaker_encoder(sound)
-    vocoder = xtts_vocoder(sound)
-    layers = [getattr(speaker_encoder, f"layer{number}") for number in range(1, 5)]
-    config = XTTSCodecConfig(
-        mel_stats=mel_stats_of(sound),
-        codes=dvae_model.codebook.embed.shape[1],
-        code_width=dvae_model.codebook.embed.shape[0],
-        dvae_width=dvae_model.encoder[0][0].out_channels,
-        latent_width=vocoder.conv_pre.in_channels,
-        speaker_width=vocoder.cond_layer.in_channels,
-        channels=vocoder.conv_pre.out_channels,
-        filters=tuple(layer[0].conv1.out_channels for layer in layers),
-        attention_width=speaker_encoder.attention[0].out_channels,
-    )
-    if speaker_encoder.fc.out_features != config.speaker_width:
+    if not dvae:
         raise KitError(
-            f"The speaker encoder returns {speaker_encoder.fc.out_features} numbers, the vocoder "
-            f"takes {config.speaker_width}: they are of different releases."
+            "There is no DVAE, which encodes recordings: put dvae.pth, from where the model was "
+            "published, beside its weights."
         )
+    tensors = {}
+    parts = {"speaker_encoder.": (SPEAKER, sound), "vocoder.": (VOCODER, fold_weight_norm(sound))}
+    for part, (prefix, stored) in (parts | {"dvae.": ("", dvae)}).items():
+        for name, tensor in stored.items():
+            if name.startswith(prefix) and not name.startswith(DVAE_TRAINING):
+                tensors[part + name.removeprefix(prefix)] = tensor
+    sizes = {}
+    for field, (name, dim) in SIZES.items():
+        if name in tensors and tensors[name].ndim > dim:  # else it is reported below
+            sizes[field] = tensors[name].shape[dim]
+    filters = [tensors.get(f"speaker_encoder.layer{i}.0.conv1.weight") for i in range(1, 5)]
+    if all(weight is not None for weight in filters):
+        sizes["filters"] = tuple(len(weight) for weight in filters)
+    codec = XTTSCodec(XTTSCodecConfig(mel_stats=mel_stats_of(sound), **sizes))
+    wanted = codec.state_dict().items()
+    wanted = {n: t for n, t in wanted if n.startswith(("speaker_encoder.", "vocoder.", "dvae."))}
+    mismatch = describe_mismatch(tensors, wanted)
+    if mismatch:
+        raise KitError(f"Its sound is not that of an XTTS-v2; {mismatch}. {SAME_RELEASE}")
     codes = settings.get("model_args", {}).get("gpt_start_audio_token")
-    if codes not in (None, config.codes):
+    if codes not in (None, codec.vocab_size):
         raise KitError(
-            f"The DVAE has {config.codes} codes, the configuration's GPT {codes}: they are of "
-            "different releases. Take dvae.pth from the same place as the weights."
+            f"The DVAE has {codec.vocab_size} codes, the configuration's GPT {codes}. "
+            f"{SAME_RELEASE}"
         )
-    codec = XTTSCodec(config)
-    codec.dvae = dvae_model
-    codec.speaker_encoder = speaker_encoder
-    codec.vocoder = vocoder
+    require_finite(tensors, "Its sound")
+    codec.load_state_dict(tensors, strict=False)  # the rest are spectrograms' constants
     return codec.eval()
 
 
@@ -281,54 +292,6 @@ def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
     return tuple(stats.float().tolist())
 
 
-def xtts_dvae(tensors: dict[str, Tensor]) -> DVAE:
-    """Return the DVAE of dvae.pth, or of a trainer's checkpoint, in fp32 and eval mode."""
-    if not tensors:
-        raise KitError(
-            "There is no DVAE, which encodes recordings: put dvae.pth, from where the model was "
-            "published, beside its weights."
-        )
-    used = {n: t for n, t in tensors.items() if not n.startswith(DVAE_TRAINING)}
-    sizes = {
-        "width": _size(used, "encoder.0.0.weight", 0),
-        "code_width": _size(used, "codebook.embed", 0),
-        "vocab_size": _size(used, "codebook.embed", 1),
-    }
-    return _fill_module(DVAE, sizes, used, "The DVAE")
-
-
-def xtts_speaker_encoder(sound: dict[str, Tensor]) -> SpeakerEncoder:
-    tensors = _without_prefix(SPEAKER, sound)
-    filters = [_size(tensors, f"layer{i}.0.conv1.weight", 0) for i in range(1, 5)]
-    sizes = {
-        "filters": tuple(filters) if all(filters) else None,
-        "attention_width": _size(tensors, "attention.0.weight", 0),
-        "speaker_width": _size(tensors, "fc.weight", 0),
-    }
-    return _fill_module(SpeakerEncoder, sizes, tensors, "The speaker encoder")
-
-
-def xtts_vocoder(sound: dict[str, Tensor]) -> HiFiGAN:
-    """Return the vocoder of model.pth, in fp32 and eval mode, without weight normalisation."""
-    tensors = fold_weight_norm(_without_prefix(VOCODER, sound))
-    sizes = {
-        "latent_width": _size(tensors, "conv_pre.weight", 1),
-        "speaker_width": _size(tensors, "cond_layer.weight", 1),
-        "channels": _size(tensors, "conv_pre.weight", 0),
-    }
-    return _fill_module(HiFiGAN, sizes, tensors, "The vocoder")
-
-
-def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def _size(tensors: dict[str, Tensor], name: str, dim: int) -> int | None:
-    """Return a size of the tensor `name`; None if it is missing, which `_fill_module` reports."""
-    tensor = tensors.get(name)
-    return tensor.shape[dim] if tensor is not None and tensor.ndim > dim else None
-
-
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
     folded = dict(tensors)
@@ -340,21 +303,3 @@ def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 v = folded.pop(name).float()
                 folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded
-
-
-def _fill_module(
-    make: Callable[..., nn.Module], sizes: dict, tensors: dict[str, Tensor], what: str
-) -> nn.Module:
-    """Return `make(**sizes)` with exactly `tensors` in it; unknown sizes (None) stay the defaults.
-
-    Raises KitError, naming them, for tensors that are missing, misshapen, unknown, of another
-    type or not finite.
-    """
-    with torch.device("meta"):
-        module = make(**{name: size for name, size in sizes.items() if size})
-    mismatch = describe_mismatch(tensors, module.state_dict())
-    if mismatch:
-        raise KitError(
-            f"{what} is not that of an XTTS-v2; {mismatch}. Take all files from the same release."
-        )
-    return fill_module(module, tensors, what)

@@ -24,37 +24,33 @@ from kit.base.files import (
     write_atomic,
 )
 from kit.base.formatting import join_names, shorten
-from kit.base.tensor_file import checksum, describe_mismatch, is_finite, read, save_tensors
+from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.names import describe_indextts2, is_indextts2
 from kit.releases.xtts_v2.names import (
-    BATCHES,
     DVAE,
     GPT,
     MEL_STATS,
     SKIPPED,
     TRAINER,
     SoundSizes,
-    config_disagreements,
     current_name,
     empty_model,
     fill_module,
     from_released,
     gpt_config,
-    gpt_shapes,
     model_args,
     read_xtts_config,
     require_finite,
-    sound_shapes,
-    sound_sizes,
+    sound_tensors,
     to_released,
     updated_config,
 )
 from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
 
-WEIGHTS_FILES = ("model.pth", "model.safetensors")
+WEIGHTS_FILE = "model.pth"
 CONFIG_FILE = "config.json"
 VOCABULARY_FILE = "vocab.json"
 DVAE_FILE = "dvae.pth"
@@ -115,16 +111,13 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
     of another version or do not match.
     """
     file = _weights_file(Path(path))
-    vocabulary_file = Path(vocabulary or file.parent / VOCABULARY_FILE)
     tensors, stored_config, notes = _read_weights(file)
     settings = _read_settings(file, config, stored_config)
     args = model_args(settings, file)
-    vocabulary = load_vocabulary(vocabulary_file)
+    vocabulary = load_vocabulary(vocabulary or file.parent / VOCABULARY_FILE)
     gpt = gpt_config(args, vocabulary, file)
-    notes += config_disagreements(args, vocabulary)
     dvae = _pop_dvae(tensors) or _read_dvae(file.parent)
     notes += _fill_mel_stats(tensors, file.parent)
-    _require_vocabulary_size(tensors, vocabulary, vocabulary_file, file)
     _require_tensors(tensors, gpt, args, file)
     model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
     sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
@@ -151,22 +144,17 @@ def _weights_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise KitError(f"There is no {path}: name the folder of a release, or its model.pth.")
-    for name in WEIGHTS_FILES:
-        if (path / name).is_file():
-            return path / name
+        raise KitError(f"There is no {path}: name the folder of a release, or its {WEIGHTS_FILE}.")
+    if (path / WEIGHTS_FILE).is_file():
+        return path / WEIGHTS_FILE
     others = sorted(p.name for p in path.glob("*.pth"))
     hint = f" It has {', '.join(others)}: give the full path of the one you want." if others else ""
-    raise KitError(f"{path} has no {' and no '.join(WEIGHTS_FILES)}.{hint}")
+    raise KitError(f"{path} has no {WEIGHTS_FILE}.{hint}")
 
 
 def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
     """Return tensors by the release's names, the configuration in the file if any, and notes."""
-    if file.suffix == ".safetensors":
-        stored = _read_safetensors(file)
-        config = None
-    else:
-        stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
+    stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
     if is_indextts2(map(str, stored)):
         raise KitError(describe_indextts2(file))
     tensors = {}
@@ -184,17 +172,6 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
             raise KitError(f"{file} is damaged: {error}. Download it again.") from error
     notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
     return tensors, config, notes
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    try:
-        tensors, metadata = read(file)
-    except (OSError, KitError) as error:
-        raise KitError(f"{file} is damaged ({shorten(error)}): copy it again.") from error
-    stored_checksum = metadata.get("tensors_sha256")
-    if stored_checksum and stored_checksum != checksum(tensors):
-        raise KitError(f"{file} is damaged: its tensors are not those it was written with.")
-    return tensors
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
@@ -270,18 +247,6 @@ def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
     return tensor
 
 
-def _require_vocabulary_size(
-    tensors: dict[str, Tensor], vocabulary: Vocabulary, vocabulary_file: Path, file: Path
-) -> None:
-    embedding = tensors.get(f"{GPT}text_embedding.weight")
-    if embedding is not None and embedding.ndim == 2 and len(embedding) != vocabulary.size:
-        raise KitError(
-            f"{vocabulary_file} has ids up to {vocabulary.size - 1}, so the text embedding must "
-            f"have {vocabulary.size} rows; that of {file} has {len(embedding)}. They are of "
-            "different models: take both from one folder."
-        )
-
-
 def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
     renamed = {current_name(name): tensor for name, tensor in tensors.items()}
@@ -289,13 +254,8 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
     for field, name in (("latent_width", "decoder_input_dim"), ("speaker_width", "d_vector_dim")):
         if type(args.get(name)) is int:
             sizes[field] = args[name]
-    tensor_shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
-    shapes = gpt_shapes(gpt) | sound_shapes(sound_sizes(tensor_shapes, SoundSizes(**sizes)))
-    with torch.device("meta"):
-        expected = {
-            name: torch.empty(shape, dtype=torch.long if name.endswith(BATCHES) else torch.float)
-            for name, shape in shapes.items()
-        }
+    expected = to_released(empty_model(gpt).state_dict())
+    expected |= sound_tensors(renamed, SoundSizes(**sizes))
     problems = describe_mismatch(renamed, expected)
     twice = join_names([name for name in tensors if name != current_name(name) in tensors])
     if twice:
@@ -313,10 +273,9 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
 def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Write `xtts` to `folder`, for coqui-tts's `Xtts.load_checkpoint` and for `load_xtts`.
 
-    Files: model.pth with the configuration, the same tensors as model.safetensors, config.json,
-    vocab.json byte for byte, mel_stats.pth, and dvae.pth if there was one; all appear at once.
-    `dtype` is that of the GPT's weights. Raises KitError for a model that coqui-tts could not
-    build, and DiskError if there is no room.
+    Files: model.pth with the configuration, config.json, vocab.json byte for byte, mel_stats.pth,
+    and dvae.pth if there was one; all appear at once. `dtype` is that of the GPT's weights. Raises
+    KitError for a model that coqui-tts could not build, and DiskError if there is no room.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -327,14 +286,11 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
     settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
     tensors = _released_tensors(xtts, dtype)
     make_folder(folder)
-    weights_bytes = sum(t.nbytes for t in tensors.values())
-    require_disk(folder, 2 * weights_bytes + sum(t.nbytes for t in xtts.dvae.values()))
-    files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", "model.pth")
+    require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
+    # Older kits also wrote model.safetensors.
+    files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
     with atomic_folder(folder, files) as new:
-        _write_torch(new / "model.pth", {"config": settings, "model": tensors})
-        metadata = {"tensors_sha256": checksum(tensors)}  # one entry: several come in any order
-        with atomic_path(new / "model.safetensors") as temporary:
-            save_tensors(tensors, temporary, metadata)
+        _write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
         _write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
         if xtts.dvae:
             _write_torch(new / DVAE_FILE, xtts.dvae)

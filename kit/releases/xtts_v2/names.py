@@ -22,15 +22,12 @@ from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.tokenizer import Vocabulary
 from kit.releases.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 
-Shape = tuple[int, ...]
-
 GPT = "gpt."
 VOCODER = "hifigan_decoder.waveform_decoder."
 SPEAKER = "hifigan_decoder.speaker_encoder."
 MEL_STATS = "mel_stats"
 DVAE = "dvae."
 TRAINER = "xtts."  # precedes every name in a checkpoint of coqui-tts's trainer
-BATCHES = "num_batches_tracked"  # of batch norm: the only integer tensors
 # Skipped: copies of weights made for inference, the trainer's spectrograms, and the constant
 # attention masks of older GPT-2s.
 SKIPPED = re.compile(
@@ -92,10 +89,6 @@ def from_released(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Te
     return {name: turned(name, tensors[released_name(name)]) for name in names}
 
 
-def gpt_shapes(config: GPTConfig) -> dict[str, Shape]:
-    return {n: tuple(t.shape) for n, t in to_released(empty_model(config).state_dict()).items()}
-
-
 def empty_model(config: GPTConfig) -> SpeechGPT:
     """Return a model on the meta device: a configuration may ask for any amount of memory."""
     with torch.device("meta"):
@@ -112,38 +105,32 @@ class SoundSizes:
     filters: tuple[int, ...] = (32, 64, 128, 256)
 
 
-def sound_sizes(shapes: dict[str, Shape], sizes: SoundSizes) -> SoundSizes:
-    """Return `sizes` with `channels` and `filters`, which no configuration gives, from `shapes`.
+def sound_tensors(tensors: dict[str, Tensor], sizes: SoundSizes) -> dict[str, Tensor]:
+    """Return the tensors of the sound of a release, on the meta device.
 
-    A missing or impossible tensor keeps the release's size; `sound_shapes` then does not match it.
+    `channels` and `filters`, which no configuration gives, are those of `tensors`. A missing or
+    impossible one keeps the release's size, and then does not match.
     """
     names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
-    kernels = [shapes.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
-    channels, *filters = (shape[0] if shape else 0 for shape in kernels)
+    kernels = [tensors.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
+    channels, *filters = (0 if t is None or not t.ndim else len(t) for t in kernels)
     if channels >= 16:
         sizes = dataclasses.replace(sizes, channels=channels)
     if min(filters) >= 8:
         sizes = dataclasses.replace(sizes, filters=tuple(filters))
-    return sizes
-
-
-def sound_shapes(sizes: SoundSizes) -> dict[str, Shape]:
     with torch.device("meta"):
         vocoder = HiFiGAN(sizes.latent_width, sizes.speaker_width, sizes.channels)
         speaker = SpeakerEncoder(sizes.filters, speaker_width=sizes.speaker_width)
-    shapes = {}
+        expected = {MEL_STATS: torch.empty(80)}
     for name, tensor in vocoder.state_dict().items():
         layer, _, leaf = name.rpartition(".")
         if leaf == "weight" and name.startswith(("ups.", "resblocks.")):
-            norms = (len(tensor), *[1] * (tensor.ndim - 1))
-            shapes[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
-            shapes[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tuple(tensor.shape)
+            norms = tensor.flatten(1)[:, 0].view(-1, *[1] * (tensor.ndim - 1))
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tensor
         else:
-            shapes[VOCODER + name] = tuple(tensor.shape)
-    for name, tensor in speaker.state_dict().items():
-        shapes[SPEAKER + name] = tuple(tensor.shape)
-    shapes[MEL_STATS] = (80,)
-    return shapes
+            expected[VOCODER + name] = tensor
+    return expected | {SPEAKER + name: tensor for name, tensor in speaker.state_dict().items()}
 
 
 def current_name(name: str) -> str:
@@ -247,15 +234,6 @@ def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
         )
     except ValueError as error:
         raise KitError(f"The configuration of {file} describes no model: {error}") from error
-
-
-def config_disagreements(args: dict, vocabulary: Vocabulary) -> list[str]:
-    """Return notes on ids that differ from the vocabulary's, which are used."""
-    return [
-        f"the configuration says {name} = {args[name]}, the vocabulary {number}, which is used"
-        for name, number in zip(TEXT_IDS, (vocabulary.size, vocabulary.start, vocabulary.stop))
-        if args.get(name) not in (None, number)
-    ]
 
 
 def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
