@@ -27,6 +27,7 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
+from kit.text.sentences import SpokenPart
 
 OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
 BATCH = 16  # examples at a time when measuring the loss of a speaker
@@ -87,13 +88,31 @@ def score(
     seconds = [len(s.wave) / sample_rate for s in speech]
     scores = Scores(
         cer=cer(transcripts, texts),
-        eos_rate=sum(s.stopped for s in speech) / len(speech),
-        duration_ratio=sum(seconds) / sum(r.speech_s for r in rows),
-        runaway_rate=sum(s > 2 * r.speech_s for s, r in zip(seconds, rows)) / len(rows),
-        sentences=len(rows),
         transcripts=tuple(transcripts),
+        **ending_figures(rows, seconds, [s.stopped for s in speech]),
     )
     return scores, speech
+
+
+def ending_figures(rows: list[Utterance], seconds: list[float], stopped: list[bool]) -> dict:
+    """Return the fields of `Scores` that need no transcript, of the speech of `rows`."""
+    return {
+        "eos_rate": sum(stopped) / len(rows),
+        "duration_ratio": sum(seconds) / sum(row.speech_s for row in rows),
+        "runaway_rate": sum(s > 2 * row.speech_s for s, row in zip(seconds, rows)) / len(rows),
+        "sentences": len(rows),
+    }
+
+
+def score_codes(
+    voice: Voice, rows: list[Utterance], config: GenerateConfig, batch: int = 64
+) -> dict:
+    """Return `ending_figures` of the codes of `rows`, for a codec that makes no sound."""
+    parts = [SpokenPart(text=row.text, pause_s=0.0) for row in rows]
+    speakers = [row.speaker for row in rows]
+    generated = voice.generate_parts(parts, speakers, voice.within(config), batch)
+    seconds = [len(row.codes) / voice.codec.frame_rate for row in generated]
+    return ending_figures(rows, seconds, [row.stopped for row in generated])
 
 
 def gate_evaluator(
@@ -185,24 +204,32 @@ def gate_checks(
 ) -> list[Check]:
     """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
     cer_limit = f"at most {worst_cer:.1%}"
-    ended = f"{scores.eos_rate:.1%} of them"
-    runaway = f"{scores.runaway_rate:.1%} over twice as long"
-    pace = f"{scores.duration_ratio:.2f} times the recordings"
     blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = endless = runs_away = off_pace = ""
+    unclear = ""
     if scores.cer > worst_cer:
         unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    if scores.eos_rate < 1:
-        endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
-    if scores.runaway_rate > 0.02:
-        runs_away = (
-            f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
-        )
-    if not 0.8 < scores.duration_ratio < 1.25:
-        off_pace = f"speech lasts {pace}"
     return [
         Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
         Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
+        *ending_checks(scores.figures(), fix),
+    ]
+
+
+def ending_checks(figures: dict, fix: str) -> list[Check]:
+    """Return the checks of `ending_figures`."""
+    eos_rate = figures["eos_rate"]
+    runaway_rate = figures["runaway_rate"]
+    ended = f"{eos_rate:.1%} of them"
+    runaway = f"{runaway_rate:.1%} over twice as long"
+    pace = f"{figures['duration_ratio']:.2f} times the recordings"
+    endless = runs_away = off_pace = ""
+    if eos_rate < 1:
+        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
+    if runaway_rate > 0.02:
+        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    if not 0.8 < figures["duration_ratio"] < 1.25:
+        off_pace = f"speech lasts {pace}"
+    return [
         Check("ends its sentences", ended, "all", endless),
         Check("does not run away", runaway, "at most 2.0%", runs_away),
         Check("keeps the pace", pace, "0.80 to 1.25", off_pace),

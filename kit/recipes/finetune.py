@@ -35,6 +35,7 @@ from kit.recipes.base_model import (
     inherited_licence,
     release_weights,
 )
+from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
@@ -43,14 +44,18 @@ from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.trained_parts import first_model, load_base_tokenizer
 from kit.recipes.training_samples import spoken_samples
-from kit.releases.indextts2 import speak as indextts2
 from kit.releases.indextts2.model import load_indextts2, save_indextts2
 from kit.releases.indextts2.names import indextts2_in
+from kit.releases.indextts2.speak import EXPORT_FOLDER, missing_files
+from kit.releases.indextts2.speak import README as INDEXTTS2_README
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
+NOT_HEARD = (
+    "Nothing to listen to here: the base model's own package makes its sound, after the export."
+)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 README = """# A fine-tuned XTTS-v2
@@ -126,6 +131,7 @@ class FineTune:
         yield self.after()
         yield self.forgetting()
         yield self.export()
+        yield self.evaluate()
 
     def describe_base(self) -> Result:
         source = self.active_run.report().get("start_from", {})
@@ -190,6 +196,8 @@ class FineTune:
 
     def before(self) -> Result:
         """How the voice sounds before the first step: in the run's language and in its own."""
+        if not self.prepare.codec.decodes:
+            return Result(line=NOT_HEARD)
         sounds = self.untrained_sounds() + self.base_languages.sounds()
         del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
@@ -227,6 +235,8 @@ class FineTune:
 
     def after(self) -> Result:
         """The same sentences before, during and after training, in old and new languages."""
+        if not self.prepare.codec.decodes:
+            return Result(line=NOT_HEARD)
         sounds = self.untrained_sounds()
         sounds += spoken_samples(self.active_run.folder / SPOKEN)
         sounds += self.speak(self.voice, "after")
@@ -248,22 +258,37 @@ class FineTune:
         run = self.training.active
         licence = inherited_licence(run)
         release, _ = folder_of(run, self.base_model, self.accept_license or licence)
+        voice = self.voice
+        missing = []
         if indextts2_in(release):
-            folder = run.path("indextts2")
-            export_for_indextts2(run, self.voice, release, folder, weights)
-            return Result(line=describe_indextts2_export(folder))
-        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling, licence)]
+            folders = [run.path(EXPORT_FOLDER)]
+            export_for_indextts2(run, voice, release, folders[0], weights)
+            missing = missing_files(folders[0])
+        else:
+            folders = [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
         if release_weights(release):
-            coqui = run.path("coqui")
-            export_for_coqui(run, self.voice, release, coqui, weights)
-            folders.append(coqui)
+            folders.append(run.path("coqui"))
+            export_for_coqui(run, voice, release, folders[1], weights)
         exported = {}
         for folder in folders:
             size_bytes = sum(file.stat().st_size for file in folder.iterdir())
             exported[folder.name] = {"weights": weights, "bytes": size_bytes}
         run.record(finetune={"exported": exported})
         lines = [f"{folder}: the voice, ready to copy ({megabytes(folder)})" for folder in folders]
+        if missing:
+            lines.append(f"To speak, it also needs from the release: {', '.join(missing)}.")
         return Result(line="\n".join(lines))
+
+    def evaluate(self) -> Result:
+        """Of an IndexTTS2: do its sentences end, and what is its CER when its package speaks?"""
+        run = self.training.active
+        if self.prepare.codec.decodes:
+            return Result(line=f"03_evaluate_ema with RUN = {run.name!r} evaluates this voice.")
+        evaluation = Evaluation(run)
+        endings = evaluation.endings()
+        spoken = evaluation.spoken_by_package()
+        line = f"{endings.line}\n{spoken.line}"
+        return Result(line=line, grid=endings.grid, sounds=spoken.sounds)
 
 
 def export_for_coqui(
@@ -303,17 +328,9 @@ def export_for_indextts2(
         settings=base.settings | {"language": voice.language},
         tokenizer=(run.folder / "tokenizer.model").read_bytes(),
     )
-    readme = indextts2.README.format(language=voice.language)
+    readme = INDEXTTS2_README.format(language=voice.language)
     save_indextts2(tuned, folder, DTYPES[weights], readme)
     write_reference(run, voice, folder)
-
-
-def describe_indextts2_export(folder: Path) -> str:
-    line = f"{folder}: an IndexTTS2, which the package indextts2-inference loads"
-    missing = indextts2.missing_files(folder)
-    if missing:
-        line += f". To speak it also needs, from the release: {', '.join(missing)}"
-    return f"{line}. Say a sentence: python -m kit speak --voice {folder} --text ..."
 
 
 def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:

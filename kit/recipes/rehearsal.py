@@ -102,8 +102,6 @@ class BaseLanguages:
 
     def sounds(self, model: SpeechGPT | None = None) -> list[Sound]:
         """The first sentence of some languages, as `model` says it (None: the base model)."""
-        if not self.voice.codec.decodes:
-            return []
         voice = dataclasses.replace(self.voice, model=model or self.model, decoder=None)
         rate_hz = voice.codec.sample_rate
         sounds = []

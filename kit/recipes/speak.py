@@ -10,7 +10,7 @@ import torch
 
 from kit.audio.recognizer import load_recognizer
 from kit.audio.reference import load_reference
-from kit.base.config import build, by_former_names, read_yaml
+from kit.base.config import build, by_former_names
 from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest, read_result, save_result
 from kit.base.formatting import nearest
@@ -46,8 +46,7 @@ from kit.recipes.hub import voice_folder
 from kit.recipes.run_source import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
-from kit.releases.indextts2 import speak as indextts2
-from kit.text.normalize import normalize
+from kit.releases.indextts2.speak import PackageSpeaker
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
 COMPARED = 3  # sentences that two voices say side by side
@@ -361,10 +360,9 @@ def say_with_package(folder: Path, text: str, reference: str = "") -> Result:
 
     Raises KitError where the package or one of its files is missing.
     """
-    settings = read_yaml(folder / indextts2.CONFIG_FILE)
-    text = normalize(text, settings.get("language", "en"))
-    wave = indextts2.speak(folder, text, Path(reference or folder / "reference.wav"))
-    sound = Sound(caption=text, wave=wave.numpy(), sample_rate_hz=indextts2.SAMPLE_RATE)
+    speaker = PackageSpeaker(folder, reference)
+    wave = speaker.speak(text).numpy()
+    sound = Sound(caption=text, wave=wave, sample_rate_hz=speaker.sample_rate)
     return Result(line=text, sounds=[sound])
 
 

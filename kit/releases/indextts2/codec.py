@@ -29,8 +29,9 @@ from kit.releases.xtts_v2.names import fill_module
 SAMPLE_RATE = 16_000
 HOP = 320  # samples of a code
 SPEAKS = (
-    "IndexTTS2's codes become sound in the package indextts2-inference: fine-tune to the end, and "
-    "let it speak from the folder `indextts2` of the run (its README says how)."
+    "IndexTTS2's codes become sound in the package indextts2-inference: export the voice in "
+    "07_finetune_xtts, then `python -m kit evaluate --run NAME`, or `python -m kit speak --voice "
+    "runs/NAME/indextts2 --text ...`."
 )
 # Subfolder of a release; else repository of the hub, and file in it.
 W2V_BERT = ("w2v-bert-2.0", "facebook/w2v-bert-2.0", "model.safetensors")

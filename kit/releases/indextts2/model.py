@@ -173,8 +173,10 @@ def save_indextts2(
 def _add_others(before: Path, folder: Path) -> None:
     """Link or copy to `folder` what it lacks of the files in and below `before`."""
     for path in sorted(before.rglob("*")):
-        target = folder / path.relative_to(before)
-        if path.is_dir() or target.exists() or folder in path.parents:
+        relative = path.relative_to(before)
+        target = folder / relative
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if path.is_dir() or target.exists() or folder in path.parents or hidden:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -9,8 +9,9 @@ from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.releases.indextts2.conditioner import package
 from kit.releases.indextts2.names import CONFIG_FILE
+from kit.text.normalize import normalize
 
-SAMPLE_RATE = 22_050
+EXPORT_FOLDER = "indextts2"  # in that of a run
 # Settings of config.yaml that name what only the package speaks with.
 ITS_OWN = ("s2mel_checkpoint", "emo_matrix", "spk_matrix", "qwen_emo_path")
 README = """# A fine-tuned IndexTTS2
@@ -35,25 +36,40 @@ conditions bind whoever is given it: pass the licence on.
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What the package speaks with and `folder` lacks."""
+    """What the package speaks with and `folder` lacks: files, or their settings of config.yaml."""
     settings = read_yaml(folder / CONFIG_FILE)
-    names = [settings.get(name) for name in ITS_OWN]
-    return [str(name) for name in names if not name or not (folder / name).exists()]
+    names = {name: settings.get(name) for name in ITS_OWN}
+    return [
+        str(file or f"`{name}` in {CONFIG_FILE}")
+        for name, file in names.items()
+        if not file or not (folder / file).exists()
+    ]
 
 
-def speak(folder: Path, text: str, reference: Path) -> Tensor:
-    """Return the waveform (L,) of a normalised `text` in the voice of a recording.
+class PackageSpeaker:
+    """The fine-tuned IndexTTS2 in `folder`, which speaks in the voice of a recording.
 
-    Raises KitError where the package, or a file that it speaks with, is missing.
+    Raises KitError where the export, the package or a file that it speaks with is missing.
     """
-    indextts = package("infer_v2")
-    missing = missing_files(folder)
-    if missing:
-        raise KitError(
-            f"{folder} lacks {', '.join(missing)}, with which the package makes sound: copy them "
-            "from the release (hf download IndexTeam/IndexTTS-2)."
-        )
-    tts = indextts.IndexTTS2(model_dir=str(folder))
-    tts.tokenizer.normalizer = None  # the text is normalised as in training
-    _, samples = tts.infer(str(reference), text, None)  # (L, 1), 16 bits
-    return torch.from_numpy(samples[:, 0].copy()).float() / 2**15
+
+    sample_rate = 22_050
+
+    def __init__(self, folder: Path, reference: str = ""):
+        if not (folder / CONFIG_FILE).is_file():
+            raise KitError(f"There is no {folder}: export the voice first (07_finetune_xtts).")
+        indextts = package("infer_v2")
+        missing = missing_files(folder)
+        if missing:
+            raise KitError(
+                f"{folder} lacks {', '.join(missing)}, with which the package makes sound: copy "
+                "them from the release (hf download IndexTeam/IndexTTS-2)."
+            )
+        self.language = read_yaml(folder / CONFIG_FILE).get("language", "en")
+        self.reference = Path(reference or folder / "reference.wav")
+        self.tts = indextts.IndexTTS2(model_dir=str(folder))
+        self.tts.tokenizer.normalizer = None  # texts are normalised as in training
+
+    def speak(self, text: str) -> Tensor:
+        """Return the waveform (L,) of `text`."""
+        _, samples = self.tts.infer(str(self.reference), normalize(text, self.language), None)
+        return torch.from_numpy(samples[:, 0].copy()).float() / 2**15  # from (L, 1), 16 bits
