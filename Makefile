@@ -31,7 +31,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
+  test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
   check-gpu gpu-page gpu-wheels test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -196,6 +196,9 @@ test-xtts: $(VENV)/.extra-xtts  ## compare XTTS-v2 with coqui-tts's own classes:
 
 test-indextts2: .venv-indextts2/.installed  ## compare IndexTTS2 with its package's classes, in .venv-indextts2
 	@.venv-indextts2/bin/python -m pytest tests/indextts2 $(ARGS)
+
+bench-indextts2: .venv-indextts2/.installed  ## compare a step of IndexTTS2 with a plain loop: [ARGS=--full]
+	@.venv-indextts2/bin/python tests/indextts2/bench_step.py $(ARGS)
 
 # The judges' packages may be any version, as long as no pinned version changes.
 $(VENV)/.extra-judges: tests/judges/requirements.txt tests/judges/alone.txt $(STAMP)

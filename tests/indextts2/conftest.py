@@ -6,18 +6,18 @@ import psutil
 import pytest
 
 MISSING = [n for n in ("indextts", "transformers") if importlib.util.find_spec(n) is None]
-FULL_SIZE_GIB = 12
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "full_size: 24 x 1280, some minutes and much memory")
+    config.addinivalue_line("markers", "full_size(gib): 24 x 1280, some minutes and much memory")
 
 
 def pytest_collection_modifyitems(items):
     free_gib = psutil.virtual_memory().available / 2**30
     for item in items:
-        if item.get_closest_marker("full_size") and free_gib < FULL_SIZE_GIB:
-            why = f"needs {FULL_SIZE_GIB} GiB of memory, {free_gib:.0f} are free"
+        full_size = item.get_closest_marker("full_size")
+        if full_size and free_gib < full_size.kwargs["gib"]:
+            why = f"needs {full_size.kwargs['gib']} GiB of memory, {free_gib:.0f} are free"
             item.add_marker(pytest.mark.skip(reason=why))
         if MISSING:
             why = f"{', '.join(MISSING)} not installed (make test-indextts2 installs it)"

@@ -34,11 +34,12 @@ def row(model: SpeechGPT, seed: int = 3) -> tuple[list[int], list[int], Tensor]:
 
 def package_latents(theirs, features: Tensor) -> Tensor:
     """The 34 latents, as `inference_speech` puts them together."""
-    length = torch.tensor([features.shape[-1]])
+    rows = len(features)
+    length = torch.full((rows,), features.shape[-1])
     speaker = theirs.get_conditioning(features, length)
     emotion = theirs.get_emovec(features.mT, length)
-    one, zero = theirs.speed_emb(torch.tensor([[1]])), theirs.speed_emb(torch.tensor([[0]]))
-    return torch.cat((speaker + emotion[:, None], one, zero), dim=1)
+    lengths = theirs.speed_emb(torch.tensor([[1, 0]])).expand(rows, -1, -1)
+    return torch.cat((speaker + emotion[:, None], lengths), dim=1)
 
 
 def package_logits(theirs, text, codes, features) -> tuple[Tensor, Tensor]:
@@ -141,7 +142,7 @@ def small_gpt() -> dict:
     return SMALL
 
 
-@pytest.mark.full_size
+@pytest.mark.full_size(gib=17)
 def test_it_is_the_package_at_full_size():
     theirs = package_model(FULL)
     model = kit_model(theirs, FULL)
