@@ -130,7 +130,12 @@ COMMANDS = (  # in the order in which they are used
             ("tokenizer", str, "FILE", "a SentencePiece model, taken as it is (one is trained)"),
             ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
             ("base_model", str, "PATH", "a base model: an export, another run (none)"),
-            ("accept_license", str, "CPML", "that of a released XTTS-v2 as base model (not yet)"),
+            (
+                "accept_license",
+                str,
+                "NAME",
+                "CPML (XTTS-v2) or bilibili (IndexTTS2) as base model (not yet)",
+            ),
             ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
         ),
         example="--data recordings/",
@@ -185,7 +190,12 @@ COMMANDS = (  # in the order in which they are used
         (
             *RECORDINGS,
             ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
-            ("accept_license", str, "CPML", "accept that of XTTS-v2: no commercial use (not yet)"),
+            (
+                "accept_license",
+                str,
+                "NAME",
+                "CPML: that of XTTS-v2; bilibili: of IndexTTS2 (not yet)",
+            ),
             *DURATION,
         ),
         example="--accept-license CPML",

@@ -53,7 +53,7 @@ from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
-NOT_HEARD = (
+WITHOUT_SOUND = (
     "Nothing to listen to here: the base model's own package makes its sound, after the export."
 )
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -197,7 +197,7 @@ class FineTune:
     def before(self) -> Result:
         """How the voice sounds before the first step: in the run's language and in its own."""
         if not self.prepare.codec.decodes:
-            return Result(line=NOT_HEARD)
+            return Result(line=WITHOUT_SOUND)
         sounds = self.untrained_sounds() + self.base_languages.sounds()
         del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
@@ -236,7 +236,7 @@ class FineTune:
     def after(self) -> Result:
         """The same sentences before, during and after training, in old and new languages."""
         if not self.prepare.codec.decodes:
-            return Result(line=NOT_HEARD)
+            return Result(line=WITHOUT_SOUND)
         sounds = self.untrained_sounds()
         sounds += spoken_samples(self.active_run.folder / SPOKEN)
         sounds += self.speak(self.voice, "after")
