@@ -88,10 +88,10 @@ CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
 class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
-    `base_model`, `data`, `language` and `accept_license` are as `Preparation` takes them;
-    `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does. `rehearsal`
-    is the share of an epoch's rows in which the voice repeats sentences of its base model's
-    languages (None: the run's setting).
+    `base_model`, `data`, `language`, `accept_license` and `tokenizer` are as `Preparation` takes
+    them; `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does.
+    `rehearsal` is the share of an epoch's rows in which the voice repeats sentences of its base
+    model's languages (None: the run's setting).
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class FineTune:
         quota_gb: float = 0,
         rehearsal: float | None = None,
         num_train_epochs: float = 0.0,
+        tokenizer: str = "",
     ):
         if rehearsal is not None:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
@@ -114,7 +115,12 @@ class FineTune:
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
         self.prepare = Preparation(
-            run, data, language, base_model=base_model, accept_license=accept_license
+            run,
+            data,
+            language,
+            base_model=base_model,
+            accept_license=accept_license,
+            tokenizer=tokenizer,
         )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language

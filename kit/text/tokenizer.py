@@ -37,6 +37,7 @@ class BaseTokenizer(abc.ABC):
     piece_count: int  # ids in its file; START and STOP may come after them
     language: str = ""  # of the texts, where ids depend on it
     phonemes: str = ""  # the espeak-ng language in whose phonemes it spells; "" for letters
+    replaceable: bool = False  # whether `replaced_by` puts another vocabulary in its place
     growth_module: str = ""  # the module that grows the vocabulary of a released tokenizer
 
     @property
@@ -195,10 +196,20 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """For each id that only `grown` has: the ids in which `base` spells its piece."""
+    """For each id whose piece `base` does not have there: the ids in which it spells that piece.
+
+    Of a grown tokenizer these are the new ids, of one in place of the base's nearly all.
+    """
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS
     speller = spm.SentencePieceProcessor(model_proto=proto)
-    new = range(base.vocab_size, grown.vocab_size)
-    return {n: speller.encode(base.respell(grown.model.id_to_piece(n))) for n in new}
+    known = {base.piece(number): number for number in range(base.piece_count)}
+    spellings = {}
+    for number in range(grown.vocab_size):
+        piece = grown.model.id_to_piece(number)
+        if known.get(piece) == number or (number < base.vocab_size and grown.is_control(number)):
+            continue
+        ids = [known[piece]] if piece in known else speller.encode(base.respell(piece))
+        spellings[number] = ids
+    return spellings

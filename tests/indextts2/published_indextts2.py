@@ -93,15 +93,16 @@ def package_model(gpt: dict):
     return model
 
 
-def write_vocabulary(path: Path, pieces: int) -> None:
+def write_vocabulary(path: Path, pieces: int, lines: list[str] = SENTENCES * 3) -> None:
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 3),
+        sentence_iterator=iter(lines),
         model_prefix=str(path.with_suffix("")),
         vocab_size=pieces,
         model_type="bpe",
         bos_id=0,
         eos_id=1,
         unk_id=2,
+        character_coverage=1.0,
         hard_vocab_limit=True,
         minloglevel=2,
     )

@@ -188,3 +188,35 @@ def test_old_ids_stay_and_new_rows_begin_as_what_spelt_them(folder):
     assert len(loaded.text_embedding.weight) == tokenizer.vocab_size
     with pytest.raises(KitError, match="use the one that the model was trained with"):
         save_indextts2(dataclasses.replace(release, model=model), folder / "mixed")
+
+
+def test_a_vocabulary_of_ones_own_takes_its_place(folder):
+    from indextts.utils.front import TextTokenizer
+
+    from kit.model.weights import warm_start_model
+    from kit.text.tokenizer import base_spellings
+
+    base, _ = grown(folder, AMHARIC)
+    own = folder / "own.model"
+    write_vocabulary(own, 30, [*AMHARIC, "THE MAT"])
+    tokenizer = base.replaced_by(own)
+    assert tokenizer.vocab_size == base.vocab_size and (tokenizer.start, tokenizer.stop) == (0, 1)
+    assert tokenizer.encode(AMHARIC[0]) == TextTokenizer(str(own)).encode(AMHARIC[0])
+    spellings = base_spellings(base, tokenizer)
+    pieces = {tokenizer.piece(i): i for i in range(30)}
+    assert spellings[pieces["▁"]] == [base.model.piece_to_id("▁")], "a piece of both keeps its row"
+    release = load_indextts2(folder)
+    model = warm_start_model(release.model.config, release.model, spellings)
+    rows = release.model.text_embedding.weight
+    assert torch.equal(model.text_embedding.weight[:3], rows[:3])
+    letter = pieces["ቤ"]
+    assert torch.equal(model.text_embedding.weight[letter], rows[spellings[letter]].mean(0))
+    tuned = dataclasses.replace(release, model=model, tokenizer=tokenizer.file_bytes())
+    loaded_by_package(save_indextts2(tuned, folder / "tuned"))
+    assert load_indextts2(folder / "tuned").model.config == model.config
+    spm = own.with_name("other.model")
+    write_vocabulary(spm, 30, [*AMHARIC, "THE MAT"])
+    data = spm.read_bytes().replace(b"</s>", b"</t>")
+    spm.write_bytes(data)
+    with pytest.raises(KitError, match="--bos_id=0"):
+        base.replaced_by(spm)

@@ -5,8 +5,8 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import corpus
-from published_indextts2 import write_codec
+from helpers import corpus, manifest
+from published_indextts2 import SENTENCES, write_codec, write_vocabulary
 from test_files import loaded_by_package
 from test_parity import kit_codes, package_codes
 
@@ -30,12 +30,17 @@ def release(small):
     return write_codec(small[0])
 
 
-@pytest.fixture(scope="module", params=["full", "lora"])
-def tuned(request, release) -> tuple[FineTune, dict]:
-    """A fine-tuning, and what its steps said."""
-    settings = FEW | {"finetune": FEW["finetune"] | {"method": request.param}}
+@pytest.fixture(scope="module", params=["full", "lora", "own"])
+def tuned(request, release, tmp_path_factory) -> tuple[FineTune, dict]:
+    """A fine-tuning, and what its steps said; "own" with a tokenizer of one's own, by LoRA."""
+    method = "lora" if request.param == "own" else request.param
+    settings = FEW | {"finetune": FEW["finetune"] | {"method": method}}
     run = start(f"indextts2-{request.param}", "tiny", settings=settings)
     given = {"base_model": str(release), "accept_license": "bilibili"}
+    if request.param == "own":
+        own = tmp_path_factory.mktemp("own") / "amharic_bpe.model"
+        write_vocabulary(own, 150, [row.text for row in manifest()] + SENTENCES)
+        given["tokenizer"] = str(own)
     tune = FineTune(run, str(corpus()), **given, rehearsal=0.2)
     steps = ("describe_base", "recordings", "spelling", "grow", "to_codes", "before")
     found = {name: getattr(tune, name)() for name in steps}

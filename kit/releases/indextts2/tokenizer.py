@@ -35,11 +35,23 @@ class IndexTTS2Tokenizer(Tokenizer):
         self.vocab_size = self.piece_count
 
     @classmethod
-    def of(cls, data: bytes) -> "IndexTTS2Tokenizer":
+    def of(cls, data: bytes, language: str = "") -> "IndexTTS2Tokenizer":
         with TemporaryDirectory(prefix="pieces-") as folder:
             path = Path(folder) / VOCABULARY_FILE
             path.write_bytes(data)
-            return cls(path)
+            return cls(path, language)
+
+    replaceable = True
+
+    def replaced_by(self, path: Path) -> "IndexTTS2Tokenizer":
+        """Return the SentencePiece model at `path` in the place of this one.
+
+        It gets as many ids, or more. Raises KitError for one without START and STOP.
+        """
+        missing = self.vocab_size - _tokenizer(path).piece_count
+        names = [INDEXTTS2, *(f"<unused {number}>" for number in range(1, missing))]
+        entries = [Piece(name, control=True).entry() for name in names]
+        return self.of(path.read_bytes() + b"".join(entries), self.language)
 
     def spell(self, text: str) -> str:
         words = (part.strip().upper() for part in ALONE.split(text))
@@ -50,6 +62,17 @@ class IndexTTS2Tokenizer(Tokenizer):
         return "".join(sounds(self, char) if char in unknown else char for char in piece)
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    given = Tokenizer(path)
+    if (given.piece(0), given.piece(1)) != (START_PIECE, STOP_PIECE):
+        raise KitError(
+            f"{path} has {given.piece(0)!r} and {given.piece(1)!r} as its first pieces, an "
+            f"IndexTTS2 {START_PIECE} and {STOP_PIECE}: take the vocabulary from the same place as "
+            "the weights; train one of your own with --bos_id=0 --eos_id=1 --unk_id=2."
+        )
+    return given
+
+
 def marked(path: Path, rows: int) -> tuple[bytes, list[str]]:
     """Return the SentencePiece model at `path` with the kit's mark, and notes.
 
@@ -57,13 +80,8 @@ def marked(path: Path, rows: int) -> tuple[bytes, list[str]]:
     """
     if not path.is_file():
         raise KitError(f"There is no {path}: copy it from the same place as the weights.")
-    given = Tokenizer(path)
+    given = _tokenizer(path)
     data = path.read_bytes()
-    if (given.piece(0), given.piece(1)) != (START_PIECE, STOP_PIECE):
-        raise KitError(
-            f"{path} has {given.piece(0)!r} and {given.piece(1)!r} as its first pieces, an "
-            f"IndexTTS2 {START_PIECE} and {STOP_PIECE}: copy it from the same place as the weights."
-        )
     pieces = given.piece_count - given.is_indextts2
     if pieces != rows - 1:
         raise KitError(
