@@ -31,7 +31,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
+  test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
   check-gpu gpu-page gpu-wheels test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -185,7 +185,20 @@ $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 	@touch $@
 
 test-xtts: $(VENV)/.extra-xtts  ## compare XTTS-v2 with coqui-tts's own classes: [ARGS='-m "not full_size"']
-	@$(BIN)/python -m pytest tests/xtts tests/model/test_indextts2.py $(ARGS)
+	@$(BIN)/python -m pytest tests/xtts $(ARGS)
+
+.venv-indextts2/.installed: tests/indextts2/requirements.txt $(STAMP)
+	@"$(PYTHON)" -m venv --clear .venv-indextts2
+	@for site in .venv-indextts2/lib/python*/site-packages; do \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$site/kit.pth; done
+	@.venv-indextts2/bin/python -m pip --disable-pip-version-check install --no-deps -r $<
+	@touch $@
+
+test-indextts2: .venv-indextts2/.installed  ## compare IndexTTS2 with its package's classes, in .venv-indextts2
+	@.venv-indextts2/bin/python -m pytest tests/indextts2 $(ARGS)
+
+bench-indextts2: .venv-indextts2/.installed  ## compare a step of IndexTTS2 with a plain loop: [ARGS=--full]
+	@.venv-indextts2/bin/python tests/indextts2/bench_step.py $(ARGS)
 
 # The judges' packages may be any version, as long as no pinned version changes.
 $(VENV)/.extra-judges: tests/judges/requirements.txt tests/judges/alone.txt $(STAMP)

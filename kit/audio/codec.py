@@ -27,6 +27,7 @@ CODECS = {
     "mel": "kit.audio.mel_codec:MelCodec",
     "xtts": "kit.releases.xtts_v2.codec:XTTSCodec",
     "neucodec": "kit.releases.neucodec.codec:NeuCodec",
+    "indextts2": "kit.releases.indextts2.codec:IndexTTS2Codec",
 }
 
 
@@ -66,6 +67,7 @@ class Codec(Protocol):
     state_width: int = 0  # of the hidden states; 0: it cannot
     state_context: int = 0  # `context` when decoding from states
     speaker_width: int = 0  # of the speaker embedding; 0: it takes none
+    decodes: bool = True  # False: `decode` raises KitError, and another package makes the sound
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -100,6 +102,10 @@ class Codec(Protocol):
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
         """Clips (L,) of several lengths -> codes (N,) of each."""
         return [self.encode(wave[None])[0] for wave in waves]
+
+    def references_and_codes(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Clips (L,) -> references (M, T) and codes (N,), of a codec that does not decode."""
+        raise NotImplementedError
 
     def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
         """Padded log-mels (B, M, T) of `frames` frames each -> codes (N,) of each."""
@@ -172,6 +178,8 @@ def mels_and_codes(
 
     If the codec uses the same log-mels, they are computed once.
     """
+    if not codec.decodes:
+        return codec.references_and_codes(waves)
     if codec.mel_config == front_end.config:
         mel, frames = front_end.padded(waves)
         return unpadded(mel, frames), codec.encode_mels(mel, frames)

@@ -28,6 +28,7 @@ LOG_STEP = math.log(6.4) / 27
 FRONT_ENDS = {
     "mel": "kit.audio.spectrogram:Mel",
     "xtts": "kit.releases.xtts_v2.dvae:XTTSMel",
+    "indextts2": "kit.releases.indextts2.codec:Features",
 }
 
 

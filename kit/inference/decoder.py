@@ -124,7 +124,10 @@ class Decoder(nn.Module):
         self.text_embedding = model.text_embedding
         self.text_position = model.text_position
         self.code_embedding = nn.Buffer(model.code_embedding.weight.detach().to(self.dtype))
-        self.code_position = nn.Buffer(model.code_position.weight.detach().to(self.dtype))
+        positions = model.code_position.weight.detach()
+        if model.config.conformers:  # IndexTTS2's cached generation gives its first code position 2
+            positions = torch.cat((positions[:1], positions[2:], positions[-1:]))
+        self.code_position = nn.Buffer(positions.to(self.dtype))
         layers = [DecoderLayer(layer, linear, self.dtype) for layer in model.gpt.h]
         self.layers = nn.ModuleList(layers)
         self.ln_f, self.ln_f_bias = norm(model.gpt.ln_f, self.dtype)

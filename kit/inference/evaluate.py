@@ -20,6 +20,7 @@ from kit.dataset.manifest import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
+from kit.text.sentences import SpokenPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,13 +77,31 @@ def score(
     seconds = [len(s.wave) / sample_rate for s in speech]
     scores = Scores(
         cer=cer(transcripts, texts),
-        eos_rate=sum(s.stopped for s in speech) / len(speech),
-        duration_ratio=sum(seconds) / sum(r.speech_s for r in rows),
-        runaway_rate=sum(s > 2 * r.speech_s for s, r in zip(seconds, rows)) / len(rows),
-        sentences=len(rows),
         transcripts=tuple(transcripts),
+        **ending_figures(rows, seconds, [s.stopped for s in speech]),
     )
     return scores, speech
+
+
+def ending_figures(rows: list[Utterance], seconds: list[float], stopped: list[bool]) -> dict:
+    """Return the fields of `Scores` that need no transcript, of the speech of `rows`."""
+    return {
+        "eos_rate": sum(stopped) / len(rows),
+        "duration_ratio": sum(seconds) / sum(row.speech_s for row in rows),
+        "runaway_rate": sum(s > 2 * row.speech_s for s, row in zip(seconds, rows)) / len(rows),
+        "sentences": len(rows),
+    }
+
+
+def score_codes(
+    voice: Voice, rows: list[Utterance], config: GenerateConfig, batch: int = 64
+) -> dict:
+    """Return `ending_figures` of the codes of `rows`, for a codec that makes no sound."""
+    parts = [SpokenPart(text=row.text, pause_s=0.0) for row in rows]
+    speakers = [row.speaker for row in rows]
+    generated = voice.generate_parts(parts, speakers, voice.within(config), batch)
+    seconds = [len(row.codes) / voice.codec.frame_rate for row in generated]
+    return ending_figures(rows, seconds, [row.stopped for row in generated])
 
 
 def gate_evaluator(

@@ -167,24 +167,32 @@ def gate_checks(
 ) -> list[Check]:
     """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
     cer_limit = f"at most {worst_cer:.1%}"
-    ended = f"{scores.eos_rate:.1%} of them"
-    runaway = f"{scores.runaway_rate:.1%} over twice as long"
-    pace = f"{scores.duration_ratio:.2f} times the recordings"
     blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = endless = runs_away = off_pace = ""
+    unclear = ""
     if scores.cer > worst_cer:
         unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    if scores.eos_rate < 1:
-        endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
-    if scores.runaway_rate > 0.02:
-        runs_away = (
-            f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
-        )
-    if not 0.8 < scores.duration_ratio < 1.25:
-        off_pace = f"speech lasts {pace}"
     return [
         Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
         Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
+        *ending_checks(scores.figures(), fix),
+    ]
+
+
+def ending_checks(figures: dict, fix: str) -> list[Check]:
+    """Return the checks of `ending_figures`."""
+    eos_rate = figures["eos_rate"]
+    runaway_rate = figures["runaway_rate"]
+    ended = f"{eos_rate:.1%} of them"
+    runaway = f"{runaway_rate:.1%} over twice as long"
+    pace = f"{figures['duration_ratio']:.2f} times the recordings"
+    endless = runs_away = off_pace = ""
+    if eos_rate < 1:
+        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
+    if runaway_rate > 0.02:
+        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    if not 0.8 < figures["duration_ratio"] < 1.25:
+        off_pace = f"speech lasts {pace}"
+    return [
         Check("ends its sentences", ended, "all", endless),
         Check("does not run away", runaway, "at most 2.0%", runs_away),
         Check("keeps the pace", pace, "0.80 to 1.25", off_pace),

@@ -36,7 +36,7 @@ STALE = (
 )
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
-MAX_MELS = 256
+MAX_MELS = 1024
 MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
 MAX_VECTOR_WIDTH = 8192
 MAX_SPEAKERS = 100_000

@@ -8,6 +8,7 @@ Flamingo's (Alayrac et al. 2022).
 Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel frames, V vocabulary.
 """
 
+import pkgutil
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -187,6 +188,14 @@ class Conditioner(nn.Module):
         return F.rms_norm(latents, latents.shape[-1:]) * self.gamma
 
 
+def make_conditioner(config: GPTConfig) -> nn.Module:
+    """Return the conditioner: the kit's, or IndexTTS2's, imported when it is chosen."""
+    if not config.conformers:
+        return Conditioner(config)
+    name = "kit.releases.indextts2.conditioner:IndexTTS2Conditioner"
+    return pkgutil.resolve_name(name)(config)
+
+
 class SpeechGPT(nn.Module):
     """Text and a reference in, losses or hidden states over packed rows out."""
 
@@ -194,7 +203,7 @@ class SpeechGPT(nn.Module):
         super().__init__()
         self.config = config
         d = config.width
-        self.conditioner = Conditioner(config)
+        self.conditioner = make_conditioner(config)
         self.text_embedding = nn.Embedding(config.text_vocab, d)
         self.code_embedding = nn.Embedding(config.code_vocab, d)
         self.text_position = nn.Embedding(config.max_text, d)

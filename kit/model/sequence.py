@@ -36,6 +36,9 @@ class GPTConfig:
     perceiver_heads: int = 4
     perceiver_head_width: int = 64
     n_mels: int = 80
+    # IndexTTS2's conditioning in place of the kit's: width, hidden width, heads, blocks and the
+    # perceiver's factor, of its speaker encoder and then of its emotion encoder. (): the kit's.
+    conformers: tuple[int, ...] = ()
     dropout: float = 0.0
     # Share of training examples without text, so that classifier-free guidance works
     # (`generate.guidance_scale`).
@@ -63,7 +66,9 @@ class GPTConfig:
         require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
         require_within(self, 1, 8192, "width")
         require_within(self, 1, 1024, "heads", "perceiver_heads", "perceiver_head_width", "latents")
-        require_within(self, 1, 256, "n_mels")
+        require_within(self, 1, 1024, "n_mels")
+        require_within(self, 1, 8192, "conformers")
+        require(len(self.conformers) in (0, 10), self, "conformers", "give ten numbers, or none.")
         require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and something
         require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")

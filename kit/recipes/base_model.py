@@ -7,6 +7,8 @@ weights. They are copied into the run's folder: the original may be deleted.
 import dataclasses
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
@@ -30,7 +32,16 @@ from kit.recipes.hub import (
     fetch_once,
 )
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
-from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
+from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
+from kit.releases.indextts2.model import STATS_FILE, load_indextts2
+from kit.releases.indextts2.names import CONFIG_FILE as INDEXTTS2_CONFIG
+from kit.releases.indextts2.names import (
+    INDEXTTS2_REPOSITORY,
+    describe_version_2_5,
+    indextts2_in,
+)
+from kit.releases.indextts2.names import WEIGHTS_FILE as INDEXTTS2_WEIGHTS
+from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (
     CONFIG_FILE,
@@ -47,8 +58,28 @@ RELEASE = "hf://coqui/XTTS-v2"
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
 NEEDED = (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
+
+INDEXTTS2_NEEDED = (INDEXTTS2_WEIGHTS, INDEXTTS2_CONFIG, INDEXTTS2_VOCABULARY, STATS_FILE)
+INDEXTTS2_WITH_THEM = ("LICENSE.txt", "LICENSE_ZH.txt", "s2mel.pth", "feat1.pt", "feat2.pt")
+BILIBILI = "bilibili"  # the licence of IndexTTS2
+# What each licence binds to; what a run records after its name.
+TERMS = {
+    LICENCE: (
+        "is an XTTS-v2, or made from one. It is under the Coqui Public Model License: neither the "
+        "model, nor what is made from it, nor its speech may be used commercially"
+    ),
+    BILIBILI: (
+        "is an IndexTTS2, or made from one. It is under the bilibili Model Use License Agreement, "
+        "whose conditions also bind everyone who is given what is made from it"
+    ),
+}
+# Nothing is spoken in training: the kit does not make its sound.
+NOT_SPOKEN = {"train": {"gate_every": 0}, "decoder_finetune": {"steps": 0}, "reader": {"rows": 0}}
 # As a run records it; the name comes first.
-ACCEPTED = f"{LICENCE}, accepted: neither the model nor its speech may be sold"
+ACCEPTED = {
+    LICENCE: f"{LICENCE}, accepted: neither the model nor its speech may be sold",
+    BILIBILI: f"{BILIBILI}, accepted: its conditions go with the model",
+}
 
 CODEC = "codec.safetensors"
 
@@ -113,6 +144,8 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
             f"would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
     load = load_release if release_weights(path) else load_own
+    if weights == INDEXTTS2_WEIGHTS:
+        load = partial(load_indextts2_base, fetch=partial(fetch_beside, run))
     base = load(path, weights, licence)
     run = run.save_settings(settings_for(run, base))
     save_model(base.model, run.path(MODEL))
@@ -150,8 +183,8 @@ def repository_of(name: str) -> tuple[str, str]:
     Raises KitError if there is none, and for a repository of another kind of model.
     """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    if repository.startswith(INDEXTTS2_REPOSITORIES):
-        raise KitError(f"BASE_MODEL = {name}: {describe_indextts2(repository)}")
+    if repository.startswith(f"{INDEXTTS2_REPOSITORY}."):
+        raise KitError(f"BASE_MODEL = {name}: {describe_version_2_5(repository)}")
     revision = revision or PINNED.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
@@ -177,6 +210,10 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
         return Path(name).expanduser(), {}
     repository, revision = repository_of(name)
     folder = copy_of(repository, revision, run.folder.parent)
+    if repository == INDEXTTS2_REPOSITORY:
+        require_licence(name, licence, BILIBILI)
+        names = (INDEXTTS2_NEEDED, INDEXTTS2_WITH_THEM)
+        return folder, fetch_once(repository, revision, folder, *names)
     listing = None
     if repository not in PINNED and not fetched(folder, NEEDED):
         if not fetched(folder, EXPORT_FILES):
@@ -191,17 +228,22 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     return folder, fetch_once(repository, revision, folder, NEEDED, WITH_THEM, listing)
 
 
-def require_licence(name: Path | str, licence: str) -> None:
-    """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is that of XTTS-v2."""
+def fetch_beside(run: ActiveRun, repository: str, name: str) -> Path:
+    """The file `name` of a repository, fetched once for all runs."""
+    folder = copy_of(repository, "main", run.folder.parent)
+    fetch_once(repository, "main", folder, (name,), ("LICENSE", "README.md"))
+    return folder / name
+
+
+def require_licence(name: Path | str, licence: str, needed: str = LICENCE) -> None:
+    """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is the one that is `needed`."""
     licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
-    if licence == LICENCE:
+    if licence == needed:
         return
     given = f", not {licence!r}" if licence else ""
     raise KitError(
-        f"{name} is an XTTS-v2, or made from one. It is under the Coqui Public Model License: "
-        "neither the model, nor what is made from it, nor its speech may be used commercially. "
-        "Read the licence where the model was published; to accept it, give "
-        f'`accept_license="{LICENCE}"` (--accept-license {LICENCE}){given}.'
+        f"{name} {TERMS[needed]}. Read the licence where the model was published; to accept it, "
+        f'give `accept_license="{needed}"` (--accept-license {needed}){given}.'
     )
 
 
@@ -218,21 +260,22 @@ def release_weights(folder: Path) -> str:
 
 def weights_in(folder: Path) -> tuple[Path, str]:
     """The folder and the name of the weights of the export, run or release in `folder`."""
+    if folder.name == INDEXTTS2_WEIGHTS:  # the file in place of its folder
+        folder = folder.parent
     names = [release_weights(folder) or WEIGHTS["ema"], WEIGHTS["raw"]]
+    if indextts2_in(folder):
+        names = [INDEXTTS2_WEIGHTS]
     if (folder / CARD).is_file():
         names = ["model.safetensors"]
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
-    other = indextts2_in(folder)
-    if other:
-        raise KitError(f"BASE_MODEL = {folder}: {describe_indextts2(other)}")
     missing = "it is a file" if folder.is_file() else "no such folder"
     content = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
     raise KitError(
         f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
         "`export` of a run, the folder of a run that 02_train has finished, or that of a released "
-        "XTTS-v2 with its vocab.json."
+        "XTTS-v2 with its vocab.json, or IndexTTS2 with its config.yaml."
     )
 
 
@@ -258,11 +301,42 @@ def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
             "text": {"phonemes": ""},
         },
         record={
-            "licence": ACCEPTED,
+            "licence": ACCEPTED[LICENCE],
             **dataclasses.asdict(xtts.source),
             "notes": list(xtts.notes),
         },
         defaults=XTTS_DEFAULTS,
+    )
+
+
+def load_indextts2_base(folder: Path, weights: str, licence: str, fetch: Callable) -> BaseModel:
+    """Load the IndexTTS2 in `folder`; `licence` accepts its licence. Raises KitError."""
+    require_licence(folder, licence, BILIBILI)
+    release = load_indextts2(folder / weights)
+    codec = load_indextts2_codec(folder, release.settings, fetch)
+    config = release.model.config
+    if codec.vocab_size + 2 != config.code_vocab:
+        raise KitError(
+            f"The semantic codec of {folder / INDEXTTS2_CONFIG} has {codec.vocab_size:,} codes, "
+            f"its GPT {config.code_vocab - 2:,}: they are of different releases."
+        )
+    kept = {name: getattr(config, name) for name in TRAINED_WITH}
+    return BaseModel(
+        model=release.model,
+        codec=codec,
+        tokenizer=release.tokenizer,
+        sections={
+            "model": model_settings(config) | kept,
+            "codec": dataclasses.asdict(codec.config),
+            "front_end": dataclasses.asdict(FeatureConfig()),
+            "text": {"phonemes": ""},
+        },
+        record={
+            "licence": ACCEPTED[BILIBILI],
+            **dataclasses.asdict(release.source),
+            "notes": list(release.notes),
+        },
+        defaults=merge(XTTS_DEFAULTS, NOT_SPOKEN),
     )
 
 
@@ -273,7 +347,7 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
     else:
         bound = inherited_licence(Run(name="", preset_name="", preset={}, folder=folder))
     if bound:
-        require_licence(folder, licence)
+        require_licence(folder, licence, bound)
     voice = load_export(folder) if (folder / CARD).is_file() else load_voice(folder, weights)
     return BaseModel(
         model=voice.model,
@@ -285,7 +359,7 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
             "front_end": dataclasses.asdict(voice.front_end.config),
             "text": {"phonemes": voice.tokenizer.phonemes},
         },
-        record={"licence": ACCEPTED} if bound else {},
+        record={"licence": ACCEPTED[bound]} if bound else {},
     )
 
 

@@ -8,16 +8,25 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from kit.audio.clip import load_wave
+from kit.audio.recognizer import cer
 from kit.base.config import build
+from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.base.formatting import format_gib
 from kit.base.run import Run
 from kit.dataset.data_report import ManifestConfig
-from kit.inference.evaluate import EvaluateConfig, Scores, save_samples, transcribe
+from kit.inference.evaluate import (
+    EvaluateConfig,
+    Scores,
+    save_samples,
+    score_codes,
+    transcribe,
+)
 from kit.inference.verdicts import (
     Check,
     WordPair,
     count_kinds,
+    ending_checks,
     gate_checks,
     problems_of,
     suggest_fix,
@@ -30,11 +39,13 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluation_data import EvaluationData, LabeledClip, SpeakerLoss, loss_by_speaker
 from kit.recipes.training_samples import mel_picture, players_of
+from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
 from kit.tuning.doctor import training_checks
 
 SAMPLES = 3  # recordings saved to samples/
+PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
 
@@ -66,7 +77,13 @@ class Evaluation:
         return Result(line=str(self))._repr_html_()
 
     def run(self) -> Iterator[Result]:
-        """Run every step in turn."""
+        """Run every step in turn; of an IndexTTS2 those that do without the kit's sound."""
+        if not self.data.codec.decodes:
+            yield self.losses()
+            yield self.speaker_conditioning()
+            yield self.endings()
+            yield self.spoken_by_package()
+            return
         yield self.hear()
         yield self.floor()
         yield self.compare_weights()
@@ -189,6 +206,35 @@ class Evaluation:
             line += f"\nThe loss of EMA is {final['EMA'] / final['raw'] - 1:+.1%} against raw."
         return self.record(line, figures, curves(lines, "step", "held-out loss"))
 
+    def endings(self) -> Result:
+        """Whether held-out sentences end by themselves, and how long they are: from codes alone."""
+        data = self.data
+        figures = score_codes(data.voices[self.weights], data.held_out, data.read_once)
+        checks = ending_checks(figures, suggested_fix(self.active_run))
+        grid = checks_table(checks)
+        result = self.record("Codes of held-out sentences", figures, grid=grid)
+        return dataclasses.replace(result, failed=bool(problems_of(checks)))
+
+    def spoken_by_package(self, sentences: int = PACKAGE_SENTENCES) -> Result:
+        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
+
+        Says what is missing where it cannot speak.
+        """
+        data = self.data
+        folder = self.active_run.folder / EXPORT_FOLDER
+        rows = data.held_out[:sentences]
+        try:
+            speaker = PackageSpeaker(folder)
+        except KitError as error:
+            return Result(line=f"The CER was not measured: {error}")
+        waves = [speaker.speak(row.text) for row in rows]
+        texts = [row.text for row in rows]
+        spoken = transcribe(data.recognizer, waves, speaker.sample_rate)
+        figures = {"cer": cer(spoken, texts)}
+        line = f"CER of {len(rows)} sentences as the package speaks them: {figures['cer']:.2%}"
+        sounds = players_of(dict(zip(texts[:SAMPLES], waves)), speaker.sample_rate)
+        return dataclasses.replace(self.record(line, figures), sounds=sounds, shown=True)
+
     def word_errors(self) -> Result:
         """Kinds of word errors and the worst words, beside the recogniser's own errors."""
         pairs = self.data.word_pairs()
@@ -214,10 +260,7 @@ class Evaluation:
         checks = voice_checks(self.active_run, scores, floor_cer)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
-        grid = [("", "asked of a voice", "found", "wanted")]
-        for check in checks:
-            grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
-        result = self.record(line, {"gate": problems or "passed"}, grid=grid)
+        result = self.record(line, {"gate": problems or "passed"}, grid=checks_table(checks))
         return dataclasses.replace(result, failed=bool(problems))
 
     def judges(self) -> Result:
@@ -312,9 +355,20 @@ def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[t
 def voice_checks(run: Run, scores: Scores, floor_cer: float) -> list[Check]:
     """Check `scores` of the voice against the CER of the recordings and the run's settings."""
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
+    return gate_checks(scores, floor_cer, worst_cer, suggested_fix(run)) + speaker_checks(run)
+
+
+def suggested_fix(run: Run) -> str:
     train = run.report().get("train", {})
-    fix = suggest_fix(train.get("loss"), train.get("val_loss"))
-    return gate_checks(scores, floor_cer, worst_cer, fix) + speaker_checks(run)
+    return suggest_fix(train.get("loss"), train.get("val_loss"))
+
+
+def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
+    """Rows of a table of `checks`, the headings first."""
+    grid = [("", "asked of a voice", "found", "wanted")]
+    for check in checks:
+        grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
+    return grid
 
 
 def speaker_checks(run: Run) -> list[Check]:

@@ -35,6 +35,7 @@ from kit.recipes.base_model import (
     inherited_licence,
     release_weights,
 )
+from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
@@ -42,11 +43,18 @@ from kit.recipes.run_parts import first_model, load_base_tokenizer, sampling_of
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.training_samples import spoken_samples
+from kit.releases.indextts2.model import load_indextts2, save_indextts2
+from kit.releases.indextts2.names import indextts2_in
+from kit.releases.indextts2.speak import EXPORT_FOLDER, missing_files
+from kit.releases.indextts2.speak import README as INDEXTTS2_README
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
+WITHOUT_SOUND = (
+    "Nothing to listen to here: the base model's own package makes its sound, after the export."
+)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 README = """# A fine-tuned XTTS-v2
@@ -79,10 +87,10 @@ CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
 class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
-    `base_model`, `data`, `language` and `accept_license` are as `Preparation` takes them;
-    `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does. `rehearsal`
-    is the share of an epoch's rows in which the voice repeats sentences of its base model's
-    languages (None: the run's setting).
+    `base_model`, `data`, `language`, `accept_license` and `tokenizer` are as `Preparation` takes
+    them; `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does.
+    `rehearsal` is the share of an epoch's rows in which the voice repeats sentences of its base
+    model's languages (None: the run's setting).
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class FineTune:
         quota_gb: float = 0,
         rehearsal: float | None = None,
         num_train_epochs: float = 0.0,
+        tokenizer: str = "",
     ):
         if rehearsal is not None:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
@@ -105,7 +114,12 @@ class FineTune:
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
         self.prepare = Preparation(
-            run, data, language, base_model=base_model, accept_license=accept_license
+            run,
+            data,
+            language,
+            base_model=base_model,
+            accept_license=accept_license,
+            tokenizer=tokenizer,
         )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
@@ -122,6 +136,7 @@ class FineTune:
         yield self.after()
         yield self.forgetting()
         yield self.export()
+        yield self.evaluate()
 
     def describe_base(self) -> Result:
         source = self.active_run.report().get("start_from", {})
@@ -186,6 +201,8 @@ class FineTune:
 
     def before(self) -> Result:
         """How the voice sounds before the first step: in the run's language and in its own."""
+        if not self.prepare.codec.decodes:
+            return Result(line=WITHOUT_SOUND)
         sounds = self.untrained_sounds() + self.base_languages.sounds()
         del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
@@ -223,6 +240,8 @@ class FineTune:
 
     def after(self) -> Result:
         """The same sentences before, during and after training, in old and new languages."""
+        if not self.prepare.codec.decodes:
+            return Result(line=WITHOUT_SOUND)
         sounds = self.untrained_sounds()
         sounds += spoken_samples(self.active_run.folder / SPOKEN)
         sounds += self.speak(self.voice, "after")
@@ -238,23 +257,43 @@ class FineTune:
     def export(self, weights: str = "fp16") -> Result:
         """Write the voice to `export`, and one from an XTTS-v2 also to `coqui`, for coqui-tts.
 
-        `weights` is "fp16" or "fp32".
+        One from an IndexTTS2 is written to `indextts2` alone, for its own package. `weights` is
+        "fp16" or "fp32".
         """
         run = self.training.active
         licence = inherited_licence(run)
-        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling, licence)]
         release, _ = folder_of(run, self.base_model, self.accept_license or licence)
+        voice = self.voice
+        missing = []
+        if indextts2_in(release):
+            folders = [run.path(EXPORT_FOLDER)]
+            export_for_indextts2(run, voice, release, folders[0], weights)
+            missing = missing_files(folders[0])
+        else:
+            folders = [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
         if release_weights(release):
-            coqui = run.path("coqui")
-            export_for_coqui(run, self.voice, release, coqui, weights)
-            folders.append(coqui)
+            folders.append(run.path("coqui"))
+            export_for_coqui(run, voice, release, folders[1], weights)
         exported = {}
         for folder in folders:
             size_bytes = sum(file.stat().st_size for file in folder.iterdir())
             exported[folder.name] = {"weights": weights, "bytes": size_bytes}
         run.record(finetune={"exported": exported})
         lines = [f"{folder}: the voice, ready to copy ({megabytes(folder)})" for folder in folders]
+        if missing:
+            lines.append(f"To speak, it also needs from the release: {', '.join(missing)}.")
         return Result(line="\n".join(lines))
+
+    def evaluate(self) -> Result:
+        """Of an IndexTTS2: do its sentences end, and what is its CER when its package speaks?"""
+        run = self.training.active
+        if self.prepare.codec.decodes:
+            return Result(line=f"03_evaluate_ema with RUN = {run.name!r} evaluates this voice.")
+        evaluation = Evaluation(run)
+        endings = evaluation.endings()
+        spoken = evaluation.spoken_by_package()
+        line = f"{endings.line}\n{spoken.line}"
+        return Result(line=line, grid=endings.grid, sounds=spoken.sounds)
 
 
 def export_for_coqui(
@@ -280,6 +319,27 @@ def export_for_coqui(
     for name in WITH_THEM:
         if (release / name).is_file():
             shutil.copyfile(release / name, folder / name)
+    write_reference(run, voice, folder)
+
+
+def export_for_indextts2(
+    run: ActiveRun, voice: Voice, release: Path, folder: Path, weights: str
+) -> None:
+    """Write `voice` to `folder` as an IndexTTS2; what training did not change is from `release`."""
+    base = load_indextts2(release)
+    tuned = dataclasses.replace(
+        base,
+        model=extend_positions(voice.model, base.model),
+        settings=base.settings | {"language": voice.language},
+        tokenizer=(run.folder / "tokenizer.model").read_bytes(),
+    )
+    readme = INDEXTTS2_README.format(language=voice.language)
+    save_indextts2(tuned, folder, DTYPES[weights], readme)
+    write_reference(run, voice, folder)
+
+
+def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:
+    """Write a recording of the voice's first speaker to `folder`."""
     cache = CodeCache(run.index())
     reference_id = cache.rows[reference_rows(cache)[voice.speakers[0]]]["id"]
     audio = next(row.audio for row in read_manifest(run.folder) if row.id == reference_id)

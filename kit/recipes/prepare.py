@@ -116,7 +116,7 @@ class Preparation:
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
     size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
-    is a SentencePiece model to take as it is instead.
+    is a SentencePiece model to take as it is instead; in the place of an IndexTTS2's, too.
     `base_model` is a folder with a base voice, an export or another run: its codec is used as it
     is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
     """
@@ -136,7 +136,6 @@ class Preparation:
         tokenizer: str = "",
     ):
         run = start_from_base(run, base_model, accept_license)
-        self.active_run = run
         pieces = run.section("text")
         asked = RunSource(
             data=data,
@@ -147,6 +146,9 @@ class Preparation:
         )
         self.source, self.source_line = choose_source(run, asked)
         require_own_tokenizer(run, self.source)
+        if self.source.tokenizer and read_run_file(run.folder / START_FROM):
+            run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
+        self.active_run = run
         self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.codec_settings(run))
@@ -274,6 +276,9 @@ class Preparation:
         rows = self.checked.kept
         codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows)
         self.codec = codec
+        line = f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}"
+        if not codec.decodes:
+            return Result(line=f"{line}; another package makes sound of them")
         example = [*rows_in_split(rows, "held_out"), rows[0]][0]
         wave = load_wave(example.audio, codec.sample_rate)
         with on_device(self.active_run.hw.device, codec):
@@ -282,7 +287,7 @@ class Preparation:
             picture = mel_picture(waves, codec.sample_rate, self.front_end)
         waves = {f"recording: {example.text}": wave, **round_trips}
         return Result(
-            line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}",
+            line=line,
             pictures=[picture],
             sounds=players_of(waves, codec.sample_rate),
         )

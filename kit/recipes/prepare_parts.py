@@ -70,10 +70,10 @@ def train_or_load_tokenizer(
     The one there is stays as long as texts and settings do.
     """
     path = run.path("tokenizer.model")
-    if source.tokenizer:
-        return own_tokenizer(path, Path(source.tokenizer), lines)
-    key_path = run.path("tokenizer.key")  # what `path` was made from
     base = load_base_tokenizer(run, source.language)
+    if source.tokenizer:
+        return own_tokenizer(path, Path(source.tokenizer), lines, base)
+    key_path = run.path("tokenizer.key")  # what `path` was made from
     made_from = [config, lines, source.language, text_stamp(source.text) or ""]
     if base is not None:
         made_from.append(file_digest(run.folder / TOKENIZER))
@@ -92,17 +92,16 @@ def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
     """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use."""
     if not source.tokenizer:
         return
-    others = {
-        "TEXT": source.text,
-        "PHONEMES": source.phonemes,
-        "BASE_MODEL": read_run_file(run.folder / START_FROM),
-    }
+    others = {"TEXT": source.text, "PHONEMES": source.phonemes}
+    base = load_base_tokenizer(run, source.language)
+    if base is not None and not base.replaceable:
+        others["BASE_MODEL"] = read_run_file(run.folder / START_FROM)
     for name, value in others.items():
         if value:
             raise KitError(
                 f"TOKENIZER is {source.tokenizer}, which is taken as it is, and {name} is {value}: "
                 "leave one of them empty. TEXT and PHONEMES are for a tokenizer that is trained "
-                "here, and a base voice has its own."
+                "here, and a base voice has its own; only that of an IndexTTS2 can be replaced."
             )
     if not run.path("tokenizer.model").exists():
         load_own_tokenizer(Path(source.tokenizer))
@@ -121,13 +120,18 @@ def load_own_tokenizer(given: Path) -> Tokenizer:
         ) from error
 
 
-def own_tokenizer(path: Path, given: Path, lines: list[str]) -> Tokenizer:
+def own_tokenizer(
+    path: Path, given: Path, lines: list[str], base: BaseTokenizer | None = None
+) -> BaseTokenizer:
     """Copy the SentencePiece model `given` to `path` if it can spell `lines`, else KitError.
 
-    Later the copy is enough.
+    It is made one that can stand in the place of `base`. Later the copy is enough.
     """
     if given.is_file() or not path.exists():
-        report = tokenizer_report(load_own_tokenizer(given), lines)
+        tokenizer = load_own_tokenizer(given)
+        if base is not None:
+            tokenizer = base.replaced_by(given)
+        report = tokenizer_report(tokenizer, lines)
         if report["unknown_rate"] > MAX_UNKNOWN_RATE:
             raise KitError(
                 f"TOKENIZER: {given} cannot spell these texts: {report['unknown_rate']:.2%} of the "
@@ -135,8 +139,8 @@ def own_tokenizer(path: Path, given: Path, lines: list[str]) -> Tokenizer:
                 f"{' '.join(report['uncovered'][:40])}. Give one that was trained on text with "
                 "these, or with byte_fallback; or begin a new run that trains its own."
             )
-        write_atomic(path, given.read_bytes())
-    return Tokenizer(path)
+        write_atomic(path, given.read_bytes() if base is None else tokenizer.file_bytes())
+    return load_tokenizer(path, base.language if base else "")
 
 
 def describe_spelling(reports: dict[str, dict]) -> str:

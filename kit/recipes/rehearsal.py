@@ -71,8 +71,10 @@ class BaseLanguages:
         own = language_code(voice.language).partition("-")[0]  # without a region
         for language, texts in sentences_in(sentences).items():
             if language_code(language).partition("-")[0] != own:
-                tokenizer = load_tokenizer(run.path(TOKENIZER), language)
-                known = [text for text in texts if self.can_say(tokenizer, text)]
+                # The run's own is another one where it replaced the base model's.
+                names = (TOKENIZER, "tokenizer.model")
+                both = [load_tokenizer(run.path(name), language) for name in names]
+                known = [text for text in texts if all(self.can_say(each, text) for each in both)]
                 if known:
                     self.texts[language] = known
 

@@ -156,11 +156,11 @@ def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return ""
-    new = tokenizer.vocab_size - base.vocab_size
+    new = len(base_spellings(base, tokenizer))
     return (
         f"It starts from the voice in {read_run_file(run.folder / START_FROM).partition(' ')[2]}: "
-        f"{base.vocab_size} text ids stay, {new} new ones are initialised from the ids that "
-        "spelt them before."
+        f"{tokenizer.vocab_size - new} text ids stay, {new} new ones are initialised from the ids "
+        "that spelt them before."
     )
 
 

@@ -45,6 +45,7 @@ from kit.recipes.hub import voice_folder
 from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
+from kit.releases.indextts2.speak import PackageSpeaker
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
 COMPARED = 3  # sentences that two voices say side by side
@@ -351,6 +352,17 @@ def megabytes(path: Path) -> str:
     """The size of a file, or of all in a folder."""
     files = path.iterdir() if path.is_dir() else [path]
     return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
+
+
+def say_with_package(folder: Path, text: str, reference: str = "") -> Result:
+    """Say `text` with the fine-tuned IndexTTS2 in `folder`, by its package.
+
+    Raises KitError where the package or one of its files is missing.
+    """
+    speaker = PackageSpeaker(folder, reference)
+    wave = speaker.speak(text).numpy()
+    sound = Sound(caption=text, wave=wave, sample_rate_hz=speaker.sample_rate)
+    return Result(line=text, sounds=[sound])
 
 
 def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:

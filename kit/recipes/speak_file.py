@@ -22,7 +22,14 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.hub import voice_folder
-from kit.recipes.speak import Speaking, sound_of, spoken_result, with_reference
+from kit.recipes.speak import (
+    Speaking,
+    say_with_package,
+    sound_of,
+    spoken_result,
+    with_reference,
+)
+from kit.releases.indextts2.names import indextts2_in
 
 BATCH = 64  # candidates that are spoken together
 INDEX = "index.csv"
@@ -60,6 +67,10 @@ def speak(
         yield from Speaking(run).run()
         return
     sentences = read_sentences(file) if file else {}
+    if text is not None and voice and indextts2_in(Path(voice).expanduser()):
+        result = say_with_package(Path(voice).expanduser(), text, reference)
+        yield written(result, out or Path("spoken.wav"))
+        return
     if voice:
         folder = voice_folder(voice)
         spoken_by = load_export(folder, detect().device)
@@ -78,10 +89,14 @@ def speak(
         return
     speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
     result = spoken_result(spoken_by, speech, settings)
-    path = out or (Path("spoken.wav") if voice else run.path("spoken.wav"))
+    yield written(result, out or (Path("spoken.wav") if voice else run.path("spoken.wav")))
+
+
+def written(result: Result, path: Path) -> Result:
+    """Write the sound of `result` to `path`; return it with a line that says so."""
     write_atomic(path, result.sounds[0].wav_bytes())
     line = f"{result.line}\nWritten: {path}"
-    yield dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
+    return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
 
 
 def read_sentences(path: Path) -> dict[str, str]:

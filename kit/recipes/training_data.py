@@ -198,7 +198,9 @@ class TrainingData:
         return vectors
 
     def held_out_sentences(self, max_rows: int) -> list[Utterance]:
-        """The first held-out rows that the voice can say."""
+        """The first held-out rows that the voice can say; none if another package makes sound."""
+        if not self.codec.decodes:
+            return []
         voice = self.voice()
         held_out = [row for row in read_manifest(self.run.folder) if row.split == "held_out"]
         return [row for row in held_out if voice.can_speak(row.text)][:max_rows]

@@ -17,7 +17,7 @@ import sentencepiece as spm
 
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
-from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer
+from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer, load_tokenizer
 from kit.text.train_tokenizer import (
     OFTEN,
     TokenizerConfig,
@@ -72,7 +72,7 @@ def grow_tokenizer(
     kept = _used(old, learned, spelt)
     size = _bytes(2, _key(4, 0) + _varint(base.vocab_size + len(kept)))  # TrainerSpec.vocab_size
     write_atomic(path, b"".join([old, *(piece.entry() for piece in kept), size]))
-    return Tokenizer(path)
+    return load_tokenizer(path, base.language)
 
 
 def grown_vocabulary_advice(

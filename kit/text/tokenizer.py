@@ -21,6 +21,7 @@ _KINDS = {
 # Control pieces of a grown vocabulary, where START and STOP have ids between the others.
 START = "<text>"
 STOP = "</text>"
+INDEXTTS2 = "<indextts2>"  # a control piece that marks the vocabulary of an IndexTTS2
 # Appended to a model's file, a NormalizerSpec (field 3 of sentencepiece_model.proto): add no mark
 # before the first word (its field 3), and remove no spaces (4).
 WITHIN_WORDS = b"\x1a\x04\x18\x00\x20\x00"
@@ -36,6 +37,7 @@ class BaseTokenizer(abc.ABC):
     piece_count: int  # ids in its file; START and STOP may come after them
     language: str = ""  # of the texts, where ids depend on it
     phonemes: str = ""  # the espeak-ng language in whose phonemes it spells; "" for letters
+    replaceable: bool = False  # whether `replaced_by` puts another vocabulary in its place
     growth_module: str = ""  # the module that grows the vocabulary of a released tokenizer
 
     @property
@@ -129,7 +131,12 @@ class Tokenizer(BaseTokenizer):
         self.vocab_size = size if is_grown else size + 2
         self.piece_count = size
         matches = [PHONEMES.fullmatch(piece) for piece in control]
+        self.is_indextts2 = INDEXTTS2 in control
         self.phonemes = next((match[1] for match in matches if match), "")
+
+    def respell(self, piece: str) -> str:
+        """The piece of a grown tokenizer in letters that this one may have."""
+        return piece
 
     def tokenize(self, text: str) -> list[int]:
         return self.model.encode(text)
@@ -157,19 +164,36 @@ class Tokenizer(BaseTokenizer):
 
 
 def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
-    """The tokenizer at `path`: SentencePiece, or (JSON) that of an XTTS for texts in `language`."""
+    """The tokenizer at `path`: SentencePiece (IndexTTS2's is marked), or (JSON) that of an XTTS.
+
+    `language` is that of the texts.
+    """
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
         xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
         return xtts.XTTSTokenizer(path, language)
-    return Tokenizer(path)
+    tokenizer = Tokenizer(path)
+    if tokenizer.is_indextts2:
+        indextts2 = importlib.import_module("kit.releases.indextts2.tokenizer")
+        return indextts2.IndexTTS2Tokenizer(path, language)
+    return tokenizer
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """For each id that only `grown` has: the ids in which `base` spells its piece."""
+    """For each id whose piece `base` does not have there: the ids in which it spells that piece.
+
+    Of a grown tokenizer these are the new ids, of one in place of the base's nearly all.
+    """
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS
     speller = spm.SentencePieceProcessor(model_proto=proto)
-    new = range(base.vocab_size, grown.vocab_size)
-    return {number: speller.encode(grown.model.id_to_piece(number)) for number in new}
+    known = {base.piece(number): number for number in range(base.piece_count)}
+    spellings = {}
+    for number in range(grown.vocab_size):
+        piece = grown.model.id_to_piece(number)
+        if known.get(piece) == number or (number < base.vocab_size and grown.is_control(number)):
+            continue
+        ids = [known[piece]] if piece in known else speller.encode(base.respell(piece))
+        spellings[number] = ids
+    return spellings

@@ -259,6 +259,7 @@ class Trainer:
         # A field that the checkpoint does not have is newer, and had its default value.
         fields = dataclasses.fields(self.model.config)
         before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
+        before["conformers"] = tuple(before["conformers"])  # a list in JSON
         now = dataclasses.asdict(self.model.config)
         before["train.optimizer"] = tree["optimizer_name"]
         now["train.optimizer"] = self.config.optimizer

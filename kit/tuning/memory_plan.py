@@ -122,6 +122,9 @@ class Activations(NamedTuple):
     head: int
     guide: int  # of guided attention
     backward: int  # gradients inside one layer, beside what it has kept
+    # Of IndexTTS2's conditioning, without what it keeps for the backward pass.
+    conformers_forward: int
+    conformers_backward: int
 
 
 def _activations(config: GPTConfig, step: Step) -> Activations:
@@ -169,8 +172,12 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     backward = max(backward, in_softmax)
 
     # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
-    conditioner = 0
-    if lora is None:  # else it is frozen: no gradient goes through it
+    conditioner = conformers_forward = conformers_backward = 0
+    if config.conformers:
+        conditioner, conformers_forward, conformers_backward = _conformers(config, step, number)
+        if lora is not None:
+            conditioner = conformers_backward = 0
+    elif lora is None:  # else it is frozen: no gradient goes through it
         frames = step.rows * step.reference_frames
         latents = step.rows * config.latents
         block = frames * config.width * (2 * FP32_BYTES + 6 * number)
@@ -189,7 +196,39 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     guide = 0
     if step.guided:
         guide = wide * 4 * number + tokens * (length + step.text_ids + 2) * FP32_BYTES
-    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward)
+    return Activations(
+        layer,
+        wide * FP32_BYTES,
+        conditioner,
+        head,
+        guide,
+        backward,
+        conformers_forward,
+        conformers_backward,
+    )
+
+
+def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, int]:
+    """Bytes that IndexTTS2's conditioning keeps, has in its forward and in its backward pass."""
+    kept = []
+    convolutions = []
+    frames = (step.reference_frames - 1) // 2  # after a convolution in steps of 2
+    halved = (config.n_mels - 1) // 2
+    for encoder, states in ((config.conformers[:5], config.width), (config.conformers[5:], 1024)):
+        width, hidden, heads, blocks, factor = encoder
+        tokens = step.rows * frames
+        convolved = tokens * width * halved * number
+        # Norms and residuals in fp32; attention's and the convolution's inputs; the feed-forward.
+        block = tokens * (width * (5 * FP32_BYTES + 16 * number) + 2 * hidden * number)
+        block += 3 * tokens * heads * frames * FP32_BYTES  # scores, softmax, masked
+        inner = heads * 64
+        resampled = 2 * (tokens * (states + 2 * inner) + step.rows * 32 * states * 4 * factor)
+        # The first layer's result, which ReLU keeps, and the linear layer's copy of it.
+        kept.append(2 * convolved + blocks * block + resampled * number)
+        convolutions.append(convolved)
+    # The emotion's encoder comes second, so its backward pass is first.
+    backward = max(kept[0] + 3 * convolutions[1], 3 * convolutions[0])
+    return sum(kept), 2 * max(convolutions), backward
 
 
 def _update_bytes(config: GPTConfig, step: Step, counts: Counts) -> int:
@@ -280,6 +319,10 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
         "the backward pass through the logits": logits,  # the text's still wait
         "the backward pass through the top layer": top,
         "the backward pass through the bottom layer": bottom,
+        "the forward pass through the conformers": earlier + other_copies + kept.conformers_forward,
+        "the backward pass through the conformers": (
+            gradients + other_copies + kept.conformers_backward
+        ),
         "the optimizer's update": gradients + _update_bytes(config, step, counts),
     }
     steady = parts["weights"] + parts["optimizer"] + parts["EMA"]

@@ -2,12 +2,12 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
 from helpers import corpus, manifest, unchecked
 from hub import COMMIT, serving
-from released_indextts2 import write_indextts2
 from released_xtts import START, STOP, random_model, write_release
 
 from kit.base.errors import KitError
@@ -15,11 +15,14 @@ from kit.base.files import file_digest
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
 from kit.recipes.base_model import PINNED, RELEASE
 from kit.recipes.prepare import Preparation
 from kit.recipes.run_parts import MODEL, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.releases.indextts2.names import MARKS
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import RELEASES
 
@@ -49,17 +52,30 @@ def test_without_its_dvae_there_are_no_codes(tmp_path):
         Preparation(start("no dvae"), str(corpus()), base_model=str(folder), accept_license="CPML")
 
 
-def test_an_indextts2_is_called_by_its_name(tmp_path):
-    """In a folder, as a file and on the hub, whose licence is not even asked for."""
-    folder = write_indextts2(tmp_path / "IndexTTS-2")
-    for name in (folder, folder / "gpt.pth", "hf://IndexTeam/IndexTTS-2"):
-        with pytest.raises(KitError) as caught:
-            Preparation(start("no indextts2"), str(corpus()), base_model=str(name))
-        for part in ("the GPT of IndexTTS2", "w2v-BERT", "Start from an XTTS-v2"):
-            assert part in str(caught.value)
-    torch.save([1], folder / "gpt.pth")
-    with pytest.raises(KitError, match=r"there is no voice \(bpe.model, config.yaml, gpt.pth\)"):
-        Preparation(start("no indextts2"), str(corpus()), base_model=str(folder))
+def test_an_indextts2_has_a_licence_of_its_own(tmp_path):
+    """In a folder, as a file and on the hub; version 2.5 is not trained."""
+    (tmp_path / "config.yaml").write_text("gpt: {}")
+    torch.save([1], tmp_path / "gpt.pth")
+    hub = "hf://IndexTeam/IndexTTS-2@1234"
+    for name in (tmp_path, tmp_path / "gpt.pth", hub):
+        with pytest.raises(KitError, match=r"is an IndexTTS2.*_license=\"bilibili\".*not 'CPML'"):
+            Preparation(start("theirs"), base_model=str(name), accept_license="CPML")
+    given = {"base_model": str(tmp_path), "accept_license": "bilibili"}
+    with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
+        Preparation(start("theirs"), str(corpus()), **given)
+    newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
+    newer |= dict.fromkeys(MARKS, torch.zeros(1))
+    torch.save(newer, tmp_path / "gpt.pth")
+    with pytest.raises(KitError, match=r"version 2\.5"):
+        Preparation(start("theirs"), str(corpus()), **given)
+    with pytest.raises(KitError, match=r"version 2\.5"):
+        Preparation(start("theirs"), base_model=hub.replace("-2@", "-2.5@"))
+
+
+@pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
+def test_an_indextts2_needs_its_package():
+    with pytest.raises(KitError, match="pip install indextts2-inference"):
+        SpeechGPT(GPTConfig(conformers=(16, 24, 2, 1, 2) * 2))
 
 
 def test_what_comes_from_it_stays_with_the_run(release):

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
 from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer, read_ids
+from kit.text.tokenizer import BaseTokenizer
 from kit.text.train_tokenizer import OFTEN
 
 PIECES = 2000  # users found about this number best, 5,000 worse
@@ -83,16 +84,17 @@ def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
         tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
         return tags or [base.start]
     unknown = base.uncovered(piece)
-    return base.tokenize("".join(_sounds(base, c) if c in unknown else c for c in piece))
+    return base.tokenize("".join(sounds(base, c) if c in unknown else c for c in piece))
 
 
-def _sounds(base: XTTSTokenizer, char: str) -> str:
+def sounds(base: BaseTokenizer, char: str) -> str:
+    """Spell a letter that `base` lacks without its accent, or by its name; else return it."""
     plain = unicodedata.normalize("NFD", char)[0]
     name = unicodedata.name(char, "").partition(" WITH ")[0]
     named = ""
     if "LETTER" in name or "SYLLABLE" in name:
         named = name.split()[-1].lower()
-    for spelling in (plain, named):
+    for spelling in (plain, named, named.upper()):
         if spelling and not base.uncovered(spelling):
             return spelling
     return char

@@ -28,7 +28,7 @@ from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.indextts2 import describe_indextts2, is_indextts2
+from kit.releases.indextts2.names import describe_indextts2, is_indextts2
 from kit.releases.xtts_v2.names import (
     DVAE,
     GPT,

@@ -1,0 +1,222 @@
+"""Files of an IndexTTS2: read, written for the package, and refused."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+import yaml
+from published_indextts2 import SENTENCES, SMALL, write_vocabulary
+from test_parity import kit_codes, package_codes, row
+
+from kit.base.errors import DamagedFileError, KitError
+from kit.model.gpt import weighted_loss
+from kit.model.lora import LoRAConfig, add_adapters, is_adapter, merged
+from kit.model.sequence import pack
+from kit.releases.indextts2.model import load_indextts2, save_indextts2
+
+
+@pytest.fixture
+def folder(small, tmp_path):
+    for path in small[0].iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def loaded_by_package(folder):
+    """As the package's own inference builds and fills its model, strictly."""
+    from indextts.gpt.model_v2 import UnifiedVoice
+    from indextts.utils.checkpoint import load_checkpoint
+    from omegaconf import OmegaConf
+
+    settings = OmegaConf.load(folder / "config.yaml")
+    model = UnifiedVoice(**settings.gpt, checkpointing=False)
+    load_checkpoint(model, str(folder / settings.gpt_checkpoint))
+    return model.eval()
+
+
+def train(model, steps: int = 5) -> None:
+    text, codes, features = row(model)
+    batch = pack(model.config, [text], [codes], features)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for _ in range(steps):
+        counts = len(batch.text_targets), len(batch.code_targets)
+        weighted_loss(model.config, model(batch), *counts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_was_trained_speaks_in_the_package(folder, tmp_path, method):
+    release = load_indextts2(folder)
+    model = release.model.requires_grad_(True)
+    text, _, features = row(model)
+    before = kit_codes(model.eval(), text, features)
+    if method == "lora":
+        add_adapters(model, LoRAConfig(rank=4))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(is_adapter(name))
+    train(model, 5 if method == "full" else 20)
+    tuned = merged(model).eval()
+    written = tmp_path / "tuned"
+    save_indextts2(dataclasses.replace(release, model=tuned), written)
+    codes = kit_codes(tuned, text, features)
+    assert codes != before
+    assert package_codes(loaded_by_package(written), text, features) == codes
+    again = load_indextts2(written)
+    assert kit_codes(again.model, text, features) == codes
+    assert (written / "wav2vec2bert_stats.pt").is_file(), "what else belongs to it comes along"
+    assert again.tokenizer == release.tokenizer
+
+
+def test_halves_are_loaded_too(folder, tmp_path):
+    release = load_indextts2(folder)
+    save_indextts2(release, tmp_path / "half", torch.float16)
+    loaded_by_package(tmp_path / "half")
+    with pytest.raises(KitError, match="name another folder"):
+        save_indextts2(release, folder)
+
+
+def change_settings(folder, **sizes):
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["gpt"] |= sizes
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def truncate(folder):
+    data = (folder / "gpt.pth").read_bytes()
+    (folder / "gpt.pth").write_bytes(data[: len(data) // 2])
+
+
+class Hostile:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def hostile(folder):
+    torch.save({"text_embedding.weight": Hostile()}, folder / "gpt.pth", pickle_module=pickle)
+
+
+def without(name):
+    def change(folder):
+        tensors = torch.load(folder / "gpt.pth")
+        torch.save({n: t for n, t in tensors.items() if n != name}, folder / "gpt.pth")
+
+    return change
+
+
+def not_finite(folder):
+    tensors = torch.load(folder / "gpt.pth")
+    tensors["speed_emb.weight"][0, 0] = float("nan")
+    torch.save(tensors, folder / "gpt.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (hostile, "could run code on this machine"),
+        (truncate, "cut short"),
+        (lambda f: (f / "bpe.model").unlink(), "There is no .*bpe.model: copy it"),
+        (lambda f: write_vocabulary(f / "bpe.model", 100), "100 pieces.*101 rows.*it has 121"),
+        (lambda f: change_settings(f, number_text_tokens=130), "120 pieces.*has 131"),
+        (lambda f: change_settings(f, max_mel_tokens=9), "mel_pos_embedding.emb.weight"),
+        (lambda f: change_settings(f, layers=None), "`layers` = None; it must be a whole number"),
+        (lambda f: change_settings(f, condition_type="perceiver"), "conformer_perceiver"),
+        (lambda f: change_settings(f, condition_num_latent=16), "condition_num_latent"),
+        (without("emo_layer.weight"), "missing: emo_layer.weight"),
+        (without("emovec_layer.weight"), "is not the GPT of an IndexTTS2"),
+        (without("conditioning_encoder.embed.conv.0.weight"), r"version 2\.5"),
+        (not_finite, "speed_emb.weight is not finite"),
+    ],
+)
+def test_another_file_is_refused(folder, change, said):
+    change(folder)
+    with pytest.raises((KitError, DamagedFileError), match=said):
+        load_indextts2(folder)
+
+
+# --- text ----------------------------------------------------------------------------------
+
+
+def grown(folder, lines):
+    from kit.text.grow_tokenizer import grow_tokenizer
+    from kit.text.tokenizer import load_tokenizer
+    from kit.text.train_tokenizer import TokenizerConfig
+
+    path = folder / "base.model"
+    path.write_bytes(load_indextts2(folder).tokenizer)
+    base = load_tokenizer(path, "am")
+    return base, grow_tokenizer(base, lines, folder / "grown.model", TokenizerConfig())
+
+
+AMHARIC = ["ሰላም እንዴት ነህ", "ቤት ሰላም ነው", "እንዴት ነው ቤት"] * 80
+
+
+def test_text_ids_are_those_of_the_package(folder):
+    from indextts.utils.front import TextTokenizer
+
+    base, tokenizer = grown(folder, AMHARIC)
+    theirs = TextTokenizer(str(folder / "base.model"))
+    for text in (*SENTENCES, "the cat, 你好 on the mat"):
+        assert base.encode(text) == theirs.encode(text)
+    theirs = TextTokenizer(str(folder / "grown.model"))
+    for text in (*SENTENCES, *AMHARIC[:3]):
+        assert tokenizer.encode(text) == theirs.encode(text)
+    assert not any(map(tokenizer.is_unknown, tokenizer.encode(AMHARIC[0])))
+
+
+def test_old_ids_stay_and_new_rows_begin_as_what_spelt_them(folder):
+    from kit.model.weights import warm_start_model
+    from kit.text.tokenizer import base_spellings, load_tokenizer
+
+    base, tokenizer = grown(folder, AMHARIC)
+    assert load_tokenizer(folder / "grown.model", "am").start == 0
+    assert tokenizer.vocab_size > base.vocab_size == SMALL["number_text_tokens"] + 1
+    assert all(tokenizer.piece(i) == base.piece(i) for i in range(base.vocab_size))
+    spellings = base_spellings(base, tokenizer)
+    letter = next(i for i in spellings if tokenizer.piece(i) == "ቤ")
+    spelt = "".join(base.piece(i) for i in spellings[letter])
+    assert spelt.replace("▁", "") == "BEE"  # ETHIOPIC SYLLABLE BEE
+    release = load_indextts2(folder)
+    config = dataclasses.replace(release.model.config, text_vocab=tokenizer.vocab_size)
+    model = warm_start_model(config, release.model, spellings)
+    rows = release.model.text_embedding.weight[spellings[letter]]
+    assert torch.equal(model.text_embedding.weight[letter], rows.mean(0))
+    tuned = dataclasses.replace(release, model=model, tokenizer=tokenizer.file_bytes())
+    loaded = loaded_by_package(save_indextts2(tuned, folder / "tuned"))
+    assert len(loaded.text_embedding.weight) == tokenizer.vocab_size
+    with pytest.raises(KitError, match="use the one that the model was trained with"):
+        save_indextts2(dataclasses.replace(release, model=model), folder / "mixed")
+
+
+def test_a_vocabulary_of_ones_own_takes_its_place(folder):
+    from indextts.utils.front import TextTokenizer
+
+    from kit.model.weights import warm_start_model
+    from kit.text.tokenizer import base_spellings
+
+    base, _ = grown(folder, AMHARIC)
+    own = folder / "own.model"
+    write_vocabulary(own, 30, [*AMHARIC, "THE MAT"])
+    tokenizer = base.replaced_by(own)
+    assert tokenizer.vocab_size == base.vocab_size and (tokenizer.start, tokenizer.stop) == (0, 1)
+    assert tokenizer.encode(AMHARIC[0]) == TextTokenizer(str(own)).encode(AMHARIC[0])
+    spellings = base_spellings(base, tokenizer)
+    pieces = {tokenizer.piece(i): i for i in range(30)}
+    assert spellings[pieces["▁"]] == [base.model.piece_to_id("▁")], "a piece of both keeps its row"
+    release = load_indextts2(folder)
+    model = warm_start_model(release.model.config, release.model, spellings)
+    rows = release.model.text_embedding.weight
+    assert torch.equal(model.text_embedding.weight[:3], rows[:3])
+    letter = pieces["ቤ"]
+    assert torch.equal(model.text_embedding.weight[letter], rows[spellings[letter]].mean(0))
+    tuned = dataclasses.replace(release, model=model, tokenizer=tokenizer.file_bytes())
+    loaded_by_package(save_indextts2(tuned, folder / "tuned"))
+    assert load_indextts2(folder / "tuned").model.config == model.config
+    spm = own.with_name("other.model")
+    write_vocabulary(spm, 30, [*AMHARIC, "THE MAT"])
+    data = spm.read_bytes().replace(b"</s>", b"</t>")
+    spm.write_bytes(data)
+    with pytest.raises(KitError, match="--bos_id=0"):
+        base.replaced_by(spm)

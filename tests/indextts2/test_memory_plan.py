@@ -1,0 +1,73 @@
+"""The memory plan of an IndexTTS2 beside what two real steps take."""
+
+import dataclasses
+
+import pytest
+from helpers import CPU
+from published_indextts2 import FULL, SMALL
+
+from kit.base.hardware import Choice
+from kit.batches.batching import DataConfig
+from kit.releases.indextts2.names import gpt_config
+from kit.training.config import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.training.trainable import FULL as ALL_OF_IT
+from kit.training.trainable import Base, FinetuneConfig, Finetuning
+from kit.tuning.preflight import Workload, trial_peak
+
+MIDDLE = SMALL | {
+    "model_dim": 256,
+    "condition_module": SMALL["condition_module"] | {"output_size": 128, "linear_units": 256},
+    "emo_condition_module": SMALL["emo_condition_module"] | {"output_size": 64},
+}
+
+
+def require_near(monkeypatch, gpt: dict, method: str, precision: str, frames: int, rows=4) -> None:
+    """Plan and measure rows of 60 text ids and 300 codes, 6 s; half as long at full size."""
+    shorter = 2 if gpt is FULL else 1
+    choice = Choice(value=precision, reason="test")
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
+    model = dataclasses.replace(gpt_config({"gpt": gpt}, "config.yaml"), max_code=643)
+    finetuning = ALL_OF_IT
+    if method == "lora":
+        base = Base(config=model, sha256="")
+        finetuning = Finetuning(config=FinetuneConfig(method="lora"), base=base)
+    work = Workload(
+        model=model,
+        train=TrainConfig(optimizer="adamw"),
+        speed=SpeedConfig(
+            sdpa=True,
+            fused_adamw=True,
+            mixed_precision=precision != "fp32",
+            gradient_checkpointing=gpt is FULL,
+        ),
+        data=DataConfig(effective_batch=rows, micro_batch=rows, reference_frames=frames),
+        hw=CPU,
+        precision=precision,
+        text_ids=60 // shorter,
+        codes=300 // shorter,
+        finetuning=finetuning,
+    )
+    measured, planned = trial_peak(work).allocated_bytes, work.planned_bytes
+    print(f"\n{method}, {precision}: measured {measured / 2**30:.2f} GiB", end=", ")
+    print(f"planned {planned / 2**30:.2f} GiB, {planned / measured - 1:+.1%}")
+    assert planned == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("gpt", [SMALL, MIDDLE], ids=["small", "middle"])
+@pytest.mark.parametrize("frames", [150, 300])
+def test_the_plan_is_near_a_real_step(monkeypatch, gpt, precision, method, frames):
+    require_near(monkeypatch, gpt, method, precision, frames)
+
+
+@pytest.mark.full_size(gib=7)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_plan_of_adapters_is_near_a_step_at_full_size(monkeypatch, precision):
+    require_near(monkeypatch, FULL, "lora", precision, 150, rows=2)
+
+
+@pytest.mark.full_size(gib=17)
+def test_the_plan_is_near_a_step_of_all_of_it_at_full_size(monkeypatch):
+    require_near(monkeypatch, FULL, "full", "fp32", 150, rows=2)
