@@ -85,9 +85,7 @@ class Evaluation:
             yield self.spoken_by_package()
             return
         yield self.hear()
-        yield self.floor()
-        yield self.compare_weights()
-        yield self.best_of_several()
+        yield self.error_rates()
         yield self.harder_sentences()
         yield self.speaker_conditioning()
         yield self.losses()
@@ -119,31 +117,22 @@ class Evaluation:
             sounds=players_of(waves, data.rate_hz),
         )
 
-    def floor(self) -> Result:
-        """The recogniser's errors on the recordings, and on what the codec makes of them."""
-        floor = self.data.floor("held_out")
-        line = f"CER on recordings {floor.cer:.2%}, after the codec {floor.cer_codec:.2%}"
+    def error_rates(self) -> Result:
+        """CER of recordings, of the codec, of each set of weights, and with several candidates."""
+        data = self.data
+        floor = data.floor("held_out")
+        chosen = data.spoken["held_out"].scores
+        scores = {name: spoken.scores for name, spoken in data.by_weights.items()}
         figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
-        return self.record(line, figures, self.error_bars({}))
-
-    def compare_weights(self) -> Result:
-        """Every sentence spoken once with the last weights, and with their average if any."""
-        scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
-        figures = {f"cer_{name}": score.cer for name, score in scores.items()}
-        line = f"CER with one candidate: {error_rates(scores)}"
-        return self.record(line, figures, self.error_bars(scores), scores_table(scores))
-
-    def best_of_several(self) -> Result:
-        """The better weights, with the most likely of several candidates for each sentence."""
-        best = self.data.best
-        chosen = self.data.spoken["held_out"].scores
-        scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
-        figures = chosen.figures() | {"weights": best, "candidates": self.data.sampling.best_of}
-        line = (
-            f"CER with one candidate {scores[best].cer:.2%}, {self.best_of(best)} {chosen.cer:.2%}"
-        )
-        scores[self.best_of(best)] = chosen
-        return self.record(line, figures, self.error_bars(scores), scores_table(scores))
+        figures |= {f"cer_{name}": score.cer for name, score in scores.items()}
+        figures |= chosen.figures() | {"weights": data.best, "candidates": data.sampling.best_of}
+        scores[self.best_of(data.best)] = chosen
+        line = f"CER on recordings {floor.cer:.2%}, after the codec {floor.cer_codec:.2%}"
+        percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
+        percent |= {name: 100 * score.cer for name, score in scores.items()}
+        title = f"Character error rate, {len(data.held_out)} held-out sentences"
+        picture = bars(list(percent), percent.values(), "%", title)
+        return self.record(f"{line}; {list_cer(scores)}", figures, picture, scores_table(scores))
 
     def harder_sentences(self) -> Result:
         """Unseen words, long sentences and known words in any order, each with its own floor."""
@@ -161,7 +150,7 @@ class Evaluation:
         }
         title = "Character error rate by kind of sentence"
         picture = grouped_bars(list(scores), groups, "%", title)
-        line = f"CER by kind of sentence: {error_rates(scores)}"
+        line = f"CER by kind of sentence: {list_cer(scores)}"
         return self.record(line, figures, picture, scores_table(scores))
 
     @cached_property
@@ -309,16 +298,8 @@ class Evaluation:
     def best_of(self, weights: str) -> str:
         return f"{weights}, best of {self.data.sampling.best_of}"
 
-    def error_bars(self, scores: dict[str, Scores]) -> Figure:
-        """Character error rates of the recordings, of the codec, and of `scores`."""
-        floor = self.data.floor("held_out")
-        percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
-        percent |= {name: 100 * score.cer for name, score in scores.items()}
-        title = f"Character error rate, {len(self.data.held_out)} held-out sentences"
-        return bars(list(percent), percent.values(), "%", title)
 
-
-def error_rates(scores: dict[str, Scores]) -> str:
+def list_cer(scores: dict[str, Scores]) -> str:
     return ", ".join(f"{name} {score.cer:.2%}" for name, score in scores.items())
 
 

@@ -27,7 +27,7 @@ RECORDED = (
     "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
     "duration_ratio sentences runaway_rate unseen long free_order whose_voice"
 ).split()
-STEPS = 11
+STEPS = 9
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
 
 
@@ -66,7 +66,7 @@ def run(tmp_path_factory) -> ActiveRun:
 def evaluated(run) -> tuple[Evaluation, dict]:
     """An evaluation that took every step, and its results by step."""
     evaluation = Evaluation(run)
-    names = "hear floor weights best harder whose losses words verdict judges samples".split()
+    names = "hear rates harder whose losses words verdict judges samples".split()
     return evaluation, dict(zip(names, evaluation.run(), strict=True))
 
 
@@ -102,10 +102,10 @@ def test_every_figure_is_recorded_under_its_name(evaluated, run):
 
 def test_pictures_come_with_every_comparison(evaluated):
     results = evaluated[1]
-    for name in ("floor", "weights", "best", "harder", "whose", "losses", "words", "samples"):
+    for name in ("rates", "harder", "whose", "losses", "words", "samples"):
         assert results[name].pictures, name
     assert "EMA is" in str(results["losses"])
-    assert len(results["best"].grid) == 4  # headings, raw, ema, best of several
+    assert len(results["rates"].grid) == 4  # headings, raw, ema, best of several
 
 
 def test_it_says_whether_the_voice_follows_the_speaker_reference(evaluated, run):
@@ -171,9 +171,9 @@ def test_what_was_spoken_is_not_spoken_again(evaluated, run, batches):
 
 def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
     warm = merge(run.preset, {"generate": {"temperature": 0.9}})
-    Evaluation(dataclasses.replace(run, preset=warm)).compare_weights()
+    assert Evaluation(dataclasses.replace(run, preset=warm)).data.by_weights
     assert batches == [SAYABLE] * 2
-    Evaluation(run, sentences=2).compare_weights()
+    assert Evaluation(run, sentences=2).data.by_weights
     assert batches == [SAYABLE] * 2 + [1, 1]
 
 
@@ -190,7 +190,7 @@ def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
 def test_a_damaged_file_of_transcripts_is_reported_and_made_again(evaluated, run, batches):
     run.path("transcripts", "held_out-ema.json").write_text('{"key', encoding="utf-8")
     with pytest.warns(UserWarning, match=r"held_out-ema\.json is damaged .* made again"):
-        Evaluation(run).compare_weights()
+        assert Evaluation(run).data.by_weights
     assert batches == [SAYABLE]
 
 
