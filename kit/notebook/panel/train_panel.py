@@ -24,7 +24,7 @@ from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # between two looks at the log
-COST = 0.01  # share of the time that drawing the curve may take
+COST = 0.02  # share of one core that drawing the curve may take
 MAX_ROWS = 2000  # of the log, held for the plot
 COUNTDOWN_S = 20.0  # before a run starts by itself, as in "Run all"; a click on anything stops it
 # Panels with a run, by log: a cell that is run again replaces the older panel.
@@ -313,10 +313,10 @@ class TrainPanel:
 
     def _curve(self) -> bytes:
         """The curve as a PNG; while the run trains, drawn so often that it costs little."""
-        started_s = time.monotonic()
-        if started_s >= self.redraw_at_s or not self.process.running:
+        now_s, started_s = time.monotonic(), time.thread_time()
+        if now_s >= self.redraw_at_s or not self.process.running:
             self.curve = png(run_curves(self.rows, live=True))
-            self.redraw_at_s = started_s + (time.monotonic() - started_s) / COST
+            self.redraw_at_s = now_s + (time.thread_time() - started_s) / COST
         return self.curve
 
     def _draw(self) -> None:
