@@ -140,7 +140,7 @@ class Benchmark:
         }
         hw = self.active.hw
         line = f"{hw.device}: {hw.name}, threads: {task.threads}. Measuring takes about "
-        line += f"{max(1, round(all_s / 60))} minutes, less what was measured before."
+        line += f"{max(1, round(all_s / 60))} min, less what was measured before."
         return Result(line=line, figures=figures)
 
     def measure(self) -> Result:

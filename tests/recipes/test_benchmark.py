@@ -74,7 +74,7 @@ def test_the_minutes_are_known_before_it_begins(run, calls):
     benchmark = Benchmark(run, steps=60, rounds=2)
     trials = sum(not variant.reason for variant in benchmark.variants)
     assert "compile" not in {name for v in benchmark.variants if not v.reason for name in v.on}
-    assert f"about {2 * trials * (START_S + 2 + 60) / 60:.0f} minutes" in str(benchmark.about())
+    assert f"about {2 * trials * (START_S + 2 + 60) / 60:.0f} min" in str(benchmark.about())
     assert calls == [()], "the baseline alone"
 
 
