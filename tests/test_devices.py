@@ -333,7 +333,7 @@ def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
     group = SimpleNamespace(several=True, world=3)
     shared = dataclasses.replace(run, ranks=group)
     prepare_parts.recognizer_group(shared).load()
-    prepare_parts.encoding_group(shared, Mel().config, "am").load()
+    prepare_parts.encoding_group(shared, Mel().config).load()
     assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
     moves.clear()
     prepare_parts.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
