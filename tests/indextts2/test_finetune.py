@@ -39,7 +39,7 @@ def tuned(request, release, tmp_path_factory) -> tuple[FineTune, dict]:
     given = {"base_model": str(release), "accept_license": "bilibili"}
     if request.param == "own":
         own = tmp_path_factory.mktemp("own") / "amharic_bpe.model"
-        write_vocabulary(own, 150, [row.text for row in manifest()] + SENTENCES)
+        write_vocabulary(own, 220, [row.text for row in manifest()] + SENTENCES)
         given["tokenizer"] = str(own)
     tune = FineTune(run, str(corpus()), **given, rehearsal=0.2)
     steps = ("describe_base", "recordings", "spelling", "grow", "to_codes", "before")
