@@ -203,13 +203,11 @@ def scrambled(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
-    return fewest_lengths(np.bincount(lengths))
+def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING.
 
-
-def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
+    `histogram` counts the rows with 0, 1, 2... tokens.
+    """
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid

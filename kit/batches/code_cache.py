@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS, fewest_lengths
+from kit.batches.batching import EXTRA_TOKENS, padding_lengths
 from kit.batches.code_shards import (
     Clip,
     MappedFile,
@@ -332,4 +332,4 @@ def slowest_pace(cache: CodeCache) -> float:
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
     rows = cache.histogram("tokens")
-    return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
+    return padding_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))

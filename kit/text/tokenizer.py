@@ -192,7 +192,9 @@ def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[
     spellings = {}
     for number in range(grown.vocab_size):
         piece = grown.model.id_to_piece(number)
-        if known.get(piece) == number or (number < base.vocab_size and grown.is_control(number)):
+        if known.get(piece) == number or (
+            number < base.vocab_size and grown.model.is_control(number)
+        ):
             continue
         ids = [known[piece]] if piece in known else speller.encode(base.respell(piece))
         spellings[number] = ids

@@ -248,7 +248,7 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
             mine.check()  # before any recording is read
         assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
-    with pytest.raises(KitError, match=r"started with the data.*Choose another RUN \(--run"):
+    with pytest.raises(KitError, match=r"started with the data.*Start a new run"):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from helpers import CPU, DATA, GPT, TRAIN, until
@@ -73,7 +74,7 @@ def test_batches_have_the_rows_lengths_and_are_the_same_each_time():
     assert {len(b.micro) for b in epoch} == {DATA.grad_accum}
 
 
-FEW = {*padding_lengths([text + codes + 6 for text, codes in TASK.rows])}
+FEW = {*padding_lengths(np.bincount([text + codes + 6 for text, codes in TASK.rows]))}
 
 
 @pytest.mark.parametrize(
