@@ -68,7 +68,7 @@ def test_every_step_says_what_it_found(tuned):
 def test_without_its_sound_it_is_judged_by_its_codes(tuned):
     tune, found = tuned
     judged = tune.active_run.report()["eval"]
-    assert 0 <= judged["eos_rate"] <= 1 and judged["sentences"] == 5 and "cer" not in judged
+    assert 0 <= judged["eos_rate"] <= 1 and judged["sentences"] >= 5 and "cer" not in judged
     assert "ends its sentences" in str(found["evaluate"].grid)
     assert "The CER was not measured" in found["evaluate"].line
     with pytest.raises(KitError, match=r"kit speak --voice runs/NAME/indextts2"):
@@ -111,7 +111,7 @@ def test_its_package_speaks_and_is_transcribed(tuned, release, tmp_path, monkeyp
     before = config.read_text()
     config.write_text(before + "".join(f"\n{name}: bpe.model" for name in names))
     evaluated = tune.evaluate()
-    assert "CER of 5 sentences" in evaluated.line and len(evaluated.sounds) == 3
+    assert "as the package speaks them" in evaluated.line and len(evaluated.sounds) == 3
     assert tune.active_run.report()["eval"]["cer"] >= 0
     out = tmp_path / "said.wav"
     (said,) = speak("", text="ሰላም 3", voice=str(config.parent), out=out)
