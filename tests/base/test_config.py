@@ -35,6 +35,7 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Habits
 from kit.model.sequence import GPTConfig
 from kit.recipes import settings
+from kit.releases.indextts2.codec import FeatureConfig, IndexTTS2CodecConfig
 from kit.releases.neucodec.files import NeuCodecConfig
 from kit.releases.xtts_v2.codec import XTTSCodecConfig
 from kit.releases.xtts_v2.dvae import XTTSMelConfig
@@ -190,7 +191,9 @@ EVERY_CONFIG = (
     FitConfig,
     SegmentConfig,
     DecoderConfig,
+    FeatureConfig,
     Habits,
+    IndexTTS2CodecConfig,
     NeuCodecConfig,
     StreamConfig,
     XTTSCodecConfig,

@@ -250,7 +250,7 @@ def test_pieces_that_are_no_lists_of_frames_are_named(folder, pieces):
 
 
 @pytest.mark.parametrize("name", ["alma", "", "../x"])
-@pytest.mark.parametrize("shape", [(), (80,), (80, 0), (300, 4), (1, 80, 12)])
+@pytest.mark.parametrize("shape", [(), (80,), (80, 0), (3000, 4), (1, 80, 12)])
 def test_a_reference_that_is_no_log_mel_is_named(folder, name, shape):
     rewrite(folder, "references.safetensors", {name: torch.zeros(shape)}, pieces={})
     refused(folder, rf"reference of '{name}' has shape")

@@ -49,8 +49,9 @@ class FeatureConfig(MelConfig):
     n_mels: int = FEATURES
 
     def __post_init__(self):
-        require(self.n_mels == FEATURES, self, "n_mels", f"w2v-BERT has {FEATURES}.")
-        require(self.hop_length == HOP, self, "hop_length", f"w2v-BERT has {HOP}.")
+        sizes = {"sample_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": HOP, "n_mels": FEATURES}
+        for name, size in sizes.items():
+            require(getattr(self, name) == size, self, name, f"w2v-BERT has {size}.")
 
 
 class Features(Mel):
