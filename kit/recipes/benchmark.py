@@ -33,6 +33,7 @@ from kit.tuning.recommend import (
     Trial,
     choose_switches,
     chosen,
+    drop_without_gain,
     trial_cells,
     trial_figures,
     write_choice,
@@ -157,8 +158,12 @@ class Benchmark:
 
     def choose(self) -> Result:
         """Keep each switch that pays off, and measure the chosen set once more."""
-        self.decisions = choose_switches(self.measured, self.goal)
-        self.measured = self._trials([*self.variants, chosen(self.decisions)], "chosen set")
+        decisions = choose_switches(self.measured, self.goal)
+        self.measured = self._trials([*self.variants, chosen(decisions)], "chosen set")
+        if self.goal == "speed":
+            decisions = drop_without_gain(decisions, self.measured[0], self.measured[-1])
+            self.measured = self._trials([*self.variants, chosen(decisions)], "chosen set")
+        self.decisions = decisions
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
         return Result(line="\n".join(lines))
 

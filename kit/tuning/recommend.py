@@ -235,6 +235,22 @@ def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str
     return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
 
 
+def drop_without_gain(
+    decisions: Sequence[Decision], baseline: Trial, together: Trial
+) -> list[Decision]:
+    """Drop the chosen switches if `together` they are no faster than the baseline without them."""
+    if not (baseline.loss and together.loss) or together.steps_per_s > baseline.steps_per_s:
+        return list(decisions)
+    times = together.steps_per_s / baseline.steps_per_s
+    reason = f"; dropped, as the chosen switches together are {times:.2f}x as fast as none"
+    return [
+        dataclasses.replace(each, on=False, reason=each.reason + reason)
+        if each.on and each.name not in ON_BY_DEFAULT
+        else each
+        for each in decisions
+    ]
+
+
 def chosen(decisions: Sequence[Decision]) -> Variant:
     """The winning set as a variant, to be measured as it is."""
     on = tuple(d.name for d in decisions if d.on)

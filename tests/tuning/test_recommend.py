@@ -20,6 +20,7 @@ from kit.tuning.recommend import (
     choose_switches,
     chosen,
     compare,
+    drop_without_gain,
     recommend,
     trial_cells,
     use_advice,
@@ -190,6 +191,21 @@ def test_what_is_at_least_two_percent_faster_in_company_stays():
     reasons = {d.name: d.reason for d in choose_switches(rows(*FASTER))}
     assert reasons["sdpa"] == "+25.0% speed, +0.0% memory"
     assert reasons["gradient_checkpointing"] == "-7.6% speed, -50.0% memory beside 2 others"
+
+
+def test_a_chosen_set_that_is_no_faster_than_none_is_dropped():
+    found = rows(*FASTER)
+    decisions = choose_switches(found)
+    baseline = found[0]
+    slower, faster = (
+        dataclasses.replace(baseline, steps_per_s=times * baseline.steps_per_s)
+        for times in (0.98, 1.02)
+    )
+    assert drop_without_gain(decisions, baseline, faster) == decisions
+    dropped = drop_without_gain(decisions, baseline, slower)
+    assert any(each.on for each in decisions) and not any(each.on for each in dropped)
+    failed = dataclasses.replace(baseline, loss=None)
+    assert drop_without_gain(decisions, failed, slower) == decisions
 
 
 def test_for_memory_a_tenth_of_the_speed_may_go():
