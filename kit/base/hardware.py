@@ -227,8 +227,11 @@ def matmul_seconds(
     return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
 
 
-def matmul_ms(hw: Hardware) -> dict[str, float]:
-    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
+def matmul_ms(hw: Hardware, repeats: int = 50) -> dict[str, float]:
+    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere.
+
+    The fastest of many: a few may all meet the end of another process.
+    """
     if not is_here(hw):
         return {}
     dtypes = {"fp32": torch.float32}
@@ -236,7 +239,7 @@ def matmul_ms(hw: Hardware) -> dict[str, float]:
         dtypes["fp16"] = torch.float16
     if hw.device == "cpu" or hw.capability >= (8, 0):
         dtypes["bf16"] = torch.bfloat16
-    return {name: 1e3 * matmul_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
+    return {name: 1e3 * matmul_seconds(dt, repeats, hw.device) for name, dt in dtypes.items()}
 
 
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:

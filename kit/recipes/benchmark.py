@@ -33,7 +33,7 @@ from kit.tuning.recommend import (
     Trial,
     choose_switches,
     chosen,
-    drop_without_gain,
+    prefer_measured,
     trial_cells,
     trial_figures,
     write_choice,
@@ -161,7 +161,7 @@ class Benchmark:
         decisions = choose_switches(self.measured, self.goal)
         self.measured = self._trials([*self.variants, chosen(decisions)], "chosen set")
         if self.goal == "speed":
-            decisions = drop_without_gain(decisions, self.measured[0], self.measured[-1])
+            decisions = prefer_measured(decisions, self.measured)
             self.measured = self._trials([*self.variants, chosen(decisions)], "chosen set")
         self.decisions = decisions
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]

@@ -32,6 +32,7 @@ MOST_LOSS = 0.10  # of steps/s, for such a saving
 # Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
 # the slower the CPU and the disk, and a trial's rows are already in memory.
 ON_BY_DEFAULT = ("pinned_memory",)
+SETS = ("baseline", "alone", "added", "all")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 
 
@@ -187,7 +188,7 @@ def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision
     """
     if goal not in ("speed", "memory"):
         raise KitError(f"goal = {goal!r}: choose speed or memory.")
-    ran = {r.on: r for r in rows if r.kind in ("baseline", "alone", "added", "all") and r.loss}
+    ran = {r.on: r for r in rows if r.kind in SETS and r.loss}
     if rows and not ran:
         raise KitError(
             f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
@@ -235,20 +236,29 @@ def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str
     return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
 
 
-def drop_without_gain(
-    decisions: Sequence[Decision], baseline: Trial, together: Trial
-) -> list[Decision]:
-    """Drop the chosen switches if `together` they are no faster than the baseline without them."""
-    if not (baseline.loss and together.loss) or together.steps_per_s > baseline.steps_per_s:
+def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> list[Decision]:
+    """Take another measured set if it is faster than the chosen one, which is the last of `rows`.
+
+    It must be faster by more than the rounds differ; the baseline only as fast. Switches that help
+    one after another may not help together.
+    """
+    together = rows[-1]
+    same = [r for r in rows[:-1] if r.kind in SETS and r.loss and r.parity is not False]
+    if not (together.loss and same):
         return list(decisions)
-    times = together.steps_per_s / baseline.steps_per_s
-    reason = f"; dropped, as the chosen switches together are {times:.2f}x as fast as none"
-    return [
-        dataclasses.replace(each, on=False, reason=each.reason + reason)
-        if each.on and each.name not in ON_BY_DEFAULT
-        else each
-        for each in decisions
-    ]
+    best = max(same, key=lambda row: row.steps_per_s)
+    least = 1 + max(LEAST_GAIN, best.spread, together.spread)
+    if best.steps_per_s < least * together.steps_per_s:
+        best = rows[0]
+        if best not in same or best.steps_per_s < together.steps_per_s:
+            return list(decisions)
+    times = best.steps_per_s / together.steps_per_s
+    found = []
+    for each in decisions:
+        on = each.name in best.on or (each.on and each.name in ON_BY_DEFAULT)
+        reason = f"{each.reason}; {best.label} is {times:.2f}x as fast as the chosen set"
+        found.append(each if on == each.on else dataclasses.replace(each, on=on, reason=reason))
+    return found
 
 
 def chosen(decisions: Sequence[Decision]) -> Variant:
