@@ -242,21 +242,24 @@ def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> lis
     It must be faster by more than the rounds differ; the baseline only as fast. Switches that help
     one after another may not help together.
     """
-    together = rows[-1]
+    baseline, together = rows[0], rows[-1]
     same = [r for r in rows[:-1] if r.kind in SETS and r.loss and r.parity is not False]
     if not (together.loss and same):
         return list(decisions)
+    current = together
+    if baseline in same and baseline.steps_per_s >= together.steps_per_s:
+        current = baseline
     best = max(same, key=lambda row: row.steps_per_s)
-    least = 1 + max(LEAST_GAIN, best.spread, together.spread)
-    if best.steps_per_s < least * together.steps_per_s:
-        best = rows[0]
-        if best not in same or best.steps_per_s < together.steps_per_s:
-            return list(decisions)
-    times = best.steps_per_s / together.steps_per_s
+    noise = (best.spread + current.spread) / 2
+    if best.steps_per_s > (1 + max(LEAST_GAIN, noise)) * current.steps_per_s:
+        current = best
+    if current is together:
+        return list(decisions)
+    times = current.steps_per_s / together.steps_per_s
     found = []
     for each in decisions:
-        on = each.name in best.on or (each.on and each.name in ON_BY_DEFAULT)
-        reason = f"{each.reason}; {best.label} is {times:.2f}x as fast as the chosen set"
+        on = each.name in current.on or (each.on and each.name in ON_BY_DEFAULT)
+        reason = f"{each.reason}; {current.label} is {times:.2f}x as fast as the chosen set"
         found.append(each if on == each.on else dataclasses.replace(each, on=on, reason=reason))
     return found
 
