@@ -380,9 +380,12 @@ def run_trials(
 
 
 @functools.cache
-def peak_flops(hw: Hardware) -> float:
+def peak_flops(hw: Hardware, threads: int) -> float:
     """Operations a second of the fastest precision's matmul, measured; inf if `hw` is elsewhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     fastest_ms = min(matmul_ms(hw).values(), default=0.0)
+    torch.set_num_threads(before)
     return 2e3 * math.prod(PRODUCT[hw.device]) / fastest_ms if fastest_ms else math.inf
 
 
@@ -392,7 +395,7 @@ def peak_tokens_per_s(task: Task) -> float:
     length = statistics.fmean(map(sum, task.rows))
     weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
     operations = 6 * (weights + model.layers * model.width * length)  # causal attention, too
-    return peak_flops(task.hw) / operations
+    return peak_flops(task.hw, task.threads) / operations
 
 
 def read_results(path: Path) -> list[dict]:
