@@ -198,7 +198,7 @@ class Evaluation:
     def endings(self) -> Result:
         """Whether held-out sentences end by themselves, and how long they are: from codes alone."""
         data = self.data
-        figures = score_codes(data.voices[self.weights], data.held_out, data.read_once)
+        figures = score_codes(data.voices[data.best], data.held_out, data.read_once)
         checks = ending_checks(figures, suggested_fix(self.active_run))
         grid = checks_table(checks)
         result = self.record("Codes of held-out sentences", figures, grid=grid)

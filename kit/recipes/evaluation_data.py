@@ -141,7 +141,9 @@ class EvaluationData:
 
     @functools.cached_property
     def best(self) -> str:
-        """The weights with the lower error rate; the average if they are equal."""
+        """The weights with the lower error rate; the average if they are equal or make no sound."""
+        if not self.codec.decodes:
+            return list(self.voices)[-1]
         cer = {name: spoken.scores.cer for name, spoken in self.by_weights.items()}
         return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
 
