@@ -138,7 +138,7 @@ def test_the_speaker_is_that_of_coqui(small, sound, samples):
 
 def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sound, tmp_path):
     """From the file to latents and speaker: mixed, resampled and cut as its inference does."""
-    left = spoken(5 * 48_000, rate=48_000)
+    left = spoken(12 * 48_000, rate=48_000)
     both = torch.stack((left, 0.5 * left))
     path = str(tmp_path / "reference.wav")
     soundfile.write(path, both.T.numpy(), 48_000, subtype="FLOAT")
@@ -146,11 +146,11 @@ def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sou
     theirs.eval()
     # What its own reader does; that one needs FFmpeg.
     audio = torchaudio.functional.resample(both.mean(0, keepdim=True), 48_000, RATE).clip(-1, 1)
-    latents = theirs.get_gpt_cond_latents(audio, RATE, length=4, chunk_length=2)
+    latents = theirs.get_gpt_cond_latents(audio, RATE, length=12, chunk_length=4)
     speaker = theirs.get_speaker_embedding(audio, RATE)
-    wave = load_reference(path, RATE, longest_s=5)
+    wave = load_reference(path, RATE)
     front_end = xtts_mels(sound)[1]
-    mels = torch.stack(reference_mels(wave, RATE, front_end, longest_s=4, piece_s=2))
+    mels = torch.stack(reference_mels(wave, RATE, front_end))
     with torch.no_grad():
         found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
         encoder = xtts_codec(sound, coqui_dvae().state_dict(), {}).speaker_encoder
