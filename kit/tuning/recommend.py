@@ -25,7 +25,7 @@ DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
 RECORDED = ("steps_per_s", "spread", "tokens_per_s", "mfu", "peak_memory_bytes", "warmup_s")
 RECORDED += ("recompilations", "loss", "loss_change", "parity", "ran")
 HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "MFU", "memory", "warm-up")
-HEAD += ("loss", "change", "", "ran, or why not")
+HEAD += ("loss", "change", "ran, or why not")
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
 MOST_LOSS = 0.10  # of steps/s, for such a saving
@@ -309,8 +309,7 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
                 format_gib(row.peak_memory_bytes),
                 f"{row.warmup_s:.1f} s",
                 f"{row.loss:.4f}",
-                "" if row.loss_change is None else f"{row.loss_change:+.3%}",
-                parity,
+                "" if row.loss_change is None else f"{row.loss_change:+.3%} {parity}".strip(),
                 "; ".join(filter(None, (row.ran, again, row.reason))),
             )
         )
