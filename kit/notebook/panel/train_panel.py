@@ -209,6 +209,8 @@ class TrainPanel:
         except ValueError as error:  # what is wrong with the settings, in a sentence
             self.error = error
             self._conclude()
+        else:  # at once: it may have ended before anybody looks whether it runs
+            self._follow_training()
 
     def _follow_training(self) -> None:
         self._begin()
