@@ -210,7 +210,8 @@ def matmul_seconds(
 ) -> float:
     """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows.
 
-    One that takes longer than a second (emulated) is not repeated.
+    One that takes longer than a second (emulated) is not repeated; more than three repeats take a
+    second at most.
     """
     usual_rows, inputs, outputs = PRODUCT[device]
     # Its own, so that a run's dropout does not depend on how often matmuls are timed.
@@ -224,6 +225,7 @@ def matmul_seconds(
             torch.cuda.synchronize()
 
     first_s = timings(work, 1, warm=False)[0]
+    repeats = min(repeats, max(3, int(1 / max(first_s, 1e-6))))
     return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -79,8 +80,8 @@ class Run:
         """Raise KitError if the run was started with another value of `name`."""
         original = read_run_file(self.folder / name) or value
         if original != value:
-            taken = {path.name for path in self.folder.parent.iterdir()}
-            free = next(n for i in itertools.count(2) if (n := f"{self.name}-{i}") not in taken)
+            others = self.folder.parent
+            free = next(n for n in numbered(self.name) if not (others / n).exists())
             raise KitError(
                 f"The run `{self.name}` was started with the {name} `{original}`, but `{value}` "
                 f'was requested. Start a new run, RUN = "{free}" (--run {free}), or delete '
@@ -203,6 +204,11 @@ def run_folder(name: str = "") -> Path:
 
 def runs_folder() -> Path:
     return Path(os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs")
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield names for another run like `name`: name-2, name-3 ..."""
+    return (f"{name}-{number}" for number in itertools.count(2))
 
 
 def places_of_runs() -> list[Path]:

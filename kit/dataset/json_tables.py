@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit.base.errors import KitError
+from kit.base.files import special_file_kind
 from kit.base.formatting import non_utf8_problem
 from kit.dataset.columns import role_of
 from kit.dataset.data_report import Finding, ManifestConfig
@@ -21,7 +22,7 @@ from kit.dataset.recordings import (
 from kit.dataset.splits import canonical_split, split_of
 from kit.dataset.spool import Spool
 from kit.dataset.tables import SAMPLE_ROWS
-from kit.streams.file import BadRecord, special_file_kind
+from kit.streams.file import BadRecord
 from kit.streams.lines import JsonLines
 from kit.streams.open import rows
 
@@ -51,10 +52,15 @@ def json_tables(folder: Path) -> list[Path]:
     return [path for path in files if _is_manifest(path, recordings)]
 
 
+def read_head(path: Path) -> bytes:
+    """Return the first bytes of a file, which tell its kind."""
+    with open(path, "rb") as file:
+        return file.read(HEAD_BYTES)
+
+
 def _is_manifest(path: Path, recordings: Recordings) -> bool:
     """Tell whether a .json file lists recordings, and is no configuration or one's own text."""
-    with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
+    head = read_head(path)
     if b'"audio_filepath"' in head:  # as NeMo names them
         return True
     if not head.lstrip(SPACE).startswith((b"{", b"[")):
@@ -119,9 +125,7 @@ def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
         records = _records_of_object(table)
         if records:
             return enumerate(records, 1)
-        with open(table, "rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head.lstrip(SPACE).startswith(b"{"):
+        if read_head(table).lstrip(SPACE).startswith(b"{"):
             return JsonLines(table, on_bad_record=lambda record: None).rows()
     return rows(table)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.json_tables import json_tables, read_json
+from kit.dataset.json_tables import json_tables, read_head, read_json
 from kit.dataset.recordings import (
     Record,
     Recordings,
@@ -49,7 +49,6 @@ from kit.dataset.text_files import (
 )
 from kit.text.normalize import letters
 
-HEAD_BYTES = 4096
 MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MAX_DEPTH = 6  # of folders in which tables are looked for
@@ -211,8 +210,7 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
     descriptions = []
     for table in tables:
-        with open(table, "rb") as file:
-            head = file.read(HEAD_BYTES)
+        head = read_head(table)
         what = f"{table} has {table.stat().st_size:,} bytes and no rows"
         if head.strip():
             first = head.split(b"\n")[0].decode(errors="replace").strip()

@@ -18,7 +18,7 @@ from kit.base.errors import KitError
 from kit.base.files import make_folder, write_atomic
 from kit.base.formatting import format_gib
 from kit.base.hardware import versions
-from kit.base.run import run_folder
+from kit.base.run import runs_folder
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
@@ -241,7 +241,7 @@ class Benchmark:
 
 def devices_folder() -> Path:
     """Where this machine's measurements are kept: beside the runs."""
-    return run_folder("demo").parent / "bench" / "devices"
+    return runs_folder() / "bench" / "devices"
 
 
 def keep_device(run: ActiveRun, what: str, settings: str, **figures: float | None) -> None:

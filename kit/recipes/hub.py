@@ -16,7 +16,7 @@ from kit.base.files import make_folder
 from kit.base.formatting import shorten
 from kit.base.hub import endpoint, fetch_model, fetched, list_files
 from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER, Run, run_folder
+from kit.base.run import RELEASES_FOLDER, Run, run_folder, runs_folder
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.notebook.progress_line import Ticker
@@ -208,7 +208,7 @@ def voice_folder(name: str, run: str = "") -> Path:
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     listing = list_files(repository, revision or "main")
-    folder = copy_of(repository, listing[0], run_folder().parent)
+    folder = copy_of(repository, listing[0], runs_folder())
     fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
     return folder
 

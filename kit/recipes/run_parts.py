@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from kit.base.config import build, merge
-from kit.base.run import KIT_FOLDERS, places_of_runs, read_run_file
+from kit.base.run import KIT_FOLDERS, numbered, places_of_runs, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
 from kit.inference.sampling import GenerateConfig
@@ -87,8 +87,8 @@ def name_for_data(data: str, language: str) -> str:
         names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
         name = next((n for n in names if n.lower() not in {"", *COMMON_NAMES, *KIT_FOLDERS}), "")
     name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
-    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(each for each in numbered if _source_of(each) in (None, (data, code)))
+    names = itertools.chain([name], numbered(name))
+    return next(each for each in names if _source_of(each) in (None, (data, code)))
 
 
 def _source_of(name: str) -> tuple[str, str] | None:

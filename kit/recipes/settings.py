@@ -14,7 +14,7 @@ from kit.base.config import build, load_preset, merge, rename_settings, shorten_
 from kit.base.errors import KitError, show_plain_notes
 from kit.base.formatting import nearest, shorten
 from kit.base.hardware import choose_preset, detect
-from kit.base.run import Run, find_run, load_use, run_folder
+from kit.base.run import Run, find_run, load_use, runs_folder
 from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.archive import ArchiveConfig
@@ -94,7 +94,7 @@ def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun
     else:
         preset = preset or os.environ.get("KIT_PRESET") or choose_preset(detect()).value
         sections = merge(load_preset(preset), load_use(use))
-        folder = run_folder("demo").parent / "bench"
+        folder = runs_folder() / "bench"
         preset = shorten_preset(preset)
         run = Run(name="", preset_name=preset, preset=sections, folder=folder, use=use)
     settings = rename_settings(settings)

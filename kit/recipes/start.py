@@ -54,9 +54,8 @@ def start(
     plain_errors()
     show_plain_notes()
     print_results()
-    last = run_folder()
     if data is not None and not name and "KIT_RUN" not in os.environ:
-        name = name_for_data(data, language)
+        name, last = name_for_data(data, language), run_folder()
         if not run_folder(name).exists() and not (last / "manifest.jsonl").exists():
             chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
             preset = preset or chosen  # in 00_setup, a moment ago

@@ -7,13 +7,9 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from kit.base.formatting import describe_error
-from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, player
 
 Pair = tuple[str, bytes, bytes]  # a text, and two WAV files in the order in which they are offered
-
-
-def player() -> widgets.Audio:
-    return widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
 
 
 class OneByOne(Panel):

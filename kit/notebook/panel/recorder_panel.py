@@ -14,7 +14,7 @@ from IPython.display import Javascript, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import is_watched
-from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, player
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class RecorderPanel(Panel):
             "Skip": button("Skip", "forward", "", "The next sentence, without recording this one"),
         }
         self.status = widgets.HTML()
-        self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
+        self.player = player()
         row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
         row.layout.display = None if prompts.sentences else "none"
         rows = [self.place, self.prompt, self.control, row, self.status, self.player, self.sent]

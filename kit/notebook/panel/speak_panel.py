@@ -12,7 +12,7 @@ from IPython.display import Audio, display
 from kit.base.files import atomic_path, require_disk
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import is_watched
-from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, uploaded_files
+from kit.notebook.panel.widgets import PANEL_LAYOUT, Panel, button, message, player, uploaded_files
 
 
 class SpeakPanel(Panel):
@@ -36,7 +36,7 @@ class SpeakPanel(Panel):
         )
         self.choices = {name: _control(name, some) for name, some in choices.items()}
         self.button = button("Speak", "volume-up", "success", "Speak the text above")
-        self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
+        self.player = player()
         self.player.layout.display = "none"
         self.status = widgets.HTML()
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})

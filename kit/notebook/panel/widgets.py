@@ -257,6 +257,10 @@ def set_tooltip(widget: widgets.DOMWidget, text: str) -> None:
     setattr(widget, name, text)
 
 
+def player() -> widgets.Audio:
+    return widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
+
+
 def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
     layout = {"width": "130px"}
     return widgets.Button(

@@ -23,7 +23,7 @@ from kit.base.files import (
     require_disk,
     write_atomic,
 )
-from kit.base.tensor_file import checksum, describe_mismatch, is_finite, save_tensors
+from kit.base.tensor_file import checksum, describe_mismatch, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -41,7 +41,7 @@ from kit.releases.indextts2.names import (
     updated_config,
 )
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
-from kit.releases.xtts_v2.model import Provenance
+from kit.releases.xtts_v2.model import Provenance, backed_tensor, finite_weights, write_torch
 from kit.releases.xtts_v2.names import empty_model, fill_module
 
 SAFE_FILE = "gpt.safetensors"
@@ -96,13 +96,7 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     rows = len(text) if isinstance(text, Tensor) and text.ndim else 0
     if SPEAKER_MARK not in stored or rows == TEXT_ROWS_2_5:
         raise KitError(describe_version_2_5(file))
-    tensors = {}
-    for name, value in stored.items():
-        try:
-            tensors[str(name)] = require_backed(str(name), value)
-        except ValueError as error:
-            raise KitError(f"{file} is damaged: {error}. Download it again.") from error
-    return tensors
+    return {str(name): backed_tensor(str(name), value, file) for name, value in stored.items()}
 
 
 def _require_tensors(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> None:
@@ -149,16 +143,12 @@ def save_indextts2(
             f"The model has {config.text_vocab} text ids, the tokenizer {tokenizer.vocab_size}: "
             "use the one that the model was trained with."
         )
-    weights = {n: w.detach().to("cpu", dtype) for n, w in release.model.state_dict().items()}
-    for name, weight in weights.items():
-        if not is_finite(name, weight):
-            raise KitError(f"{name} is not finite as {dtype}: nothing is written. Save as fp32.")
-    tensors = {name: tensor.contiguous() for name, tensor in to_file(weights).items()}
+    weights = to_file(finite_weights(release.model, dtype))
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     make_folder(folder)
     require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
     with atomic_folder(folder, OWN_FILES) as new:
-        with atomic_path(new / WEIGHTS_FILE) as temporary, open(temporary, "wb") as file:
-            torch.save(tensors, file)
+        write_torch(new / WEIGHTS_FILE, tensors)
         with atomic_path(new / SAFE_FILE) as temporary:
             save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
         settings = updated_config(release.settings, config)

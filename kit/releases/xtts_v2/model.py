@@ -166,12 +166,17 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
             continue
         if name in tensors:
             raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
-        try:
-            tensors[name] = require_backed(name, value)
-        except ValueError as error:
-            raise KitError(f"{file} is damaged: {error}. Download it again.") from error
+        tensors[name] = backed_tensor(name, value, file)
     notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
     return tensors, config, notes
+
+
+def backed_tensor(name: str, value: object, file: Path) -> Tensor:
+    """Return `value` of the weights in `file` if it is a tensor with all its numbers; KitError."""
+    try:
+        return require_backed(name, value)
+    except ValueError as error:
+        raise KitError(f"{file} is damaged: {error}. Download it again.") from error
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
@@ -284,32 +289,33 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
         raise KitError(f"{folder} holds what this model was read from: name another folder.")
     settings = copy.deepcopy(xtts.config)
     settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
-    tensors = _released_tensors(xtts, dtype)
+    weights = to_released(finite_weights(xtts.model, dtype))
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()} | xtts.sound
     make_folder(folder)
     require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
     # Older kits also wrote model.safetensors.
     files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
     with atomic_folder(folder, files) as new:
-        _write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
-        _write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
+        write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
+        write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
         if xtts.dvae:
-            _write_torch(new / DVAE_FILE, xtts.dvae)
+            write_torch(new / DVAE_FILE, xtts.dvae)
         write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
         xtts.vocabulary.save(new / VOCABULARY_FILE)
     return folder
 
 
-def _released_tensors(xtts: XTTS, dtype: torch.dtype) -> dict[str, Tensor]:
-    weights = xtts.model.state_dict().items()
-    stored = {name: weight.detach().to("cpu", dtype) for name, weight in weights}
-    for name, weight in stored.items():
+def finite_weights(model: SpeechGPT, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of `model` as `dtype`, on the CPU. Raises KitError if one overflows."""
+    weights = {n: w.detach().to("cpu", dtype) for n, w in model.state_dict().items()}
+    for name, weight in weights.items():
         if not is_finite(name, weight):
             raise KitError(f"{name} is not finite as {dtype}: nothing is written. Save as fp32.")
-    tensors = {name: tensor.contiguous() for name, tensor in to_released(stored).items()}
-    return tensors | xtts.sound
+    return weights
 
 
-def _write_torch(path: Path, value: object) -> None:
+def write_torch(path: Path, value: object) -> None:
+    """Write `value` as torch.save does, atomically. Raises DiskError when there is no room."""
     with atomic_path(path) as temporary:
         try:
             with open(temporary, "wb") as file:  # given a path, torch stores its name
