@@ -10,7 +10,6 @@ Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel f
 
 import pkgutil
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from kit.base.hardware import writes_attention_out
 from kit.model.sequence import Batch, GPTConfig
 from kit.model.text_attention import guided_attention_loss
 
@@ -44,10 +44,19 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
         q, k, v = self.qkv(x)
         dropout = self.dropout if self.training else 0.0
-        attend = F.scaled_dot_product_attention if self.fused else explicit_attention
-        with sdpa_kernel(self.kernel) if self.kernel else nullcontext():
-            y = attend(q, k, v, dropout_p=dropout, is_causal=True)
+        if self.kernel:
+            with sdpa_kernel(self.kernel):
+                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            y = (attend if self.fused else explicit_attention)(q, k, v, dropout, is_causal=True)
         return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, is_causal=False) -> Tensor:
+    """PyTorch's fused attention, but for rows that are faster written out."""
+    if writes_attention_out(q.device.type, q.dtype, q.shape[-2]):
+        return explicit_attention(q, k, v, dropout_p, is_causal)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=is_causal)
 
 
 def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
@@ -138,7 +147,7 @@ class CondBlock(nn.Module):
         # values contiguous, as fused attention needs; a 1 x 1 convolution does not.
         qkv = F.linear(x.mT, self.qkv.weight[..., 0], self.qkv.bias)
         q, k, v = qkv.unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, D)
+        h = attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, D)
         return x + F.linear(h, self.proj_out.weight[..., 0], self.proj_out.bias).mT
 
 
@@ -160,7 +169,7 @@ class PerceiverLayer(nn.Module):
         q = self.to_q(latents).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         kv = self.to_kv(torch.cat((latents, context), dim=1))
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        h = attend(q, k, v).transpose(1, 2).flatten(2)
         latents = latents + self.to_out(h)
         value, gate = self.ff_in(latents).chunk(2, dim=-1)
         return latents + self.ff_out(value * F.gelu(gate))

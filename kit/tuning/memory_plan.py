@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from kit.base.hardware import writes_attention_out
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.model.sequence import GPTConfig
@@ -136,8 +137,10 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     tokens = step.rows * length  # B * S
     wide = tokens * config.width  # B * S * D
     # On a CPU fused attention has no dropout: PyTorch then writes it out in fp32.
-    falls_back = step.sdpa and config.dropout > 0 and step.device == "cpu"
-    explicit = falls_back or not step.sdpa
+    dtype = torch.bfloat16 if step.half else torch.float32
+    explicit = not step.sdpa or writes_attention_out(step.device, dtype, length)
+    falls_back = not explicit and config.dropout > 0 and step.device == "cpu"
+    explicit = explicit or falls_back
     attention_number = FP32_BYTES if falls_back else number
     scores = tokens * config.heads * length if explicit else 0  # B * H * S * S
 
@@ -156,20 +159,18 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
             if lora.dropout:
                 layer += wide * widths * mask
     # The explicit softmax: its fp32 result, a rounded or masked copy for v, the dropout's mask.
-    layer += scores * FP32_BYTES
-    copied = step.half or config.dropout > 0
-    if copied:
-        layer += scores * attention_number
-    if config.dropout:
-        layer += scores * (1 if step.device == "cuda" else attention_number)
+    copy = attention_number if step.half or config.dropout else 0
+    dropped = (1 if step.device == "cuda" else attention_number) if config.dropout else 0
+    layer += scores * (FP32_BYTES + copy + dropped)
 
     # Backward in the MLP: the residual's gradient (and its half-precision copy) and 4 D of GELU; in
-    # the softmax two gradients of the scores, when the MLP's activations are gone.
+    # the softmax, or the dropout after it, two gradients of the scores, when the MLP's activations
+    # and the copy for v are gone.
     backward = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * number)
     if lora and {"mlp.c_fc", "mlp.c_proj"} & {*lora.targets}:
         backward += wide * 4 * number  # the adapter's own gradient
-    in_softmax = scores * (2 * FP32_BYTES - (attention_number if copied else 0)) - 9 * wide * number
-    backward = max(backward, in_softmax)
+    gradients = max(2 * FP32_BYTES - dropped, 2 * attention_number) - copy
+    backward = max(backward, scores * gradients - 9 * wide * number)
 
     # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
     conditioner = conformers_forward = conformers_backward = 0

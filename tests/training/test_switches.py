@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.errors import KitError
-from kit.base.hardware import Choice
+from kit.base.hardware import SHORT_ROW, Choice
 from kit.model.sequence import pack
 from kit.training.config import TrainConfig
 from kit.training.switches import LABELS, SpeedConfig, apply, compilations, switches
@@ -18,6 +18,7 @@ from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
 GPU = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
+IN_BF16 = f"explicit up to {SHORT_ROW} tokens, then flash"
 ON_GPU = ("tf32", "cudnn_benchmark", "pinned_memory", "ema_offload")
 
 
@@ -68,7 +69,7 @@ def test_the_record_says_what_was_set_what_ran_and_why(bf16):
     assert [r.name for r in applied.switches] == NAMES
     assert {r.name for r in applied.switches if r.asked} == set(asked)
     ran = {r.name: r.ran for r in applied.switches}
-    assert (ran["sdpa"], ran["mixed_precision"], ran["tf32"]) == ("flash", "bf16", "off")
+    assert (ran["sdpa"], ran["mixed_precision"], ran["tf32"]) == (IN_BF16, "bf16", "off")
     assert ran["gradient_checkpointing"] == "all 2 layers" and ran["fused_adamw"] == "off"
     assert applied.on("sdpa") and not applied.on("tf32") and not applied.on("fused_adamw")
     assert applied.table()["Mixed precision"] == "bf16 (asked for; bf16: measured)"
@@ -107,7 +108,7 @@ def test_the_more_layers_are_recomputed_the_less_is_kept():
 def test_chosen_switches_are_set_and_a_baseline_takes_them_back(bf16):
     model, plain = tiny_model(), tiny_model().gpt.run_layer
     applied = apply(model, SpeedConfig(**dict.fromkeys(NAMES, True)), CPU)
-    assert (applied.precision, applied.ran("sdpa")) == ("bf16", "flash")
+    assert (applied.precision, applied.ran("sdpa")) == ("bf16", IN_BF16)
     assert model.gpt.run_layer is not plain
     assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
     applied = apply(model, SpeedConfig(), CPU)
@@ -179,22 +180,37 @@ def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
     assert Trainer(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
 
 
-def ran_kernels(model) -> set[str]:
+def ran_kernels(model, rows=None) -> set[str]:
+    """Kernels of fused attention that run in `model`, on `rows` as its arguments or on a batch."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        sum(model.train()(batch()))
+        model.train()(batch() if rows is None else rows)
     return {e.key for e in seen.key_averages() if "_scaled_dot_product" in e.key}
 
 
 @pytest.mark.parametrize(("dropout", "attention"), [(0.0, "flash"), (0.2, "math")])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_the_reported_kernel_is_the_one_that_runs(bf16, dropout, attention, mixed):
+def test_the_reported_kernel_is_the_one_that_runs(dropout, attention):
     model = tiny_model(dropout=dropout, cond_blocks=0, perceiver_layers=0)  # the trunk's alone
-    applied = apply(model, SpeedConfig(sdpa=True, mixed_precision=mixed), CPU)
-    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        (ran,) = ran_kernels(model)
+    applied = apply(model, SpeedConfig(sdpa=True), CPU)
+    (ran,) = ran_kernels(model)
     assert applied.ran("sdpa") == attention and f"_{attention}" in ran
     (record,) = (s for s in applied.switches if s.name == "sdpa")
-    assert record.ran == attention and ("bf16" if mixed else "fp32") in record.reason
+    assert record.ran == attention and "fp32" in record.reason
+
+
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.0, "flash"), (0.2, "math")])
+def test_short_rows_in_bf16_are_written_out_on_a_cpu_and_long_ones_fused(bf16, dropout, kernel):
+    model = tiny_model(dropout=dropout)
+    applied = apply(model, SpeedConfig(sdpa=True, mixed_precision=True), CPU)
+    assert applied.ran("sdpa") == f"explicit up to {SHORT_ROW} tokens, then {kernel}"
+    for tokens in (SHORT_ROW, SHORT_ROW + 1):
+        x = torch.randn(1, tokens, model.config.width)
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            profile(activities=[ProfilerActivity.CPU]) as seen,
+        ):
+            model.gpt.h[0].attn(x)
+        ran = {e.key for e in seen.key_averages() if "_scaled_dot_product" in e.key}
+        assert any(f"_{kernel}" in name for name in ran) is (tokens > SHORT_ROW)
 
 
 def test_an_attention_kernel_runs_alone_with_the_same_loss_and_is_set_back():
