@@ -12,9 +12,9 @@ from kit.base.config import CONFIGS, build
 from kit.base.errors import DatasetError
 from kit.base.hardware import detect
 from kit.base.run import open_run
-from kit.batches.lengths import fit_positions, longest, manifest_limits
-from kit.dataset.alignment import AlignConfig, Alignment, match
-from kit.dataset.checks import own_faults
+from kit.batches.encoding import fit_positions, longest, manifest_limits
+from kit.dataset.alignment import AlignConfig, Alignment
+from kit.dataset.checks import match, own_faults
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
 from kit.inference.evaluate import Scores, recognizer_warning
 from kit.inference.verdicts import gate_checks, problems_of

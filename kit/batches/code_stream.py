@@ -281,17 +281,7 @@ def made_ahead(stream: CodeStream, workers: int) -> Iterable:
         return stream
     # Not forked: threads and a CUDA context do not survive it.
     start = multiprocessing.get_context("spawn")
-    return DataLoader(
-        stream,
-        batch_size=None,
-        collate_fn=unchanged,
-        num_workers=workers,
-        multiprocessing_context=start,
-    )
-
-
-def unchanged(batch):
-    return batch
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:

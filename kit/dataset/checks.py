@@ -2,6 +2,8 @@
 
 Some checks look at one row (too long, silent, clipped), some compare it with the whole dataset (the
 same recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
+Whether a text is what is said is judged from alignments; their limits are in AlignConfig. The
+recogniser may be trained on the very clips it checks: those score higher, and have their own limit.
 """
 
 import collections
@@ -16,20 +18,22 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
+from kit.base.errors import DatasetError
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset.alignment import AlignConfig, Alignment
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.data_report import (
     DataReport,
     Finding,
     ManifestConfig,
+    Spool,
     Utterance,
     refuse,
     rows_where,
+    values_repeated,
     write_data_report,
 )
-from kit.dataset.layouts import read_dataset
-from kit.dataset.splits import hold_out, require_training_rows
-from kit.dataset.spool import Spool, values_repeated
+from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.
@@ -287,3 +291,79 @@ def row_warnings(
         yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"
     if row.split != "train" and row.text in stats.training_texts:
         yield "also in training", f"this sentence of `{row.split}` is also in training"
+
+
+# --- texts that do not match their recordings -----------------------------------------------------
+
+# Clips are compared only with others of their kind.
+TRAINED_ON = "trained on"
+UNSEEN = "unseen"
+
+
+def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
+    """Return the score below which text and audio do not match.
+
+    It is far below the median in terms of the median absolute deviation; up to half of the clips
+    can hardly move either. Raises DatasetError when the median is below `hopeless`.
+    """
+    scores = np.array([a.score for a in alignments])
+    median = float(np.median(scores)) if len(scores) else 0.0
+    if median < config.hopeless:
+        raise DatasetError(
+            f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
+            f"{config.hopeless} is needed): the recogniser does not know these voices or this "
+            "language, or most texts belong to other recordings. Check the order of the texts, or "
+            "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
+            "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
+        )
+    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
+    return median - max(config.spread * deviation, config.least_gap)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match:
+    """The result of comparing texts with recordings."""
+
+    mismatched: list[Finding]
+    limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
+    note: str
+
+    @property
+    def judged(self) -> bool:
+        return bool(self.limits)
+
+
+def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
+
+    Clips that the recogniser was trained on, and the others, have limits of their own.
+    """
+    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
+    limits: dict[str, float] = {}
+    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
+        own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
+        try:
+            limits[kind] = lowest_score(own, config)
+        except DatasetError as error:
+            if not limits:
+                return Match(mismatched=[], limits={}, note=f"not judged: {error}")
+    mismatched = []
+    unjudged = 0
+    for row, alignment, kind in zip(rows, alignments, kinds, strict=True):
+        limit = limits.get(kind, -math.inf)
+        if alignment.score == -math.inf or alignment.score < limit:
+            detail = alignment.reason or (
+                f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}, worst near "
+                f"{alignment.worst_at_s:.1f} s"
+            )
+            reason = f"text and audio do not match ({detail})"
+            mismatched.append(refuse(row, "mismatch", reason, row.seconds))
+        elif limit == -math.inf:
+            unjudged += 1
+    note = f"{len(mismatched)} of {len(rows):,} clips do not match their text"
+    if unjudged:
+        note += (
+            f"; {unjudged:,} that the recogniser was not trained on could not be judged: their "
+            "scores are too low"
+        )
+    return Match(mismatched=mismatched, limits=limits, note=note)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import nearest, shorten
-from kit.dataset.recordings import has_suffix
-from kit.dataset.splits import known_split
+from kit.dataset.recordings import has_suffix, known_split
 from kit.text.normalize import codes_by_name, letters, unicode_script
 
 ROLES = ("audio", "text", "speaker", "language", "split", "id", "-")

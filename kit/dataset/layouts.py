@@ -7,36 +7,44 @@ folder; to support another one, add a `DatasetLayout` to `LAYOUTS`. A line that 
 becomes a finding that names table, line and fix. Originals are only read.
 """
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
-from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.json_tables import json_tables, read_head, read_json
+from kit.dataset.data_report import (
+    Finding,
+    ManifestConfig,
+    Spool,
+    Utterance,
+    rows_in_split,
+    values_repeated,
+)
 from kit.dataset.recordings import (
     Record,
     Recordings,
     bad_row,
+    canonical_split,
     check_record,
+    has_known_split,
     is_phonemes,
     label_of,
-    stays_inside,
-)
-from kit.dataset.splits import (
-    canonical_split,
-    has_known_split,
-    hold_out,
     speakers_in_names,
     speakers_of_folders,
     split_of_table,
+    stays_inside,
 )
-from kit.dataset.spool import Spool, values_repeated
 from kit.dataset.tables import (
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
+    json_tables,
+    read_head,
+    read_json,
     read_tables,
     tables_of_recordings,
 )
@@ -47,11 +55,13 @@ from kit.dataset.text_files import (
     read_kaldi,
     read_text_files,
 )
+from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
 MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MAX_DEPTH = 6  # of folders in which tables are looked for
+MIN_HELD_OUT = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,6 +215,66 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
             findings.append(bad_row(row.file, row.line, row.id, reason, fix))
 
     return Spool(kept()), findings
+
+
+def hold_out(
+    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
+) -> Sequence[Utterance]:
+    """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
+
+    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
+    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
+    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    """
+    train = rows_in_split(rows, "train")
+    known = collections.Counter()
+    for row in train:
+        known.update(_letters(row))
+    if any(row.split == "held_out" and _letters(row) <= known.keys() for row in rows):
+        return rows
+    percent = config.held_out_percent
+    count = max(count, len(train))
+    minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
+    chosen: set[str] = set()
+    for row in _by_hash(train):
+        if len(chosen) >= minimum and not is_held_out(row.id, percent):
+            break
+        own = _letters(row)
+        if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
+            chosen.add(row.id)
+            known.subtract(own)
+
+    def moved(row: Utterance) -> Utterance:
+        if row.split != "train" or row.id not in chosen:
+            return row
+        return dataclasses.replace(row, split="held_out")
+
+    return Spool(map(moved, rows))
+
+
+def _by_hash(rows: Sequence[Utterance]) -> Iterator[Utterance]:
+    """Yield `rows` in the order of their stable hashes and ids; only those asked for are read."""
+    hashes = np.fromiter((stable_hash(row.id) for row in rows), np.uint16, len(rows))
+    for value in np.unique(hashes):
+        same = (rows[int(i)] for i in np.flatnonzero(hashes == value))
+        yield from sorted(same, key=lambda row: row.id)
+
+
+def _letters(row: Utterance) -> set[str]:
+    return set(letters(row.text)) - {" "}
+
+
+def require_training_rows(rows: Iterable[Utterance]) -> None:
+    """Raise DatasetError, which names the splits, where rows have splits and none is `train`."""
+    counts = collections.Counter(row.split for row in rows)
+    if not counts or counts["train"]:
+        return
+    splits = [f"`{name}` ({n:,} rows)" for name, n in counts.most_common()]
+    raise DatasetError(
+        f"No row is in the split `train`. The splits are {join_names(splits)}: from the names of "
+        "the tables, or from a column `split`. Rename what to train on (a table to train.csv or "
+        "train.jsonl, LJSpeech's to metadata_train.csv), or name one table as DATA."
+    )
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:

@@ -31,8 +31,7 @@ from kit.base.files import (
 )
 from kit.base.formatting import non_utf8_problem
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset.data_report import Utterance
-from kit.dataset.long_alignment import (
+from kit.dataset.alignment import (
     AlignedToken,
     LongAligner,
     Pause,
@@ -41,6 +40,7 @@ from kit.dataset.long_alignment import (
     read_tokens,
     unmatched_tokens,
 )
+from kit.dataset.data_report import Utterance
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between

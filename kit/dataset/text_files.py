@@ -14,8 +14,15 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import Finding, ManifestConfig
-from kit.dataset.recordings import Record, Recordings, bad_row, choose_base, label_of
-from kit.dataset.splits import split_of, split_of_folders
+from kit.dataset.recordings import (
+    Record,
+    Recordings,
+    bad_row,
+    choose_base,
+    label_of,
+    split_of,
+    split_of_folders,
+)
 from kit.dataset.tables import encoding_problem, read_lines
 
 # Of a recording's own text; where it has several, the first of these is taken.
@@ -84,8 +91,8 @@ def read_text_files(
             if audio not in named and second not in named:
                 name = recordings.id_of(audio)
                 reason = f"no text: neither {Path(name).name}.txt nor a list names it"
-                cure = "write it, or let `python -m kit transcribe` do it"
-                yield bad_row(folder.name, 1, name, reason, cure=cure)
+                fix = "write it, or let `python -m kit transcribe` do it"
+                yield bad_row(folder.name, 1, name, reason, fix=fix)
 
 
 def _text_paths(folder: Path) -> Iterator[Path]:
@@ -124,9 +131,9 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
     label = label_of(path, labels)
     try:
         text = "".join(read_lines(path))
-        reason, cure = encoding_problem(text)
+        reason, fix = encoding_problem(text)
         if reason:
-            return bad_row(label, 1, "", reason, cure=cure)
+            return bad_row(label, 1, "", reason, fix=fix)
         speaker = ""
         if path.suffix.lower() in SUBTITLES:
             text = _spoken_of_subtitles(text)
@@ -143,9 +150,9 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
         return bad_row(label, 1, "", reason)
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
         reason = "a line of a table in a text file of its own"
-        return bad_row(label, 1, "", reason, cure="write what is said, and nothing else")
+        return bad_row(label, 1, "", reason, fix="write what is said, and nothing else")
     if TIMES.match(text):
-        return bad_row(label, 1, "", "labels with times, not a text", cure="write what is said")
+        return bad_row(label, 1, "", "labels with times, not a text", fix="write what is said")
     return Record(
         file=label,
         line=1,
@@ -199,9 +206,9 @@ def _list_records(
     label = label_of(path, labels)
     for number, name, text in _list_lines(path):
         audio = _find(name, path, folder, at)
-        reason, cure = encoding_problem(f"{name} {text}")
+        reason, fix = encoding_problem(f"{name} {text}")
         if reason:
-            yield bad_row(label, number, name, reason, cure=cure)
+            yield bad_row(label, number, name, reason, fix=fix)
             continue
         yield Record(
             file=label,
@@ -259,14 +266,14 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
         for number, name, audio in lines:
             text = texts.get(name, "")
             speaker = speakers.get(name, "")
-            reason, cure = encoding_problem(f"{name} {audio} {text} {speaker}")
+            reason, fix = encoding_problem(f"{name} {audio} {text} {speaker}")
             if name in doubled:
-                reason, cure = "`text` has two lines with this id", "keep the right one"
+                reason, fix = "`text` has two lines with this id", "keep the right one"
             if audio.endswith("|"):
                 reason = "a command, not a recording"
-                cure = "run it and name the file it makes"
+                fix = "run it and name the file it makes"
             if reason:
-                yield bad_row(label, number, name, reason, cure=cure)
+                yield bad_row(label, number, name, reason, fix=fix)
                 continue
             yield Record(
                 file=label,

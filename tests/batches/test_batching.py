@@ -16,12 +16,12 @@ from kit.batches.batching import (
     group_bounds,
     group_count,
     micro_batches,
+    padding_waste,
     passes,
     permuted,
     plan_batches,
     split_by_tokens,
 )
-from kit.batches.lengths import padding_waste
 
 
 def config(**over) -> DataConfig:

@@ -14,10 +14,9 @@ from helpers import CPU, DATA, code_cache, made_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_workers, made_ahead, validation_batches
-from kit.batches.lengths import neighbours_waste, wasted
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import collate
 

@@ -11,10 +11,9 @@ from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
-from kit.batches import code_shards
+from kit.batches import code_cache
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, longest_text, reference_rows, slowest_pace
-from kit.batches.code_shards import load_tensors
+from kit.batches.code_cache import CodeCache, load_tensors, longest_text, reference_rows, slowest_pace
 from kit.batches.code_stream import CodeStream
 
 
@@ -90,7 +89,7 @@ def test_a_cache_travels_as_a_few_paths(tmp_path):
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """The index of a cache too large to be checked whole whenever it is opened."""
-    monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
+    monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
     return made_index(tmp_path, 2 * CLIPS)
 
 
@@ -134,7 +133,7 @@ def test_another_shard_under_the_same_name_is_noticed(large):
 
 
 def test_more_shards_than_stay_open_are_read_all_the_same(large, monkeypatch):
-    monkeypatch.setattr(code_shards, "OPEN_SHARDS", 1)
+    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 1)
     cache = CodeCache(large)
     assert [len(cache.codes[i]) for i in (5, CLIPS + 5, 5)] == [len(cache.codes[5])] * 3
 
@@ -152,8 +151,8 @@ def start_bytes(index: Path) -> int:
 
 def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
-    monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
-    monkeypatch.setattr(code_shards, "OPEN_SHARDS", 8)
+    monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
+    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 8)
     found = {}
     for rows in (20_000, 200_000):
         folder = tmp_path / str(rows)

@@ -7,8 +7,7 @@ import pytest
 from helpers import made_cache
 
 from kit.batches.batching import best_grids
-from kit.batches.code_cache import CodeCache, fixed_lengths
-from kit.batches.lengths import length_report, percentile
+from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 
 
 def cache(codes: list[int], texts: list[int], last_split: str = "train") -> CodeCache:

@@ -8,14 +8,8 @@ import pytest
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
-from kit.batches.code_shards import (
-    MappedFile,
-    load_tensors,
-    make_room,
-    narrow,
-    save_columns,
-    touch,
-)
+from kit.batches.code_cache import MappedFile, load_tensors, touch
+from kit.batches.encoding import make_room, narrow, save_columns
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,

@@ -19,9 +19,8 @@ from kit.dataset.alignment import (
     align_clips,
     align_clips_cached,
     alignment_score,
-    lowest_score,
-    match,
 )
+from kit.dataset.checks import lowest_score, match
 from kit.dataset.data_report import Utterance
 
 HEAR = ToneRecognizer().eval()

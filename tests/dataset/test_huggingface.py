@@ -15,7 +15,7 @@ from helpers import RATE, dataset, speech
 
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
+from kit.dataset.fetch import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import read_dataset
 
 CONFIG = HubConfig()

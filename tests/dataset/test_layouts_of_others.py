@@ -18,8 +18,8 @@ from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import DataReport, Finding, ManifestConfig, Utterance
 from kit.dataset.fetch import fetch_dataset
-from kit.dataset.layouts import read_dataset
-from kit.dataset.splits import canonical_split, hold_out
+from kit.dataset.layouts import hold_out, read_dataset
+from kit.dataset.recordings import canonical_split
 
 TEXTS = [
     "printing in the only sense.",

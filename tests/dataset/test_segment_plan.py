@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kit.base.errors import KitError
-from kit.dataset.long_alignment import AlignedToken, Pause, Token
+from kit.dataset.alignment import AlignedToken, Pause, Token
 from kit.dataset.segmentation import (
     SegmentConfig,
     boundaries,

@@ -30,10 +30,10 @@ from kit.audio.recognizer import (
 )
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
-from kit.dataset import long_alignment
+from kit.dataset import alignment
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
 from kit.dataset.layouts import read_dataset
-from kit.dataset.long_alignment import (
+from kit.dataset.alignment import (
     LongAligner,
     WindowReader,
     read_tokens,
@@ -53,8 +53,8 @@ CUT = SegmentConfig(min_s=0.5, max_s=6.0)
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch) -> None:
     """For recordings that are short, and spoken slowly."""
-    monkeypatch.setattr(long_alignment, "WINDOW_S", 10.0)
-    monkeypatch.setattr(long_alignment, "FIRST_PACE", 7.0)
+    monkeypatch.setattr(alignment, "WINDOW_S", 10.0)
+    monkeypatch.setattr(alignment, "FIRST_PACE", 7.0)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -374,7 +374,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     listener.samples_of = samples_of
     aligned = LongAligner(listener, read_tokens(" ".join(texts), HEAR, "en")).run()
     assert len(aligned) == len(" ".join(texts).split())
-    assert max(asked) <= long_alignment.WINDOW_S + 1 and sum(asked) < 2 * listener.total_s
+    assert max(asked) <= alignment.WINDOW_S + 1 and sum(asked) < 2 * listener.total_s
 
 
 def test_scratch_is_not_left_in_the_folder(tmp_path):

@@ -6,11 +6,10 @@ import tracemalloc
 import pytest
 
 from kit.audio.clip import ClipMeasure
-from kit.dataset import checks, spool
-from kit.dataset.data_report import ManifestConfig
+from kit.dataset import checks, data_report
+from kit.dataset.data_report import ManifestConfig, Spool
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import write_manifest
-from kit.dataset.spool import Spool
 
 MEASURE = ClipMeasure(
     rate_hz=22050,
@@ -30,7 +29,7 @@ TEXT = "The train leaves at ten in the morning, and my mother reads a book every
 
 @pytest.fixture(params=[2**24, 1], ids=["in memory", "in a file"])
 def values(request, monkeypatch) -> Spool:
-    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", request.param)
+    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", request.param)
     return Spool({"n": n} for n in range(9))
 
 
@@ -52,7 +51,7 @@ def test_some_of_it_keep_their_order_and_some_of_those(values):
 
 
 def test_values_far_apart_and_many_are_read_in_order(monkeypatch):
-    monkeypatch.setattr(spool, "BLOCK", 4)
+    monkeypatch.setattr(data_report, "BLOCK", 4)
     values = Spool(range(1000))
     assert list(values) == list(range(1000))
     for step in (3, 100):
@@ -88,7 +87,7 @@ def peak_bytes(folder, rows: int) -> int:
 
 
 def test_a_row_costs_few_bytes_until_it_is_in_the_manifest(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool, "IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", 1)
     monkeypatch.setattr(checks, "measure_clips", lambda *_, **__: MadeMeasures())
     few, many = (peak_bytes(tmp_path / str(rows), rows) for rows in (1000, 3000))
     assert (many - few) / 2000 < 500  # a folder's own listing is most of it
