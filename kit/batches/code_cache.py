@@ -125,21 +125,10 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
-class OpenShard:
-    """A memory-mapped shard. Raises DamagedFileError for a missing or damaged file."""
-
-    def __init__(self, path: Path, verify: bool = False):
-        self.file = MappedFile(path, verify)
-        self.offsets = np.concatenate([[0], self.file["code_counts"].cumsum()]).tolist()
-
-    def row(self, what: str, place: int, check: int) -> np.ndarray:
-        """Return "codes" or "references" of a row, of which `check` is the CRC-32."""
-        where = slice(*self.offsets[place : place + 2]) if what == "codes" else place
-        row = self.file[what][where].copy()
-        self.file.release()  # the system may map megabytes around a row
-        if zlib.crc32(row.tobytes()) != check:
-            raise DamagedFileError(damaged(self.file.path, "a row does not match its checksum"))
-        return row
+def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:
+    """Map a shard; return it, and where the codes of each row begin and the last ones end."""
+    file = MappedFile(path, verify)
+    return file, np.concatenate([[0], file["code_counts"].cumsum()]).tolist()
 
 
 class Shards:
@@ -156,16 +145,21 @@ class Shards:
                 raise DamagedFileError(missing(path))
         size_bytes = sum(path.stat().st_size for path in paths)
         verify = verify and size_bytes <= CHECKED_AT_START_BYTES
-        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(OpenShard, verify=verify))
+        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(open_shard, verify=verify))
         if verify or len(paths) <= OPEN_SHARDS:
             for path in paths:
                 self.opened(path)
 
     def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
         """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
+        file, starts = self.opened(self.paths[columns["shards"][i]])
+        place = int(columns["places"][i])
+        row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
+        file.release()  # the system may map megabytes around a row
         check = {"codes": "code_checks", "references": "reference_checks"}[what]
-        shard = self.opened(self.paths[columns["shards"][i]])
-        return shard.row(what, int(columns["places"][i]), columns[check][i])
+        if zlib.crc32(row.tobytes()) != columns[check][i]:
+            raise DamagedFileError(damaged(file.path, "a row does not match its checksum"))
+        return row
 
     def __reduce__(self):  # a mapping cannot be pickled for a worker
         return Shards, (self.paths, False)
@@ -219,13 +213,24 @@ class CodeCache:
         self.speaker_names: list[str] = from_bytes(columns["speaker_names"])
         self.corpus: str = from_bytes(columns["corpus"])  # digest of ids, splits and lengths
         self.recorded = len(columns["splits"])  # rows, without those to rehearse
-        self.rows = Items(
-            self.recorded, partial(_row, columns, self.speaker_names, self.split_names)
-        )
-        self.texts = Items(self.recorded, partial(_text, columns))
+        self.rows = Items(self.recorded, self._row)
+        self.texts = Items(self.recorded, self._text)
         self.codes = Items(self.recorded, codes)
         self.references = Items(self.recorded, references)
         self.spoken = {name: np.zeros(0, np.int64) for name in (*LENGTHS, "speakers")}
+
+    def _id(self, i: int) -> bytes:
+        start, end = self.columns["id_offsets"][i : i + 2].tolist()
+        return self.columns["ids"][start:end].tobytes()
+
+    def _row(self, i: int) -> dict[str, str]:
+        speaker = self.speaker_names[self.columns["speakers"][i]]
+        split = self.split_names[self.columns["splits"][i]]
+        return {"id": self._id(i).decode(), "speaker": speaker, "split": split}
+
+    def _text(self, i: int) -> np.ndarray:
+        start, end = self.columns["text_offsets"][i : i + 2].tolist()
+        return self.columns["texts"][start:end].astype(np.int32)
 
     def add_rehearsal(
         self, speakers: list[str], texts: list[np.ndarray], codes: list[np.ndarray]
@@ -240,12 +245,9 @@ class CodeCache:
         text_counts = np.array([len(text) for text in texts], dtype=np.int64)
         code_counts = np.array([len(row) for row in codes], dtype=np.int64)
         numbers = [self.speaker_names.index(name) for name in speakers]
-        self.spoken = {
-            "texts": text_counts,
-            "codes": code_counts,
-            "tokens": text_counts + code_counts,
-            "speakers": np.array(numbers, dtype=np.int64),
-        }
+        self.spoken = {"texts": text_counts, "codes": code_counts}
+        self.spoken["tokens"] = text_counts + code_counts
+        self.spoken["speakers"] = np.array(numbers, dtype=np.int64)
         for i, speaker in enumerate(speakers):
             row = {"id": f"{REHEARSAL}-{i}", "speaker": speaker, "split": REHEARSAL}
             self.rows.more.append(row)
@@ -278,11 +280,8 @@ class CodeCache:
 
     def encoded_ids(self, rows: Sequence[int]) -> list[bytes]:
         """Return the ids of `rows` as UTF-8."""
-        ids = []
-        for i in np.asarray(rows).tolist():
-            known = i < self.recorded
-            ids.append(_id(self.columns, i) if known else self.rows[i]["id"].encode())
-        return ids
+        rows = np.asarray(rows).tolist()
+        return [self._id(i) if i < self.recorded else self.rows[i]["id"].encode() for i in rows]
 
     def release(self) -> None:
         """Give the index's pages read so far back to the system."""
@@ -331,24 +330,6 @@ class CodeCache:
     def longest(self, what: str) -> int:
         """Return the largest `what` of a row."""
         return int(np.flatnonzero(self.histogram(what))[-1])
-
-
-def _id(columns: MappedFile, i: int) -> bytes:
-    start, end = columns["id_offsets"][i : i + 2].tolist()
-    return columns["ids"][start:end].tobytes()
-
-
-def _row(columns: MappedFile, speakers: list[str], splits: list[str], i: int) -> dict[str, str]:
-    return {
-        "id": _id(columns, i).decode(),
-        "speaker": speakers[columns["speakers"][i]],
-        "split": splits[columns["splits"][i]],
-    }
-
-
-def _text(columns: MappedFile, i: int) -> np.ndarray:
-    start, end = columns["text_offsets"][i : i + 2].tolist()
-    return columns["texts"][start:end].astype(np.int32)
 
 
 def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:

@@ -138,17 +138,15 @@ class CodeStream(IterableDataset):
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
         """The batches of a group of `epoch` as lists of utterances, with those to rehearse."""
-        rows = np.concatenate([self._recorded_in(epoch, group), self.rehearsed_in(epoch, group)])
+        rows = self.members[:]
+        if self.groups > 1:
+            key = f"{self.config.seed} {epoch} groups"
+            rows = self.members[drawn(len(rows), group, self.groups, key)]
+        rows = np.concatenate([rows, self.rehearsed_in(epoch, group)]).astype(np.int64)
         lengths = self.lengths_of(rows).tolist()
         batches = plan_batches(lengths, self.config, epoch, group, self.groups)
         rows = rows.tolist()
         return [[rows[i] for i in batch] for batch in batches]
-
-    def _recorded_in(self, epoch: int, group: int) -> np.ndarray:
-        if self.groups == 1:
-            return self.members[:].astype(np.int64)
-        key = f"{self.config.seed} {epoch} groups"
-        return self.members[drawn(len(self.members), group, self.groups, key)].astype(np.int64)
 
     def rehearsed_in(self, epoch: int, group: int = 0) -> np.ndarray:
         """The rows to rehearse in a group of `epoch`: in the long run each as often as others."""
@@ -168,11 +166,9 @@ class CodeStream(IterableDataset):
             return len(self.plan(0)) * self.groups
         batches = 0
         for group in range(self.groups):
-            rows = 0
-            for count in (len(self.members), self.rehearsal_rows_per_epoch):
-                first, end = group_bounds(count, group, self.groups)
-                rows += end - first
-            batches += batches_planned(rows, self.config)
+            counts = (len(self.members), self.rehearsal_rows_per_epoch)
+            bounds = [group_bounds(count, group, self.groups) for count in counts]
+            batches += batches_planned(sum(end - first for first, end in bounds), self.config)
         return batches
 
     def usual(self, count: int) -> list:
@@ -194,8 +190,11 @@ class CodeStream(IterableDataset):
             self.cache.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
-                    ended = number + 1 == len(batches)
-                    position = self._position_after(epoch, group, number, ended)
+                    ended = number + 1 == len(batches)  # the next batch is of the next group
+                    after = {"batch": 0 if ended else number + 1}
+                    groups_done = epoch * self.groups + group + ended
+                    after["epoch"], after["group"] = divmod(groups_done, self.groups)
+                    position = self.identity | after
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position))
                     self._next = position
@@ -203,12 +202,6 @@ class CodeStream(IterableDataset):
                     yield batch
                 count += 1
             first = 0
-
-    def _position_after(self, epoch: int, group: int, number: int, ended: bool) -> dict:
-        """That of the batch after batch `number`; `ended` where that was its group's last."""
-        next_epoch, next_group = divmod(epoch * self.groups + group + ended, self.groups)
-        next_batch = 0 if ended else number + 1
-        return self.identity | {"epoch": next_epoch, "group": next_group, "batch": next_batch}
 
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""

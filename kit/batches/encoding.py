@@ -302,7 +302,10 @@ def add_counts(
     result["voices"] = narrow(np.lexsort((columns["speakers"], columns["splits"])))
     result["voice_starts"] = narrow(starts)  # (S P + 1,)
     result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
-    result["corpus"] = as_bytes(corpus_digest(result))
+    sha = hashlib.sha256()  # changes with any id, split or length, and with their order
+    for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
+        sha.update(result[name].tobytes())
+    result["corpus"] = as_bytes(sha.hexdigest()[:8])
     return result
 
 
@@ -322,14 +325,6 @@ def middle_rows(
         speakers, first = np.unique(columns["speakers"][order], return_index=True)
         rows[split, speakers] = order[first]
     return rows
-
-
-def corpus_digest(columns: dict[str, np.ndarray]) -> str:
-    """Return 8 hex digits that change with any id, split or length, and with their order."""
-    sha = hashlib.sha256()
-    for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
-        sha.update(columns[name].tobytes())
-    return sha.hexdigest()[:8]
 
 
 def narrow(values: np.ndarray) -> np.ndarray:

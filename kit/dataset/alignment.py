@@ -32,7 +32,7 @@ from torch import Tensor
 from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
 from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
-from kit.base.config import require, require_least, require_within
+from kit.base.config import require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
@@ -51,9 +51,8 @@ class AlignConfig:
     hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
 
     def __post_init__(self):
-        require(self.spread > 0, self, "spread", "must be positive.")
-        require(self.least_gap > 0, self, "least_gap", "must be positive.")
-        require_least(self, 0, "clips", "spread", "least_gap")
+        require_least(self, 1e-3, "spread", "least_gap")
+        require_least(self, 0, "clips")
         require_least(self, 1, "batch")
         require_within(self, -1000, 0, "hopeless")
 
@@ -169,44 +168,35 @@ def align_clips_cached(
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
     folder = Path(path).with_suffix(".parts")
-    make = partial(_align_in_parts, rows, recognizer, config, folder, key, progress, group)
-    values = cached_result(path, key, make)
+
+    def align_in_parts() -> list[dict]:
+        order = _by_length(rows)
+        size = PART_BATCHES * config.batch
+        parts = {}
+        for start in range(0, len(order), size):
+            parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
+        missing = [part for part in parts if read_result(part, key) is None]
+        before = len(rows) - sum(len(parts[part]) for part in missing)
+        if before:
+            progress(before, len(rows))
+        jobs = []
+        # Processes share whole batches: a clip's score depends, in its last bits, on the padding of
+        # its batch, so a batch holds the same clips with any number of processes. Parts are ordered
+        # by length, so taking them in turn gives each process about the same work.
+        for share in group.split_evenly(missing):
+            own = {part: [rows[i] for i in parts[part]] for part in share}
+            jobs.append(partial(_align_share, own, key, config))
+        if missing:
+            group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
+        alignments: list = [None] * len(rows)
+        for part, indices in parts.items():
+            for i, values in zip(indices, read_result(part, key), strict=True):
+                alignments[i] = values
+        return alignments
+
+    values = cached_result(path, key, align_in_parts)
     shutil.rmtree(folder, ignore_errors=True)
     return [Alignment(**each) for each in values]
-
-
-def _align_in_parts(
-    rows: list[Utterance],
-    recognizer: SpeechRecognizer,
-    config: AlignConfig,
-    folder: Path,
-    key: str,
-    progress: Callable,
-    group: WorkGroup,
-) -> list[dict]:
-    order = _by_length(rows)
-    size = PART_BATCHES * config.batch
-    parts = {}
-    for start in range(0, len(order), size):
-        parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
-    missing = [part for part in parts if read_result(part, key) is None]
-    before = len(rows) - sum(len(parts[part]) for part in missing)
-    if before:
-        progress(before, len(rows))
-    jobs = []
-    # Processes share whole batches: a clip's score depends, in its last bits, on the padding of its
-    # batch, so a batch holds the same clips with any number of processes. Parts are ordered by
-    # length, so taking them in turn gives each process about the same work.
-    for share in group.split_evenly(missing):
-        own = {part: [rows[i] for i in parts[part]] for part in share}
-        jobs.append(partial(_align_share, own, key, config))
-    if missing:
-        group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
-    alignments: list = [None] * len(rows)
-    for part, indices in parts.items():
-        for i, values in zip(indices, read_result(part, key), strict=True):
-            alignments[i] = values
-    return alignments
 
 
 def _align_share(
@@ -497,12 +487,11 @@ class LongAligner:
     ) -> dict[int, list]:
         """Align each long enough phrase by itself, one after the other."""
         matches = {}
-        for phrase in phrases:
-            if self._characters(phrase) >= min_characters:
-                match = self._align(window, range(phrase, phrase + 1), start, stop)
-                if match:
-                    matches |= match
-                    start = match[phrase][-1][1]
+        for phrase in (p for p in phrases if self._characters(p) >= min_characters):
+            match = self._align(window, range(phrase, phrase + 1), start, stop)
+            if match:
+                matches |= match
+                start = match[phrase][-1][1]
         return matches
 
     def _trusted(

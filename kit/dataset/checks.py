@@ -191,13 +191,17 @@ def dataset_stats(
             trained.add(row.text)
     usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
     few_clips = config.odd_share * rates_hz.total()
-    rare_letters = set()
-    if len(rows) >= 1000:  # those that only one or two texts have
-        rare_letters = {c for c, count in text_counts.items() if count <= 2 and c.isalpha()}
+    scripts = collections.Counter()
+    for letter, count in letter_counts.items():
+        scripts[script(letter)] += count
+    scripts.pop("", None)
+    few_letters = config.odd_share * scripts.total()
+    most_texts = 2 if len(rows) >= 1000 else 0  # that have a rare letter
+    rare_letters = {c for c, n in text_counts.items() if n <= most_texts and c.isalpha()}
     return DatasetStats(
         pace=usual_paces(paces, config.pace_deviations),
         odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
-        odd_scripts=_odd_scripts(letter_counts, config.odd_share),
+        odd_scripts={name for name, count in scripts.items() if count < few_letters},
         rare_letters=rare_letters,
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
@@ -221,14 +225,6 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
     return math.exp(median - width), math.exp(median + width)
 
 
-def _odd_scripts(letter_counts: collections.Counter, share: float) -> set[str]:
-    counts = collections.Counter()
-    for letter, count in letter_counts.items():
-        counts[script(letter)] += count
-    counts.pop("", None)
-    return {name for name, count in counts.items() if count < share * counts.total()}
-
-
 @functools.cache
 def script(letter: str) -> str:
     """Return the Unicode script of a letter, such as ETHIOPIC; "" for all other characters."""
@@ -243,11 +239,10 @@ def outliers(
     """Yield (kind, reason) of what sets a row apart from the rest of its dataset."""
     same = stats.same_audio.get(measure.digest, [])
     other_text = [twin for twin in same if twin.text != row.text]
-    if other_text:
-        place = _place(other_text[0])
-        yield "same recording", f"the same recording as {place}, under another text"
-    elif same and same[0] != row:
-        yield "same recording", f"the same recording as {_place(same[0])}"
+    if other_text or (same and same[0] != row):
+        first = (other_text or same)[0]
+        reason = f"the same recording as {first.id} ({first.file}, line {first.line})"
+        yield "same recording", reason + ", under another text" * bool(other_text)
     usual_hz = stats.odd_rates_hz.get(measure.rate_hz)
     if usual_hz:
         yield "sample rate", f"{measure.rate_hz} Hz among recordings of {usual_hz} Hz"
@@ -262,10 +257,6 @@ def outliers(
     repeats = stats.same_text.get((row.speaker, row.text), [])
     if len(repeats) > stats.most_repeats and row not in repeats[: stats.most_repeats]:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
-
-
-def _place(row: Utterance) -> str:
-    return f"{row.id} ({row.file}, line {row.line})"
 
 
 def row_warnings(
@@ -352,18 +343,13 @@ def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfi
     for row, alignment, kind in zip(rows, alignments, kinds, strict=True):
         limit = limits.get(kind, -math.inf)
         if alignment.score == -math.inf or alignment.score < limit:
-            detail = alignment.reason or (
-                f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}, worst near "
-                f"{alignment.worst_at_s:.1f} s"
-            )
+            scores = f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}"
+            detail = alignment.reason or f"{scores}, worst near {alignment.worst_at_s:.1f} s"
             reason = f"text and audio do not match ({detail})"
             mismatched.append(refuse(row, "mismatch", reason, row.seconds))
         elif limit == -math.inf:
             unjudged += 1
     note = f"{len(mismatched)} of {len(rows):,} clips do not match their text"
     if unjudged:
-        note += (
-            f"; {unjudged:,} that the recogniser was not trained on could not be judged: their "
-            "scores are too low"
-        )
+        note += f"; {unjudged:,} that the recogniser was not trained on score too low to be judged"
     return Match(mismatched=mismatched, limits=limits, note=note)

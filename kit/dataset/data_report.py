@@ -95,11 +95,10 @@ class ManifestConfig:
 
     def __post_init__(self):
         require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
-        require_least(self, 1, "most_characters")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
-        require_least(self, 1, "most_peak")
         require_within(self, -200, 200, "least_snr_db")
-        require_least(self, 0, "characters_per_s", "most_repeats")
+        require_least(self, 0, "characters_per_s")
+        require_least(self, 1, "most_characters", "most_peak", "most_repeats")
         require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]
@@ -107,8 +106,6 @@ class ManifestConfig:
         require_within(self, 0, 100, "max_rejected_percent", "held_out_percent")
         require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
         require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
-        valid = self.most_repeats is None or self.most_repeats >= 1
-        require(valid, self, "most_repeats", "at least 1, or null for any number.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,10 +137,10 @@ class DataReport:
 
     def summary(self) -> list[str]:
         """Return lines: hours kept and lost, then the commonest reasons, each with an example."""
-        lost = f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in"
         lines = [
             f"{self.kept_s / 3600:.2f} hours kept in {len(self.kept):,} utterances, "
-            f"{lost} {len(self.refused):,} clips"
+            f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in "
+            f"{len(self.refused):,} clips"
         ]
         for kind, findings in list(by_kind(self.refused).items())[:MAX_KINDS]:
             example = findings[0]
@@ -226,15 +223,8 @@ class DataReport:
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:
-    return Finding(
-        file=row.file,
-        line=row.line,
-        id=row.id,
-        kind=kind,
-        reason=reason,
-        seconds=seconds,
-        audio=row.audio,
-    )
+    place = {"file": row.file, "line": row.line, "id": row.id, "audio": row.audio}
+    return Finding(kind=kind, reason=reason, seconds=seconds, **place)
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

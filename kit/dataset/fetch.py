@@ -20,12 +20,13 @@ import soundfile
 
 from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
-from kit.base.config import build, require, require_least
+from kit.base.config import build, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.layouts import recognise
+from kit.dataset.manifest import write_lines
 from kit.dataset.recordings import Recordings, canonical_split, has_known_split
 from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
@@ -43,9 +44,7 @@ class HubConfig:
     save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
-        valid = self.most_hours is None or self.most_hours > 0
-        require(valid, self, "most_hours", "must be positive, or null for all.")
-        require_least(self, 0, "most_hours")
+        require_least(self, 1e-4, "most_hours")
         require_least(self, 1, "save_every")
 
 
@@ -65,7 +64,14 @@ def fetch_dataset(
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
-        return _fetch_hub(str(source).removeprefix(HUB), into, hub, progress)
+        parts = str(source).removeprefix(HUB).split("/")
+        if len(parts) < 3 or not all(parts):
+            raise DatasetError(
+                f"{source} does not name a dataset of the hub: expected {HUB}NAME/CONFIG/SPLIT, "
+                f"such as {HUB}google/fleurs/am_et/train (CONFIG is `default` where it is alone)."
+            )
+        rows = open_huggingface("/".join(parts[:-2]), *parts[-2:])
+        return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
     source = Path(source)
     if not source.exists():
         raise DatasetError(f"There is no {source}: is the name right, and the disk mounted?")
@@ -78,11 +84,10 @@ def fetch_dataset(
     try:
         _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        files = [
-            file
-            for file in sorted(source.rglob(f"*{PARQUET}"))
-            if not any(part.startswith(".") for part in file.relative_to(source).parts)
-        ]
+        files = []
+        for file in sorted(source.rglob(f"*{PARQUET}")):
+            if not any(part.startswith(".") for part in file.relative_to(source).parts):
+                files.append(file)
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -99,18 +104,6 @@ def fetch_dataset(
     folders = [table if table.is_dir() else table.parent for table in tables]
     common = Path(os.path.commonpath(folders))
     return common if Recordings(common).folders() else source
-
-
-def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Path:
-    parts = name.split("/")
-    if len(parts) < 3 or not all(parts):
-        raise DatasetError(
-            f"{HUB}{name} does not name a dataset of the hub: expected {HUB}NAME/CONFIG/SPLIT, "
-            f"e.g. {HUB}google/fleurs/am_et/train (CONFIG is `default` where there is just one)."
-        )
-    *owner, config, split = parts
-    rows = open_huggingface("/".join(owner), config, split)
-    return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
 
 
 def _unpack_parquet(
@@ -146,8 +139,7 @@ def _unpack_parquet(
         for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
             skipped = json.loads(line)
             lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_atomic(folder / "manifest.jsonl", text)
+    write_lines(folder / "manifest.jsonl", lines)
     return folder
 
 
@@ -377,18 +369,13 @@ def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: Bi
 
 
 def _finish(into: Path, key: str) -> Path:
-    table = []
-    skipped = []
-    for line in (into / PART).read_text(encoding="utf-8").split("\n")[:-1]:
-        row = json.loads(line)
-        if "reason" in row:
-            skipped.append(f"{line}\n")
-        else:
-            table.append("{id}|{text}|{text}|{speaker}\n".format(**row))
+    rows = list(map(json.loads, (into / PART).read_text(encoding="utf-8").split("\n")[:-1]))
+    skipped = [row for row in rows if "reason" in row]
+    table = ["{id}|{text}|{text}|{speaker}\n".format(**row) for row in rows if "id" in row]
     if not table:
-        first = skipped[0].strip() if skipped else "none"
+        first = skipped[0]["reason"] if skipped else "none"
         raise DatasetError(f"None of {len(skipped)} rows could be used. The first: {first}")
-    write_atomic(into / "skipped.jsonl", "".join(skipped))
+    write_lines(into / "skipped.jsonl", skipped)
     write_atomic(into / "metadata.csv", "".join(table))
     write_atomic(into / "complete", key)
     for name in (PART, "position.json"):

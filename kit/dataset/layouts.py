@@ -120,11 +120,10 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             "and may this user read it?"
         ) from error
     has_speakers = any(record.speaker for record in records)
-    speakers = {} if has_speakers else speakers_of_folders({record.file for record in records})
+    speakers = {} if has_speakers else speakers_of_folders(record.file for record in records)
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
-    bases = dict.fromkeys(record.base for record in records)
-    folders = {base: Recordings(base) for base in bases}
+    folders = {base: Recordings(base) for base in {record.base for record in records}}
     for base in folders:
         if not base.is_dir():
             raise DatasetError(
@@ -148,8 +147,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     if not (has_speakers or speakers):
         speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
-            named = (dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
-            rows = Spool(named)
+            rows = Spool(dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     names = join_names([label_of(table, tables) for table in tables], 8)
@@ -365,20 +363,16 @@ def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
             yield from _folders_below(child, depth - 1)
 
 
-# --- LJSpeech -----------------------------------------------------------------------------------
+# --- the tables of each layout --------------------------------------------------------------------
 
 
 def _ljspeech_tables(folder: Path) -> list[Path]:
     """Return the splits, or the table of all rows, which repeats them, without its copies."""
     tables = sorted(folder.glob("metadata*.csv"))
-    splits = [table for table in tables if has_known_split(table.stem)]
-    if any(split_of_table(table.stem) == "train" for table in splits):
+    if any(split_of_table(table.stem) == "train" for table in tables):
         return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
-    all_rows = [table for table in tables if table.stem == "metadata"]
-    return sorted(all_rows + splits) if all_rows else tables
-
-
-# --- Common Voice -------------------------------------------------------------------------------
+    usual = [t for t in tables if t.stem == "metadata" or has_known_split(t.stem)]
+    return usual if folder / "metadata.csv" in tables else tables
 
 
 def _common_voice_tables(folder: Path) -> list[Path]:
@@ -396,9 +390,6 @@ def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record
             yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
         elif isinstance(line, Finding):
             yield line
-
-
-# --- other tables -------------------------------------------------------------------------------
 
 
 def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:

@@ -53,7 +53,10 @@ def read_manifest(folder: Path) -> list[Utterance]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = _utterance(json.loads(line))
+                row = Utterance(**json.loads(line))
+                for name, value in vars(row).items():
+                    if not isinstance(value, FIELD_TYPES.get(name, str)):
+                        raise TypeError(f"`{name}` is {value!r}")
                 rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
@@ -63,14 +66,6 @@ def read_manifest(folder: Path) -> list[Utterance]:
     if not rows:
         raise DatasetError(f"{path} has no rows: run notebook 01_data_prep again.")
     return rows
-
-
-def _utterance(values: dict) -> Utterance:
-    row = Utterance(**values)
-    for name, value in vars(row).items():
-        if not isinstance(value, FIELD_TYPES.get(name, str)):
-            raise TypeError(f"`{name}` is {value!r}")
-    return row
 
 
 def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:

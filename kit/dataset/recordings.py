@@ -4,6 +4,7 @@ Tables come from other machines: `wavs\\c0.wav`, `/home/me/corpus/wavs/c0.wav`, 
 where there is c0.wav, `café` in composed letters where the disk has decomposed ones.
 """
 
+import collections
 import dataclasses
 import os
 import re
@@ -101,12 +102,9 @@ class Recordings:
         if not name or len(name) > MAX_PATH_CHARACTERS:
             return False
         parts = _parts(name)
-        same = self._same_name(parts)
-        if same and is_absolute(name):
-            return True
-        for tail, _ in same:
+        for tail, _ in self._same_name(parts):
             shared = min(len(parts), len(tail))
-            if tuple(parts[-shared:]) == tail[-shared:]:
+            if is_absolute(name) or tuple(parts[-shared:]) == tail[-shared:]:
                 return True
         return False
 
@@ -146,10 +144,7 @@ class Recordings:
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
-        counts: dict[str, int] = {}
-        for path in self.paths():
-            folder = os.path.dirname(path)
-            counts[folder] = counts.get(folder, 0) + 1
+        counts = collections.Counter(map(os.path.dirname, self.paths()))
         return [Path(folder) for folder in sorted(counts, key=lambda f: (-counts[f], f))]
 
     def _matches(self, name: str) -> list[str]:
@@ -197,11 +192,9 @@ class Recordings:
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """{stem: path below `base`} of audio in formats that the kit does not read."""
-        paths = {}
-        for relative in _walk(self.base):
-            if os.path.splitext(relative)[1].lower() in UNREADABLE_SUFFIXES:
-                paths[_parts(relative)[-1]] = relative
-        return paths
+        suffixes = UNREADABLE_SUFFIXES
+        paths = (p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+        return {_parts(path)[-1]: path for path in paths}
 
 
 def _walk(base: Path) -> Iterator[str]:
@@ -381,15 +374,12 @@ def canonical_split(name: str) -> str:
     words = _words(name)
     if words & HELD_OUT or {"held", "out"} <= words:
         return "held_out"
-    if words & TRAIN:
-        return "train"
-    return name
+    return "train" if words & TRAIN else name
 
 
 def known_split(name: str) -> bool:
     """Tell whether a value is nothing but a split's usual name."""
-    words = re.split(r"[-_ ]", name.strip().lower())
-    return "".join(words) in TRAIN | HELD_OUT | TEST
+    return re.sub(r"[-_ ]", "", name.strip().lower()) in TRAIN | HELD_OUT | TEST
 
 
 def split_of_table(stem: str) -> str:
@@ -397,8 +387,7 @@ def split_of_table(stem: str) -> str:
 
     "" for `metadata` alone, which is all of a dataset.
     """
-    rest = re.sub(r"^metadata", "", stem, flags=re.IGNORECASE)
-    return canonical_split(rest.strip("_- ."))
+    return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
 
 
 def has_known_split(name: str) -> bool:
@@ -409,12 +398,8 @@ def has_known_split(name: str) -> bool:
 def split_of(table: Path, tables: list[Path]) -> str:
     """Return the split that a table's name says it holds, or its folder's; "" for none."""
     label = label_of(table, tables)
-    split = split_of_folders(label)
-    if split:
-        return split
-    if ("/" in label or len(tables) == 1) and not has_known_split(table.stem):
-        return ""
-    return split_of_table(table.stem)
+    is_all = ("/" in label or len(tables) == 1) and not has_known_split(table.stem)
+    return split_of_folders(label) or ("" if is_all else split_of_table(table.stem))
 
 
 def split_of_folders(label: str) -> str:
@@ -429,12 +414,11 @@ def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
     That is the first folder in which the paths differ, without those of splits and of chapters.
     """
     folders = {}
+    without_gender = {}
     for label in set(labels):
         parts = Path(label).parts[:-1]
         folders[label] = [p for p in parts if not has_known_split(p) and not PARTS.fullmatch(p)]
-    without_gender = {}
-    for label, parts in folders.items():
-        without_gender[label] = [p for p in parts if p.lower() not in GENDERS]
+        without_gender[label] = [p for p in folders[label] if p.lower() not in GENDERS]
     return _first_difference(without_gender) or _first_difference(folders)
 
 

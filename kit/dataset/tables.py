@@ -6,7 +6,6 @@ hold a separator or a line end. A table is only taken for a quoted one if that g
 equal length.
 """
 
-import bisect
 import collections
 import csv
 import dataclasses
@@ -15,8 +14,7 @@ import itertools
 import json
 import os
 import re
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -130,7 +128,10 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
             first = next(usable[0].good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
             columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
-            yield from _description(usable[0], columns)
+            plain = usable[0].separator == "|" and columns.audio == 0 and not columns.header
+            if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
+                header = ", with a header" if columns.header else ""  # not as LJSpeech has it
+                yield f"columns {columns} separated by {NAMES[usable[0].separator]}{header}"
         for raw in group:
             if columns is None:
                 for row in raw.rows():
@@ -149,14 +150,6 @@ def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
 def _recording_check(folder: Path, usual: Path) -> IsRecording:
     places = [Recordings(base) for base in dict.fromkeys((usual, folder))]
     return lambda value: any(place.lists(value) for place in places)
-
-
-def _description(raw: RawTable, columns: Columns) -> Iterator[str]:
-    """Yield which columns a table has, where it is not LJSpeech's own."""
-    usual = raw.separator == "|" and columns.audio == 0 and not columns.header
-    if not (usual and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
-        header = ", with a header" if columns.header else ""
-        yield f"columns {columns} separated by {NAMES[raw.separator]}{header}"
 
 
 def _records(
@@ -277,8 +270,7 @@ def read_table(
         if _rate(way, is_recording) >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording
         ways.append(way)
-    if any(way.width == width for way in ways):
-        ways = [way for way in ways if way.width == width]
+    ways = [way for way in ways if way.width == width] or ways
     best = max(ways, key=lambda way: _rate(way, is_recording))
     if _rate(best, is_recording) > 0:
         return best
@@ -293,11 +285,6 @@ def _rate(table: RawTable, is_recording: IsRecording) -> float:
     named = names_columns(table.sample[0])
     share = table.most_recordings(table.sample, is_recording) / len(table.sample)
     return (named + share) * table.good_count / table.count
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file as `iter_lines` does."""
-    return list(iter_lines(path))
 
 
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
@@ -341,18 +328,13 @@ def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecor
         len(cell) > 2 and cell[0] == cell[-1] == '"' for cell in firsts
     )
     # Lines that continue a quoted text name no recordings; those of a quotation in two texts do.
-    starts = array("Q", (row.line for row in quoted.split()))
-    inner = [row.cells for row in literal.rows() if not _contains(starts, row.line)]
+    starts = {row.line for row in quoted.split()}
+    inner = [row.cells for row in literal.rows() if row.line not in starts]
     continued = bool(inner) and not any(is_recording(cell) for cells in inner for cell in cells)
     odd += all_quoted + continued
     if quoted.width > 1 and quoted.count - quoted.good_count < odd and (continued or not inner):
         return quoted
     return literal
-
-
-def _contains(ascending: Sequence[int], number: int) -> bool:
-    place = bisect.bisect_left(ascending, number)
-    return place < len(ascending) and ascending[place] == number
 
 
 def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
@@ -473,25 +455,18 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
         label = label_of(table, tables)
         split = "" if len(tables) == 1 else split_of(table, tables)
         lines = Spool(_json_rows(table))
-        records = [lines[i][1] for i in range(0, len(lines), max(1, len(lines) // SAMPLE_ROWS))]
-        names = [_audio(values) for values in records if isinstance(values, dict)]
-        parts = {
-            str(_audio(values))
-            for _, values in lines
-            if isinstance(values, dict) and values.get("offset")
-        }
+        records = Spool(values for _, values in lines if isinstance(values, dict))
+        names = [_audio(values) for values in records[:: max(1, len(records) // SAMPLE_ROWS)]]
+        parts = {str(_audio(values)) for values in records if values.get("offset")}
         folder = Path(config.audio_root or table.parent)
         base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
         for number, values in lines:
-            name = ""
-            reason, fix = "", ""
             if isinstance(values, BadRecord):
-                reason = values.reason
-            else:
-                name = str(values.get("id", ""))
-                reason, fix = _json_problem(values, parts)
+                yield bad_row(label, number, "", values.reason)
+                continue
+            reason, fix = _json_problem(values, parts)
             if reason:
-                yield bad_row(label, number, name, reason, fix=fix)
+                yield bad_row(label, number, str(values.get("id", "")), reason, fix)
                 continue
             audio = _audio(values)
             speaker = _value(values, SPEAKER_KEYS, "speaker")

@@ -23,7 +23,7 @@ from kit.dataset.recordings import (
     split_of,
     split_of_folders,
 )
-from kit.dataset.tables import encoding_problem, read_lines
+from kit.dataset.tables import encoding_problem, iter_lines
 
 # Of a recording's own text; where it has several, the first of these is taken.
 SUBTITLES = (".srt", ".vtt", ".tsv")
@@ -89,10 +89,9 @@ def read_text_files(
         for audio in recordings.paths():
             second = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
             if audio not in named and second not in named:
-                name = recordings.id_of(audio)
-                reason = f"no text: neither {Path(name).name}.txt nor a list names it"
+                reason = f"no text: neither {Path(audio).stem}.txt nor a list names it"
                 fix = "write it, or let `python -m kit transcribe` do it"
-                yield bad_row(folder.name, 1, name, reason, fix=fix)
+                yield bad_row(folder.name, 1, recordings.id_of(audio), reason, fix)
 
 
 def _text_paths(folder: Path) -> Iterator[Path]:
@@ -106,8 +105,7 @@ def _text_paths(folder: Path) -> Iterator[Path]:
 
 def _ending(path: Path) -> str:
     """Return the ending of a text's name; ENDINGS[1] for those of lists without one."""
-    name = path.name.lower()
-    endings = [ending for ending in ENDINGS if name.endswith(ending)]
+    endings = [ending for ending in ENDINGS if path.name.lower().endswith(ending)]
     if endings:
         return max(endings, key=len)
     return ENDINGS[1] if path.suffix.lower() in LIST_SUFFIXES else ENDINGS[-1]
@@ -119,24 +117,23 @@ def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
         return ""
     stem = path.relative_to(folder).as_posix()[: -len(_ending(path))]
     parts = stem.split("/")
-    for first in range(len(parts)):
-        for microphone in MICROPHONES:
-            audio = recordings.find_below("/".join(parts[first:]) + microphone)
-            if audio:
-                return audio
-    return ""
+    tails = ["/".join(parts[first:]) for first in range(len(parts))]
+    paths = (recordings.find_below(tail + end) for tail in tails for end in MICROPHONES)
+    return next(filter(None, paths), "")
 
 
 def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Record | Finding:
     label = label_of(path, labels)
     try:
-        text = "".join(read_lines(path))
+        text = "".join(iter_lines(path))
         reason, fix = encoding_problem(text)
         if reason:
             return bad_row(label, 1, "", reason, fix=fix)
         speaker = ""
         if path.suffix.lower() in SUBTITLES:
-            text = _spoken_of_subtitles(text)
+            # The number of the next cue, or its name, is behind an empty line.
+            cues = [re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in CUES.split(text)[2::2]]
+            text = " ".join(cues)
         elif path.suffix.lower() == ".json":
             values = json.loads(text)
             segments = [segment["text"] for segment in values.get("segments") or []]
@@ -146,13 +143,12 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
     except DatasetError as error:
         return bad_row(label, 1, "", str(error))
     except (ValueError, TypeError, KeyError, AttributeError):
-        reason = 'an object with a "text" expected, as Whisper writes'
-        return bad_row(label, 1, "", reason)
+        return bad_row(label, 1, "", 'an object with a "text" expected, as Whisper writes')
+    fix = "write what is said, and nothing else"
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
-        reason = "a line of a table in a text file of its own"
-        return bad_row(label, 1, "", reason, fix="write what is said, and nothing else")
+        return bad_row(label, 1, "", "a line of a table in a text file of its own", fix)
     if TIMES.match(text):
-        return bad_row(label, 1, "", "labels with times, not a text", fix="write what is said")
+        return bad_row(label, 1, "", "labels with times, not a text", fix)
     return Record(
         file=label,
         line=1,
@@ -164,13 +160,6 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
         split=split_of_folders(label),
         in_subfolders=True,
     )
-
-
-def _spoken_of_subtitles(text: str) -> str:
-    """Return the words of SRT, VTT, or Whisper's TSV, without times, numbers and headers."""
-    cues = CUES.split(text)[2::2]
-    # The number of the next cue, or its name, is behind an empty line.
-    return " ".join(re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in cues)
 
 
 def _find(name: str, path: Path, folder: Path, at: Callable[[Path], Recordings]) -> str:
@@ -193,10 +182,10 @@ def _is_list(path: Path, folder: Path, at: Callable[[Path], Recordings]) -> bool
 def _list_lines(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, id, text) of the lines that are not empty."""
     lines = []
-    for number, line in enumerate(read_lines(path), 1):
-        match = LINE.fullmatch(line.strip())
-        if line.strip():
-            lines.append((number, match[1], match[2]) if match else (number, line.strip(), ""))
+    for number, line in enumerate(map(str.strip, iter_lines(path)), 1):
+        match = LINE.fullmatch(line)
+        if line:
+            lines.append((number, match[1], match[2]) if match else (number, line, ""))
     return lines
 
 
@@ -208,7 +197,7 @@ def _list_records(
         audio = _find(name, path, folder, at)
         reason, fix = encoding_problem(f"{name} {text}")
         if reason:
-            yield bad_row(label, number, name, reason, fix=fix)
+            yield bad_row(label, number, name, reason, fix)
             continue
         yield Record(
             file=label,
@@ -228,7 +217,7 @@ def _list_records(
 def _id_lines(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, id, what follows it) of each line; [] where there is no such file."""
     lines = []
-    for number, line in enumerate(read_lines(path) if path.is_file() else [], 1):
+    for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
         name, *rest = line.split(maxsplit=1) or [""]
         if name:
             lines.append((number, name, "".join(rest).strip()))
@@ -254,11 +243,9 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
         for _, name, text in _id_lines(table.parent / "text"):
             if texts.setdefault(name, text) != text:
                 doubled.add(name)
-        speakers = {
-            name: speaker
-            for _, speaker, names in _id_lines(table.parent / "spk2utt")
-            for name in names.split()
-        }
+        speakers = {}
+        for _, speaker, names in _id_lines(table.parent / "spk2utt"):
+            speakers |= dict.fromkeys(names.split(), speaker)
         speakers |= {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
         lines = _id_lines(table)
         folder = Path(config.audio_root or table.parent)
@@ -270,10 +257,9 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
             if name in doubled:
                 reason, fix = "`text` has two lines with this id", "keep the right one"
             if audio.endswith("|"):
-                reason = "a command, not a recording"
-                fix = "run it and name the file it makes"
+                reason, fix = "a command, not a recording", "run it and name the file it makes"
             if reason:
-                yield bad_row(label, number, name, reason, fix=fix)
+                yield bad_row(label, number, name, reason, fix)
                 continue
             yield Record(
                 file=label,

@@ -77,11 +77,8 @@ def _config_in(header: dict) -> GPTConfig:
 
 def load_model(path: Path) -> SpeechGPT:
     """Return the model saved at `path`, in fp32 and eval mode. Raises DamagedFileError."""
-
-    def make(header: dict) -> SpeechGPT:
-        return SpeechGPT(_config_in(header))
-
-    return load_module(path, make, DamagedFileError, "run notebook 02_train.")
+    fix = "run notebook 02_train."
+    return load_module(path, lambda header: SpeechGPT(_config_in(header)), DamagedFileError, fix)
 
 
 def save_adapters(
@@ -135,16 +132,14 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
             "the voice that the run started from."
         )
     require_compatible(config, base.config)
-    unknown = [name for name in tables if name not in TABLES]
-    if unknown:
-        reason = f"no model has the tables {join_names(unknown)}"
-        raise DamagedFileError(damaged_adapters(path, reason))
     with torch.device("meta"):
         expected = SpeechGPT(config)
         add_adapters(expected, header["lora"])
-    mismatch = describe_mismatch(tensors, adapter_tensors(expected, tables))
-    if mismatch:
-        raise DamagedFileError(damaged_adapters(path, mismatch))
+    unknown = join_names([name for name in tables if name not in TABLES])
+    problem = unknown and f"no model has the tables {unknown}"
+    problem = problem or describe_mismatch(tensors, adapter_tensors(expected, tables))
+    if problem:
+        raise DamagedFileError(damaged_adapters(path, problem))
     model = warm_start_model(config, base, {})
     add_adapters(model, header["lora"])
     with torch.no_grad():
@@ -163,10 +158,8 @@ def damaged_adapters(path: Path, reason: object) -> str:
 def model_settings(base: GPTConfig) -> dict:
     """Return the settings of a run's `model` section that must equal those of `base`."""
     values = dataclasses.asdict(base)
-    values["start_text_id"] = base.start_text
-    values["stop_text_id"] = base.stop_text
-    free = FREE | {"max_text", "max_code"}
-    return {name: value for name, value in values.items() if name not in free}
+    values |= {"start_text_id": base.start_text, "stop_text_id": base.stop_text}
+    return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
 def warm_start_model(
