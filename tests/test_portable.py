@@ -26,30 +26,20 @@ ROOMS = sorted((ROOT / "kit").rglob("*.py"))
 
 # What Windows has not (macOS lacks sched_getaffinity and what begins with posix_fa), from the
 # standard library's documentation ("Availability: Unix").
-POSIX_MODULES = {
-    *("crypt", "curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource"),
-    *("spwd", "syslog", "termios", "tty"),
-}
+POSIX_MODULES = set(
+    "crypt curses fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split()
+)
 POSIX_NAMES = {
-    "os": {
-        *("chown", "chroot", "fchmod", "fchown", "fork", "forkpty", "geteuid", "getgid"),
-        *("getgroups", "getloadavg", "getpgid", "getpgrp", "getresuid", "getsid", "getuid"),
-        *("initgroups", "killpg", "lchown", "lockf", "mkfifo", "mknod", "nice", "openpty"),
-        *("posix_fadvise", "posix_fallocate", "sched_getaffinity", "sched_setaffinity"),
-        *("sched_yield", "sendfile", "setgid", "setpgid", "setpriority", "setsid", "setuid"),
-        *("statvfs", "sync", "sysconf", "ttyname", "uname", "wait", "wait3", "wait4", "WNOHANG"),
-        *("O_CLOEXEC", "O_DIRECTORY", "O_DSYNC", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC"),
-    },
-    "signal": {
-        *("SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGTSTP"),
-        *("SIGUSR1", "SIGUSR2", "alarm", "pause", "pthread_kill", "pthread_sigmask", "setitimer"),
-        *("sigpending", "sigwait", "siginterrupt"),
-    },
-    "time": {"pthread_getcpuclockid", "tzset"},
-    "socket": {"AF_UNIX", "socketpair"},
+    "os": "chown chroot fchmod fchown fork forkpty geteuid getgid getgroups getloadavg getpgid "
+    "getpgrp getresuid getsid getuid initgroups killpg lchown lockf mkfifo mknod nice openpty "
+    "posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity sched_yield sendfile setgid "
+    "setpgid setpriority setsid setuid statvfs sync sysconf ttyname uname wait wait3 wait4 WNOHANG "
+    "O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC".split(),
+    "signal": "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 "
+    "alarm pause pthread_kill pthread_sigmask setitimer sigpending sigwait siginterrupt".split(),
+    "time": ["pthread_getcpuclockid", "tzset"],
+    "socket": ["AF_UNIX", "socketpair"],
 }
-
-room = pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
 
 
 class Uses(ast.NodeVisitor):
@@ -67,9 +57,10 @@ class Uses(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         names = {name.id for h in node.handlers for name in ast.walk(h) if hasattr(name, "id")}
-        self.tried += bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        guarded = bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        self.tried += guarded
         self.generic_visit(node)
-        self.tried -= bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        self.tried -= guarded
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A function that returns early where the system is another has asked, too."""
@@ -101,22 +92,20 @@ class Uses(ast.NodeVisitor):
             self.found.append(f"line {line}: {name}")
 
 
-@room
-def test_what_only_posix_has_is_checked_first(path):
+def posix_uses(text: str) -> list[str]:
     uses = Uses()
-    uses.visit(ast.parse(path.read_text(encoding="utf-8")))
-    assert not uses.found, "ask with hasattr(...), or sys.platform, before using these"
-
-
-def test_the_reader_of_sources_finds_what_it_looks_for():
-    uses = Uses()
-    text = "import os, fcntl\ndef f():\n    os.sched_getaffinity(0)\n"
     uses.visit(ast.parse(text))
-    assert uses.found == ["line 1: fcntl", "line 3: os.sched_getaffinity"]
-    guarded = Uses()
+    return uses.found
+
+
+def test_the_readers_of_sources_find_what_they_look_for():
+    text = "import os, fcntl\ndef f():\n    os.sched_getaffinity(0)\n"
+    assert posix_uses(text) == ["line 1: fcntl", "line 3: os.sched_getaffinity"]
     text = "import os\nx = os.fork() if hasattr(os, 'fork') else 0\n"
-    guarded.visit(ast.parse(text + "try:\n    import fcntl\nexcept ImportError:\n    pass\n"))
-    assert guarded.found == []
+    assert posix_uses(text + "try:\n    import fcntl\nexcept ImportError:\n    pass\n") == []
+    text = "open('a')\nopen('a', 'rb')\np.read_text()\np.write_text(x, encoding='utf-8')\n"
+    found = text_calls(ast.parse(text + "subprocess.run(['x'], text=True)\n"))
+    assert [line.partition(":")[0] for line in found] == ["line 1", "line 3", "line 5"]
 
 
 def text_calls(tree: ast.Module) -> list[str]:
@@ -137,21 +126,17 @@ def text_calls(tree: ast.Module) -> list[str]:
     return found
 
 
-@room
-def test_text_files_name_their_encoding(path):
+@pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
+def test_what_only_posix_has_is_checked_first_and_text_files_name_their_encoding(path):
     """On Windows the default is cp1252, which has no Ethiopic."""
-    assert text_calls(ast.parse(path.read_text(encoding="utf-8"))) == []
+    text = path.read_text(encoding="utf-8")
+    assert not posix_uses(text), "ask with hasattr(...), or sys.platform, before using these"
+    assert text_calls(ast.parse(text)) == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_name_their_encoding(path):
     assert [text_calls(parse(cell)) for cell in code_cells(path) if text_calls(parse(cell))] == []
-
-
-def test_the_reader_of_encodings_finds_what_it_looks_for():
-    text = "open('a')\nopen('a', 'rb')\np.read_text()\np.write_text(x, encoding='utf-8')\n"
-    found = text_calls(ast.parse(text + "subprocess.run(['x'], text=True)\n"))
-    assert [line.partition(":")[0] for line in found] == ["line 1", "line 3", "line 5"]
 
 
 def test_what_was_read_keeps_no_file_open(tmp_path):
@@ -293,9 +278,7 @@ def test_a_machine_like_windows_uses_every_room(tmp_path):
     script.write_text(WINDOWS + USES, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
+        **{"capture_output": True, "text": True, "encoding": "utf-8"},
         env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
     )
     assert "all of it ran" in done.stdout, done.stderr[-3000:]
