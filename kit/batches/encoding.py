@@ -117,13 +117,15 @@ def build_cache(
     """
     folder = Path(folder)
     make_folder(folder)
-    sweep(folder)
+    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
+        if age_s > STALE_S:
+            path.unlink(missing_ok=True)
     clips = clip_digests(rows, digests)
-    found = find_clips(folder, key, set(clips), say)
-    missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
-    before = len(found)
+    cached = find_clips(folder, key, set(clips), say)
+    missing = {clip: row for clip, row in zip(clips, rows) if clip not in cached}
+    before = len(cached)
     total = before + len(missing)
-    keep = {clip.shard for clip in found.values()}
+    keep = {clip.shard for clip in cached.values()}
     progress(before, total)
     # Of a clip: a reference in half floats, and 4 bytes a code of some 10 s.
     reference_bytes = 2 * front_end.config.n_mels * config.reference_frames
@@ -141,16 +143,16 @@ def build_cache(
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
-        found.update(shard_clips(path))
+        cached.update(shard_clips(path))
     texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
+    return write_index(rows, [cached[clip] for clip in clips], texts, folder, config)
 
 
 def find_clips(
     folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
 ) -> dict[str, Clip]:
     """Return the clips of `wanted` that are encoded; a damaged shard is reported and removed."""
-    found: dict[str, Clip] = {}
+    encoded: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
             clips = shard_clips(path)
@@ -158,8 +160,8 @@ def find_clips(
             say(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
-        found.update((name, clip) for name, clip in clips.items() if name in wanted)
-    return found
+        encoded.update((name, clip) for name, clip in clips.items() if name in wanted)
+    return encoded
 
 
 def shard_clips(path: Path) -> dict[str, Clip]:
@@ -205,8 +207,8 @@ def encode(
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
         waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in at]
-        for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
-            codes[i] = found.cpu().numpy().astype(np.int32)
+        for i, mel, own in zip(at, *mels_and_codes(codec, front_end, waves)):
+            codes[i] = own.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
     return {
         "codes": np.concatenate(codes),
@@ -356,13 +358,6 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
             stat = path.stat()
             files[path] = (time.time() - stat.st_mtime, stat.st_size)
     return files
-
-
-def sweep(folder: Path) -> None:
-    """Remove old half-written files of killed processes."""
-    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > STALE_S:
-            path.unlink(missing_ok=True)
 
 
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:

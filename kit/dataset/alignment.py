@@ -128,7 +128,7 @@ def align_clips(
     A recording that cannot be read scores -inf, with the reason.
     """
     alignments: list = [None] * len(rows)
-    order = _by_length(rows)
+    order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little padding in a batch
     sample_rate = recognizer.input_sample_rate
     for start in range(0, len(order), config.batch):
         waves = {}
@@ -143,11 +143,6 @@ def align_clips(
             alignments[i] = alignment_score(recognizer, output, rows[i].text)
         advance(len(batch))
     return alignments
-
-
-def _by_length(rows: list[Utterance]) -> list[int]:
-    """Return the indices of `rows` from short to long, for batches with little padding."""
-    return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
 
 
 def align_clips_cached(
@@ -170,7 +165,7 @@ def align_clips_cached(
     folder = Path(path).with_suffix(".parts")
 
     def align_in_parts() -> list[dict]:
-        order = _by_length(rows)
+        order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)
         size = PART_BATCHES * config.batch
         parts = {}
         for start in range(0, len(order), size):
@@ -295,23 +290,17 @@ class Window:
         return Pause(start_s=self.second(start + first), end_s=self.second(start + stop))
 
 
-class WindowReader:
+class WindowReader(contextlib.ExitStack):
     """Reads a recording and recognises it, one window at a time; open until its block ends."""
 
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
+        super().__init__()
         self.recognizer = recognizer
         self.extent = count_decodable(path)
         self.samples = self.extent.frames
-        self.stack = contextlib.ExitStack()
-        self.sound = self.stack.enter_context(open_seekable(path, self.samples))
+        self.sound = self.enter_context(open_seekable(path, self.samples))
         self.rate = self.sound.samplerate  # Hz
         self.total_s = self.samples / self.rate
-
-    def __enter__(self) -> "WindowReader":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.stack.close()
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Return mono samples (L,) at the recording's own rate."""

@@ -161,7 +161,6 @@ def dataset_stats(
     rows: Sequence[Utterance], measures: dict, config: ManifestConfig
 ) -> DatasetStats:
     paces = array("d")
-    audio_hashes, text_hashes = array("q"), array("q")  # of their keys: a set would be too large
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
     text_counts = collections.Counter()  # of a letter: how many texts have it
@@ -169,15 +168,14 @@ def dataset_stats(
     for row in rows:
         measure = measures[row.audio]
         paces.append(pace_of(row, measure))
-        if measure.digest:
-            audio_hashes.append(hash(measure.digest))
-        text_hashes.append(hash((row.speaker, row.text)))
         rates_hz[measure.rate_hz] += 1
         letter_counts.update(row.text)
         text_counts.update(set(row.text))
         if row.split != "train":
             not_trained.add(row.text)
-    audio_repeats, text_repeats = values_repeated(audio_hashes), values_repeated(text_hashes)
+    digests = (measures[row.audio].digest for row in rows)
+    audio_repeats = values_repeated(hash(digest) for digest in digests if digest)
+    text_repeats = values_repeated(hash((row.speaker, row.text)) for row in rows)
     same_audio = collections.defaultdict(list)
     same_text = collections.defaultdict(list)
     trained = set()

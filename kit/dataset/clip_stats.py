@@ -127,9 +127,6 @@ def _folder_is_gone(path: str) -> bool:
         return True
 
 
-# --- the cache --------------------------------------------------------------------------------
-
-
 def _parts(cache: Path) -> list[Path]:
     """Return the caches of the other processes of a group, until all are done."""
     return sorted(cache.parent.glob(f"{cache.stem}.[0-9]*{cache.suffix}"))
@@ -205,9 +202,6 @@ def _entry(path: str) -> dict:
         stat = os.stat(path)
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
-
-
-# --- measuring --------------------------------------------------------------------------------
 
 
 def measure_line(path: str, decode_s: float) -> str:

@@ -181,9 +181,7 @@ def _columns_of_header(
 def _text_rank(name: str) -> int:
     """0 for the name of a normalised text, which is preferred, 1 for a plain, 2 for a raw one."""
     words = set(re.split(r"[^a-z]+", name.lower()))
-    if words & NORMALISED:
-        return 0
-    return 2 if words & RAW else 1
+    return 0 if words & NORMALISED else 1 + bool(words & RAW)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

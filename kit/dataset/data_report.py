@@ -142,10 +142,9 @@ class DataReport:
             f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in "
             f"{len(self.refused):,} clips"
         ]
-        for kind, findings in list(by_kind(self.refused).items())[:MAX_KINDS]:
-            example = findings[0]
+        for kind, (example, *more) in list(by_kind(self.refused).items())[:MAX_KINDS]:
             lines.append(
-                f"  {len(findings):,} clips, {kind}: for example {example.file}:{example.line} "
+                f"  {1 + len(more):,} clips, {kind}: for example {example.file}:{example.line} "
                 f"{example.id[:40]}: {shorten(example.reason, 160)}; {example.cure}"
             )
         return lines

@@ -17,6 +17,7 @@ import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
+from kit.dataset import text_files
 from kit.dataset.data_report import (
     Finding,
     ManifestConfig,
@@ -47,13 +48,6 @@ from kit.dataset.tables import (
     read_json,
     read_tables,
     tables_of_recordings,
-)
-from kit.dataset.text_files import (
-    folders_of_texts,
-    has_own_texts,
-    kaldi_tables,
-    read_kaldi,
-    read_text_files,
 )
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
@@ -299,15 +293,15 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        found = _tables_of(source) or _tables_below(source)
-        if not found and folders_of_texts(source):
-            found = TEXTS, [source]
-        if not found:  # VITS has filelists/ beside the recordings
+        result = _tables_of(source) or _tables_below(source)
+        if not result and text_files.folders_of_texts(source):
+            result = TEXTS, [source]
+        if not result:  # VITS has filelists/ beside the recordings
             folders = [f for f in _folders_below(source) if not Recordings(f).folders()]
             tables = [table for folder in folders for table in _other_tables(folder, source)]
-            found = (LAYOUTS[-1], tables) if tables else None
-        if found:
-            return found
+            result = (LAYOUTS[-1], tables) if tables else None
+        if result:
+            return result
     elif source.is_file():
         for layout in LAYOUTS:
             known = source.suffix.lower() in layout.suffixes
@@ -343,9 +337,9 @@ def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
     """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
     datasets: dict[Path, tuple[DatasetLayout, list[Path]]] = {}
     for folder in _folders_below(source):
-        found = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
-        if found:
-            datasets[folder] = found
+        result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
+        if result:
+            datasets[folder] = result
     layouts = {layout for layout, _ in datasets.values()}
     languages = len(datasets) > 1 and any(layout.read is _common_voice for layout in layouts)
     if len(layouts) > 1 or languages:
@@ -361,9 +355,6 @@ def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
         if depth and child.is_dir() and not hidden:
             yield child
             yield from _folders_below(child, depth - 1)
-
-
-# --- the tables of each layout --------------------------------------------------------------------
 
 
 def _ljspeech_tables(folder: Path) -> list[Path]:
@@ -399,7 +390,7 @@ def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
     """
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > MAX_TABLES or has_own_texts(files, folder):
+    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
         return []
     tables = tables_of_recordings(files, audio_root)
     splits = [path for path in tables if has_known_split(path.stem)]
@@ -411,8 +402,8 @@ TEXTS = DatasetLayout(
     name="texts",
     folder="a text file for each recording (c0.wav and c0.txt), or a list of `id text`",
     row="a text for each recording",
-    tables=folders_of_texts,
-    read=read_text_files,
+    tables=text_files.folders_of_texts,
+    read=text_files.read_text_files,
 )
 # In the order in which they are tried.
 LAYOUTS = (
@@ -447,8 +438,8 @@ LAYOUTS = (
         folder="wav.scp and text",
         row="`id path` in every line of wav.scp",
         suffixes=(".scp",),
-        tables=kaldi_tables,
-        read=read_kaldi,
+        tables=text_files.kaldi_tables,
+        read=text_files.read_kaldi,
     ),
     DatasetLayout(
         name="table",

@@ -38,8 +38,7 @@ def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
     def line(row: Utterance) -> dict:
         path = Path(os.path.abspath(row.audio))
         inside = path.is_relative_to(folder)
-        audio = path.relative_to(folder).as_posix() if inside else str(path)
-        return dict(vars(row), audio=audio)
+        return vars(row) | {"audio": str(path.relative_to(folder).as_posix() if inside else path)}
 
     write_lines(folder / "manifest.jsonl", map(line, rows))
 

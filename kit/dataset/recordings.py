@@ -330,10 +330,8 @@ def check_record(
         if "have this name" in reason:
             fix = "name the right folder in the table, or with --set manifest.audio_root="
     if reason:
-        name = record.id or record.audio
-        return Finding(
-            file=record.file, line=record.line, id=name, kind=kind, reason=reason, cure=fix
-        )
+        place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
+        return Finding(**place, kind=kind, reason=reason, cure=fix)
     return Utterance(
         id=name,
         audio=audio,

@@ -17,18 +17,9 @@ import soundfile
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
+from kit.base import files
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import (
-    cached_result,
-    digest,
-    disk_errors,
-    encode_wav,
-    make_folder,
-    read_result,
-    require_disk,
-    write_atomic,
-)
 from kit.base.formatting import non_utf8_problem
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.alignment import (
@@ -241,8 +232,8 @@ class UnusedAudio:
 
 def find_audio(folder: Path) -> list[Path]:
     """Return the audio files under `folder`. Raises DatasetError for a name that is not UTF-8."""
-    files = Path(folder).rglob("*")
-    recordings = sorted(p for p in files if p.suffix.lower() in SUFFIXES and p.is_file())
+    paths = Path(folder).rglob("*")
+    recordings = sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
     for path in recordings:
         if non_utf8_problem(path):
             raise DatasetError(f"{non_utf8_problem(path)}.")
@@ -330,7 +321,7 @@ class Segmenter:
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
         losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
         write_losses(into, losses)
-        write_atomic(into / "metadata.csv", "".join(lines))
+        files.write_atomic(into / "metadata.csv", "".join(lines))
         return losses
 
     def segment_rows(
@@ -362,7 +353,7 @@ class Segmenter:
     def _recording(self, audio: Path, name: str, text: str | None = None) -> "LongRecording":
         content = file_state(audio.with_suffix(".txt")) if text is None else text
         settings = (self.recognizer.fingerprint(), self.cuts, self.language)
-        key = digest(name, file_state(audio), content, *settings)
+        key = files.digest(name, file_state(audio), content, *settings)
         seconds = seconds_of(audio)
         return LongRecording(audio=audio, text=text, name=name, key=key, seconds=seconds)
 
@@ -370,9 +361,9 @@ class Segmenter:
         self, recordings: list["LongRecording"], into: Path, progress: Callable, group: WorkGroup
     ) -> list[dict]:
         """Write the clips of `recordings` to `into`/wavs; return rows and losses of each."""
-        make_folder(into / "wavs")
-        require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
-        todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
+        files.make_folder(into / "wavs")
+        files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
+        todo = [r for r in recordings if files.read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
 
@@ -387,7 +378,7 @@ class Segmenter:
             shares = group.split_evenly(todo)
             jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
             group.do(jobs, self.recognizer, advance)
-        return [read_result(r.result_file(into), r.key) for r in recordings]
+        return [files.read_result(r.result_file(into), r.key) for r in recordings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -422,7 +413,7 @@ def _segment_share(
                 reported_s = now_s
 
         make = partial(_segment, recording, into, cuts, language, recognizer, report)
-        cached_result(recording.result_file(into), recording.key, make)
+        files.cached_result(recording.result_file(into), recording.key, make)
         advance(recording.seconds - reported_s)
 
 
@@ -461,9 +452,9 @@ def _segment(
             rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
             # No fsync for each of a thousand clips: they count once the result file lists them.
             path = wavs / f"{clip_id}.wav"
-            with disk_errors(path):
+            with files.disk_errors(path):
                 wave = reader.samples_of(clip.start_s, clip.end_s)
-                path.write_bytes(encode_wav(wave, reader.rate))
+                path.write_bytes(files.encode_wav(wave, reader.rate))
     kept = ("start_s", "end_s", "reason")
     unused = [{"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses]
     return {"rows": rows, "losses": unused}

@@ -224,8 +224,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         for table in folder.glob("metadata*.csv"):
             table.unlink()
         write_atomic(started, key)
-    wavs = folder / "wavs"
-    make_folder(wavs)
+    wavs = make_folder(folder / "wavs")
     require_disk(folder, config.utterances * CLIP_BYTES)
     rows = collections.defaultdict(list)  # of each speaker
     tables = collections.defaultdict(list)

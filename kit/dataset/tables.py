@@ -103,9 +103,6 @@ class RawTable:
         return max(sum(is_recording(cells[i]) for cells in sample) for i in range(self.width))
 
 
-# --- from lines to records ----------------------------------------------------------------------
-
-
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
     """Read tables with any separator, with or without a header, once their columns are known.
 

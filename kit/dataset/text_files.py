@@ -51,12 +51,10 @@ def folders_of_texts(folder: Path) -> list[Path]:
 
 def has_own_texts(files: list[Path], folder: Path) -> bool:
     """Tell whether most of some files in a folder are each the text of a recording beside it."""
-    if not files:
-        return False
     recordings = Recordings(folder)
     names = [(path.name.lower(), _ending(path)) for path in files]
     own = [n for n, end in names if n.endswith(end) and recordings.find(n.removesuffix(end))]
-    return len(own) > 1 or len(own) == len(files)
+    return len(own) > 1 or len(own) == len(files) > 0
 
 
 def read_text_files(
@@ -124,12 +122,12 @@ def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
 
 def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Record | Finding:
     label = label_of(path, labels)
+    speaker = ""
     try:
         text = "".join(iter_lines(path))
         reason, fix = encoding_problem(text)
         if reason:
-            return bad_row(label, 1, "", reason, fix=fix)
-        speaker = ""
+            return bad_row(label, 1, "", reason, fix)
         if path.suffix.lower() in SUBTITLES:
             # The number of the next cue, or its name, is behind an empty line.
             cues = [re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in CUES.split(text)[2::2]]
@@ -141,25 +139,25 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
             speaker = str(values.get("speaker") or "")
         text = " ".join(text.split())
     except DatasetError as error:
-        return bad_row(label, 1, "", str(error))
+        text, reason, fix = "", str(error), ""
     except (ValueError, TypeError, KeyError, AttributeError):
-        return bad_row(label, 1, "", 'an object with a "text" expected, as Whisper writes')
-    fix = "write what is said, and nothing else"
+        text, reason, fix = "", 'an object with a "text" expected, as Whisper writes', ""
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
-        return bad_row(label, 1, "", "a line of a table in a text file of its own", fix)
-    if TIMES.match(text):
-        return bad_row(label, 1, "", "labels with times, not a text", fix)
-    return Record(
-        file=label,
-        line=1,
-        id="",
-        audio=os.path.relpath(audio, folder),
-        base=folder,
-        text=text,
-        speaker=speaker,
-        split=split_of_folders(label),
-        in_subfolders=True,
-    )
+        reason = "a line of a table in a text file of its own"
+        fix = "write what is said, and nothing else"
+    elif TIMES.match(text):
+        reason, fix = "labels with times, not a text", "write what is said"
+    if reason:
+        return bad_row(label, 1, "", reason, fix)
+    return _record(label, 1, "", os.path.relpath(audio, folder), folder, text, speaker)
+
+
+def _record(
+    label: str, line: int, name: str, audio: str, folder: Path, text: str, speaker: str = ""
+) -> Record:
+    place = {"file": label, "line": line, "base": folder, "in_subfolders": True}
+    split = split_of_folders(label)
+    return Record(**place, id=name, audio=audio, text=text, speaker=speaker, split=split)
 
 
 def _find(name: str, path: Path, folder: Path, at: Callable[[Path], Recordings]) -> str:
@@ -199,16 +197,9 @@ def _list_records(
         if reason:
             yield bad_row(label, number, name, reason, fix)
             continue
-        yield Record(
-            file=label,
-            line=number,
-            id=at(folder).id_of(audio) if audio else "",
-            audio=os.path.relpath(audio, folder) if audio else name,
-            base=folder,
-            text=text,
-            split=split_of_folders(label),
-            in_subfolders=True,
-        )
+        own_id = at(folder).id_of(audio) if audio else ""
+        audio = os.path.relpath(audio, folder) if audio else name
+        yield _record(label, number, own_id, audio, folder, text)
 
 
 # --- Kaldi ------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
     assert (tmp_path / "into/corpus/mine.txt").read_text() == "mine"
 
 
-def test_what_is_no_archive_is_said_to_be_none(tmp_path):
+def test_what_is_no_archive_is_reported(tmp_path):
     (tmp_path / "a.rar").write_bytes(b"x")
     for path in (tmp_path / "a.rar", tmp_path / "missing.zip", tmp_path):
         with pytest.raises(DatasetError, match=r"not an archive.*\.tar\.gz"):

@@ -58,7 +58,7 @@ def test_a_row_is_refused_for_itself(kind):
     assert refusal.seconds == getattr(ALONE[kind], "seconds", 0)
 
 
-def test_a_row_with_several_faults_tells_all_of_them():
+def test_a_row_with_several_faults_names_all_of_them():
     _, (refusal,), _ = judged([row(0, "ሰላም " * 60)], {0: changed(seconds=12.0)})
     assert refusal.kind == "long text", "and it is not cut"
     _, (refusal,), _ = judged(many(1), {0: changed(peak=1.0, clipped=0.3, dc=0.5)})
