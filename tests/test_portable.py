@@ -175,18 +175,13 @@ def refuse(path: Path, **_) -> None:
 WINDOWS = """
 import builtins, multiprocessing, os, sys, types
 from pathlib import Path
-
 HIDDEN = {"os": ("sched_getaffinity", "fork", "uname"), "signal": ("SIGPIPE", "SIGKILL", "SIGHUP")}
 POSIX = {"resource", "fcntl", "pwd", "grp", "termios"}
 plain_import = builtins.__import__
-
-
 class Without(types.ModuleType):
     def __init__(self, module, names):
         super().__init__(module.__name__)
         self.__dict__.update({k: v for k, v in vars(module).items() if k not in names})
-
-
 def windows_import(name, globals=None, locals=None, fromlist=(), level=0):
     importer = (globals or {}).get("__name__", "")
     module = plain_import(name, globals, locals, fromlist, level)
@@ -196,40 +191,27 @@ def windows_import(name, globals=None, locals=None, fromlist=(), level=0):
         if name in HIDDEN:
             return Without(module, HIDDEN[name])
     return module
-
-
 builtins.__import__ = windows_import
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
-
-
 def no_proc(path, *args, _exists=Path.exists, **more):
     return not str(path).startswith("/proc") and _exists(path, *args, **more)
-
-
 Path.exists = no_proc
 import psutil
-
 plain_info = psutil.Process.memory_info
-
-
 def windows_info(process):
     rss = plain_info(process).rss
     return types.SimpleNamespace(rss=rss, peak_wset=rss)
-
-
 psutil.Process.memory_info = windows_info
 """
 
 USES = """
 import importlib, multiprocessing, pkgutil, shutil
-
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     import kit
     for found in pkgutil.walk_packages(kit.__path__, "kit."):
         importlib.import_module(found.name)
     assert not hasattr(sys.modules["kit.base.hardware"].os, "sched_getaffinity")
-
     import torch
     from kit.base import hardware
     from kit.dataset import clip_stats as measures
@@ -239,18 +221,14 @@ if __name__ == "__main__":
     from kit.dataset.archive import ArchiveConfig, unpack
     from kit.streams.stream import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
-
     assert hardware.detect().cores >= 1 and hardware.cpu_name()
     assert hardware.peak_memory_bytes("cpu") > 2**20
-
     clips = dataset(folder / "clips", "", {f"c{i}": speech(0.2) for i in range(3)})
     paths = sorted(map(str, clips.glob("wavs/*.wav")))
     found = measures.measure_clips(paths, folder / "cache.jsonl", processes=1)
     assert {type(m).__name__ for m in found.values()} == {"ClipMeasure"}
-
     packed = shutil.make_archive(str(folder / "packed"), "zip", clips)
     assert (unpack(packed, folder / "out", ArchiveConfig()) / "metadata.csv").is_file()
-
     text = folder / "lines.txt"
     text.write_bytes(b"".join(b"line %d\\n" % i for i in range(100)) + b"\\xff\\xfe bad\\n")
     multiprocessing.set_start_method("spawn")
@@ -258,11 +236,9 @@ if __name__ == "__main__":
     stream = lines.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
     assert sorted(stream) == sorted(f"line {i}" for i in range(100))
     assert len(bad) == 1
-
     assert len(train_in(str(folder / "run"))) == TRAIN.max_steps
     rows = logs.read_log(folder / "run" / "train.jsonl")
     assert min(row["memory_bytes"] for row in rows) > 2**20
-
     rows = trials.some_rows((4, 10), (8, 20), 16)
     task = trials.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
     short = trials.TrialConfig(steps=1, warmup_steps=1, rounds=1)

@@ -54,6 +54,17 @@ ALL_ONE, TWO = ["speaker"] * 10, [f"s{i % 2}" for i in range(10)]
 CSV = lines("c{i}|{t}").splitlines(True)
 
 
+def require_rows(root: Path, recordings: list[str], files: dict, speakers: list[str]) -> None:
+    """A folder of these `files` has the ten texts of its ten recordings, spoken by `speakers`."""
+    dataset = read(folder_of(root, recordings, **files))
+    assert not dataset.refused
+    rows = sorted(dataset.rows, key=lambda row: TEXTS.index(row.text))
+    assert [row.text for row in rows] == TEXTS and len({row.id for row in rows}) == 10
+    assert [row.speaker for row in rows] == speakers
+    assert [Path(row.audio) for row in rows] == [root / name for name in recordings[:10]]
+    assert {row.split for row in rows} == {"train"}
+
+
 def parts(pattern: str) -> tuple[str, str]:
     """Eight rows to train on, and two that are held out."""
     rows = lines(pattern).splitlines(True)

@@ -97,15 +97,11 @@ def test_harmless_variations_are_read(tmp_path, table):
 
 
 def test_quotes_and_odd_line_separators_do_not_merge_rows(tmp_path):
-    lines = ['a|"ሰላም', "b|ሰላም\u2028ለሁሉ\u0085ሰው", "c|ሰላም\x0bለሁሉ", "d|ሰላም\rለሁሉ"]
-    result = read_dataset(dataset(tmp_path, "\n".join(lines), {n: speech() for n in "abcd"}), LOOSE)
-    assert [(r.id, r.line) for r in result.rows] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    lines = ['a|"ሰላም', "b|ሰላም\u2028ለሁሉ\u0085ሰው", "c|ሰላም\x0bለሁሉ", "d|ሰላም\rለሁሉ", "001|ሰላም", "NA|ሰላም"]
+    names = ["a", "b", "c", "d", "001", "NA"]
+    result = read_dataset(dataset(tmp_path, "\n".join(lines), {n: speech() for n in names}), LOOSE)
+    assert [(row.line, row.id) for row in result.rows] == list(enumerate(names, 1))
     assert not result.refused
-
-
-def test_ids_keep_their_zeros_and_words_like_na(tmp_path):
-    folder = dataset(tmp_path, f"001|{TEXT}\nNA|{TEXT}\n", {n: speech() for n in ("001", "NA")})
-    assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["001", "NA"]
 
 
 def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
@@ -114,13 +110,6 @@ def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
     assert refusal.reason == "this id is already used in metadata.csv, line 1"
     kept, refused = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")  # nobody knows which is right
     assert not kept and sorted(finding.line for finding in refused) == [1, 2]
-
-
-def test_recordings_may_be_in_folders_below_wavs(tmp_path):
-    (tmp_path / "wavs" / "s1").mkdir(parents=True)
-    folder = dataset(tmp_path, f"s1/a|{TEXT}||s1\n", {"s1/a": speech()})
-    (row,) = read_dataset(folder, LOOSE).rows
-    assert (row.id, row.speaker, row.file) == ("s1/a", "s1", "metadata.csv")
 
 
 def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
@@ -228,18 +217,12 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
         read_dataset(folder, LOOSE)
 
 
-def test_adding_rows_moves_no_row_to_another_split():
-    few, more = ([f"id{i}" for i in range(n)] for n in (1000, 3000))
-    before = {n for n in few if is_held_out(n, 2)}
-    assert before == {n for n in more if is_held_out(n, 2)} & set(few)
-    assert 0.01 < sum(is_held_out(n, 2) for n in more) / len(more) < 0.03
-    assert not any(is_held_out(n, 0) for n in few) and all(is_held_out(n, 100) for n in few)
-
-
 def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     table = "".join(f"c{i}|{TEXT}\n" for i in range(40))
     folder = dataset(tmp_path, table, {f"c{i}": speech(0.01) for i in range(40)})
     shutil.move(folder / "metadata.csv", folder / "metadata_train.csv")
+    share = sum(is_held_out(f"id{i}", 2) for i in range(3000)) / 3000
+    assert 0.01 < share < 0.03 and not is_held_out("a", 0) and is_held_out("a", 100)
     result = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
     assert all((row.split == "held_out") == is_held_out(row.id, 20) for row in result)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import subprocess
 import sys
 import time
@@ -21,10 +22,8 @@ from kit.dataset.data_report import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
-EVERYBODY = len(SPEAKERS)
-SMALL = dataclasses.replace(
-    CORPUS, utterances=50, held_out=3, unseen=2, long=1, free_order=1, speakers=EVERYBODY
-)
+COUNTS = {"utterances": 50, "held_out": 3, "unseen": 2, "long": 1, "free_order": 1}
+SMALL = dataclasses.replace(CORPUS, **COUNTS, speakers=len(SPEAKERS))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -115,10 +114,9 @@ def test_held_out_sentences_share_no_two_neighbours_with_training(language):
     assert not unseen & {item for text in splits["train"] for item in items(text, known)}
     assert all(unseen & set(items(text, known)) for text in splits["unseen"])
     assert set("".join(splits["held_out"] + splits["long"])) <= set("".join(splits["train"]))
-    pairs = {
-        name: {p for t in rows for row in [items(t, known)] for p in zip(row, row[1:])}
-        for name, rows in splits.items()
-    }
+    pairs = {}
+    for name, rows in splits.items():
+        pairs[name] = {pair for row in rows for pair in itertools.pairwise(items(row, known))}
     assert len(pairs["held_out"]) > 200 and len(pairs["train"]) > 1000
     assert len(pairs["free_order"]) > 200
     assert not pairs["train"] & (pairs["held_out"] | pairs["long"] | pairs["free_order"])
@@ -163,8 +161,8 @@ def test_three_speakers_say_one_sentence_in_three_ways():
         lengths.append(len(wave) / SAMPLE_RATE)
         means.append(mel(torch.from_numpy(wave)[None])[0][0].mean(dim=1))
     assert max(lengths) > 1.05 * min(lengths)  # rate
-    for a, b in ((0, 1), (0, 2), (1, 2)):  # timbre and pitch, in nats of the mean spectrum
-        assert (means[a] - means[b]).abs().mean() > 0.1
+    for a, b in itertools.combinations(means, 2):  # timbre and pitch, in nats of the mean spectrum
+        assert (a - b).abs().mean() > 0.1
 
 
 def test_espeak_starts_once_in_a_process_and_reports_silence():

@@ -15,6 +15,7 @@ from folders import (
     lines,
     parts,
     read,
+    require_rows,
     texts,
     wavs,
 )
@@ -228,14 +229,7 @@ TEXT_FILES |= {kind: (clips("c{i}.wav"), files, ALL_ONE) for kind, files in BESI
 
 @pytest.mark.parametrize("kind", TEXT_FILES)
 def test_a_text_is_that_of_its_recording(tmp_path, kind):
-    recordings, files, speakers = TEXT_FILES[kind]
-    dataset = read(folder_of(tmp_path, recordings, **files))
-    assert not dataset.refused
-    rows = sorted(dataset.rows, key=lambda row: TEXTS.index(row.text))
-    assert [row.text for row in rows] == TEXTS and len({row.id for row in rows}) == 10
-    assert [row.speaker for row in rows] == speakers
-    assert [Path(row.audio) for row in rows] == [tmp_path / name for name in recordings[:10]]
-    assert {row.split for row in rows} == {"train"}
+    require_rows(tmp_path, *TEXT_FILES[kind])
 
 
 NO_TEXTS = {

@@ -36,7 +36,6 @@ def adapted(lora: LoRAConfig = SMALL, model: SpeechGPT | None = None) -> SpeechG
 
 
 def test_an_adapter_begins_as_nothing():
-    """To the last bit: the loss of step 0 is that of the base."""
     model = tiny_model()
     before = [float(loss.detach()) for loss in model(batch())]
     add_adapters(model, SMALL)
