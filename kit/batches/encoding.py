@@ -4,6 +4,7 @@ The name of a shard is a digest of its clips' bytes and of the codec. So new row
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
 them make the same shard, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
+`fit_positions` gives the model the positions that the rows need.
 
 Shapes: S splits, P speakers.
 """
