@@ -30,10 +30,9 @@ from kit.audio.spectrogram import Mel
 from kit.base.hardware import Hardware
 from kit.base.tensor_file import checksum
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, index_columns, speaker_references
-from kit.batches.code_shards import Clip
+from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
-from kit.batches.encoding import build_cache
+from kit.batches.encoding import Clip, build_cache, index_columns
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import write_manifest

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from kit.base.tensor_file import pack_tensors
-from kit.batches.code_cache import add_counts
-from kit.batches.code_shards import as_bytes, narrow, save_columns, shard_clips
+from kit.batches.code_cache import as_bytes
+from kit.batches.encoding import add_counts, narrow, save_columns, shard_clips
 
 CLIPS = 2000  # a shard
 HELD_OUT = 100  # every so many-th row

@@ -1,4 +1,4 @@
-"""The first real recordings: long sentences, and a recogniser that cannot judge yet."""
+"""The first real recordings: sentences longer than a preset's positions, and what is reported."""
 
 import dataclasses
 import json
@@ -9,13 +9,11 @@ from helpers import GPT
 
 from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
-from kit.base.errors import DatasetError
 from kit.base.hardware import detect
 from kit.base.run import open_run
-from kit.batches.lengths import fit_positions, longest, manifest_limits
-from kit.dataset.alignment import AlignConfig, Alignment, match
+from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset.checks import own_faults
-from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
+from kit.dataset.data_report import ManifestConfig, Utterance
 from kit.inference.evaluate import Scores, recognizer_warning
 from kit.inference.verdicts import gate_checks, problems_of
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, pack
@@ -30,13 +28,11 @@ FRAME_RATE = 28.7  # codes a second
 
 def rows(*lengths: tuple[int, float]) -> list[Utterance]:
     """Utterances of so many letters and seconds."""
+    plain = Utterance(id="", audio="", text="", speaker="s", split="train", line=1)
     return [
-        Utterance(
-            id=str(i), audio=f"{i}.wav", text="ab" * (letters // 2), speaker="s", split="train",
-            line=i + 1, seconds=seconds, file="metadata.csv",
-        )
+        dataclasses.replace(plain, id=str(i), text="ab" * (letters // 2), seconds=seconds)
         for i, (letters, seconds) in enumerate(lengths)
-    ]  # fmt: skip
+    ]
 
 
 class Letters:
@@ -46,25 +42,21 @@ class Letters:
         return [0] * (len(text) // 2)
 
 
-def test_positions_follow_from_the_longest_rows_with_room():
-    model, refused = fit_positions(PRESET, rows((20, 1.0), (199, 9.0)), Letters(), FRAME_RATE)
-    assert not refused
-    assert model.max_text == 112 and model.max_code == 304  # a tenth more than 101 and 264, by 16
+FITTED = [  # (preset, letters and seconds of the rows), (text positions, code positions)
+    (({}, [(20, 1.0), (199, 9.0)]), (112, 304)),  # a tenth more than 101 and 264, by 16
+    (({}, [(70, 1.0)]), (48, 100)),  # pieces count, not letters
+    (({}, [(20, 1.0)]), (40, 100)),  # short rows leave the preset as it is
+    (({"max_text": 404, "max_code": 608}, [(700, 20.0)]), (404, 608)),  # XTTS-v2's
+    (({"max_text": 500}, [(700, 20.0)]), (500, 608)),
+]
 
 
-def test_a_text_counts_in_pieces_not_in_letters():
-    assert fit_positions(PRESET, rows((70, 1.0)), Letters(), FRAME_RATE)[0].max_text == 48
-
-
-def test_a_corpus_of_short_rows_leaves_the_preset_as_it_is():
-    assert fit_positions(PRESET, rows((20, 1.0)), Letters(), FRAME_RATE) == (PRESET, [])
-
-
-@pytest.mark.parametrize("preset", [{"max_text": 404, "max_code": 608}, {"max_text": 500}])
-def test_a_preset_of_xtts_size_or_above_keeps_its_positions(preset):
+@pytest.mark.parametrize(("given", "wanted"), FITTED)
+def test_positions_follow_from_the_longest_rows_with_room(given, wanted):
+    preset, lengths = given
     model = dataclasses.replace(PRESET, **preset)
-    found = fit_positions(model, rows((700, 20.0)), Letters(), FRAME_RATE)[0]
-    assert found.max_text == model.max_text
+    fitted, refused = fit_positions(model, rows(*lengths), Letters(), FRAME_RATE)
+    assert not refused and (fitted.max_text, fitted.max_code) == wanted
 
 
 def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
@@ -122,36 +114,6 @@ def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():
     code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
     for name in ("MAX_REJECTED_PERCENT", "MAX_CLIP_SECONDS"):
         assert f"\n{name} = " in code[1] and any(name in cell for cell in code[2:])
-
-
-def test_the_message_names_the_parameter_that_a_person_can_change(tmp_path):
-    kept = rows((20, 1.0))
-    lost = [refuse(kept[0], "long text", "too long for any", seconds=1.0)]
-    book = DataReport(layout="LJSpeech", kept=kept, refused=lost, warned=[])
-    with pytest.raises(DatasetError, match=r"MAX_REJECTED_PERCENT.*01_data_prep"):
-        book.require_usable(ManifestConfig(), tmp_path)
-    book.require_usable(ManifestConfig(max_rejected_percent=60.0), tmp_path)
-
-
-# --- a recogniser that cannot judge ---------------------------------------------------------
-
-
-def scored(*scores: float) -> list[Alignment]:
-    return [Alignment(score=s) for s in scores]
-
-
-def test_a_check_that_cannot_judge_refuses_nothing_and_says_why():
-    clips = rows(*[(20, 1.0)] * 3)
-    found = match(clips, scored(-1.2, -1.1, -9.0), AlignConfig())
-    assert not found.judged and found.mismatched == []
-    assert found.note.startswith("not judged: The typical clip scores -1.20")
-
-
-def test_a_check_that_can_judge_refuses_as_ever():
-    clips = rows(*[(20, 1.0)] * 9)
-    found = match(clips, scored(*[-0.01] * 8, -3.0), AlignConfig())
-    assert found.judged and list(found.limits.values()) == [pytest.approx(-0.41)]
-    assert [f.id for f in found.mismatched] == ["8"] and found.note.startswith("1 of 9 clips")
 
 
 def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():

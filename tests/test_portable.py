@@ -26,30 +26,20 @@ ROOMS = sorted((ROOT / "kit").rglob("*.py"))
 
 # What Windows has not (macOS lacks sched_getaffinity and what begins with posix_fa), from the
 # standard library's documentation ("Availability: Unix").
-POSIX_MODULES = {
-    *("crypt", "curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource"),
-    *("spwd", "syslog", "termios", "tty"),
-}
+POSIX_MODULES = set(
+    "crypt curses fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split()
+)
 POSIX_NAMES = {
-    "os": {
-        *("chown", "chroot", "fchmod", "fchown", "fork", "forkpty", "geteuid", "getgid"),
-        *("getgroups", "getloadavg", "getpgid", "getpgrp", "getresuid", "getsid", "getuid"),
-        *("initgroups", "killpg", "lchown", "lockf", "mkfifo", "mknod", "nice", "openpty"),
-        *("posix_fadvise", "posix_fallocate", "sched_getaffinity", "sched_setaffinity"),
-        *("sched_yield", "sendfile", "setgid", "setpgid", "setpriority", "setsid", "setuid"),
-        *("statvfs", "sync", "sysconf", "ttyname", "uname", "wait", "wait3", "wait4", "WNOHANG"),
-        *("O_CLOEXEC", "O_DIRECTORY", "O_DSYNC", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC"),
-    },
-    "signal": {
-        *("SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGTSTP"),
-        *("SIGUSR1", "SIGUSR2", "alarm", "pause", "pthread_kill", "pthread_sigmask", "setitimer"),
-        *("sigpending", "sigwait", "siginterrupt"),
-    },
-    "time": {"pthread_getcpuclockid", "tzset"},
-    "socket": {"AF_UNIX", "socketpair"},
+    "os": "chown chroot fchmod fchown fork forkpty geteuid getgid getgroups getloadavg getpgid "
+    "getpgrp getresuid getsid getuid initgroups killpg lchown lockf mkfifo mknod nice openpty "
+    "posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity sched_yield sendfile setgid "
+    "setpgid setpriority setsid setuid statvfs sync sysconf ttyname uname wait wait3 wait4 WNOHANG "
+    "O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC".split(),
+    "signal": "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 "
+    "alarm pause pthread_kill pthread_sigmask setitimer sigpending sigwait siginterrupt".split(),
+    "time": ["pthread_getcpuclockid", "tzset"],
+    "socket": ["AF_UNIX", "socketpair"],
 }
-
-room = pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
 
 
 class Uses(ast.NodeVisitor):
@@ -67,9 +57,10 @@ class Uses(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         names = {name.id for h in node.handlers for name in ast.walk(h) if hasattr(name, "id")}
-        self.tried += bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        guarded = bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        self.tried += guarded
         self.generic_visit(node)
-        self.tried -= bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+        self.tried -= guarded
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A function that returns early where the system is another has asked, too."""
@@ -101,22 +92,20 @@ class Uses(ast.NodeVisitor):
             self.found.append(f"line {line}: {name}")
 
 
-@room
-def test_what_only_posix_has_is_checked_first(path):
+def posix_uses(text: str) -> list[str]:
     uses = Uses()
-    uses.visit(ast.parse(path.read_text(encoding="utf-8")))
-    assert not uses.found, "ask with hasattr(...), or sys.platform, before using these"
-
-
-def test_the_reader_of_sources_finds_what_it_looks_for():
-    uses = Uses()
-    text = "import os, fcntl\ndef f():\n    os.sched_getaffinity(0)\n"
     uses.visit(ast.parse(text))
-    assert uses.found == ["line 1: fcntl", "line 3: os.sched_getaffinity"]
-    guarded = Uses()
+    return uses.found
+
+
+def test_the_readers_of_sources_find_what_they_look_for():
+    text = "import os, fcntl\ndef f():\n    os.sched_getaffinity(0)\n"
+    assert posix_uses(text) == ["line 1: fcntl", "line 3: os.sched_getaffinity"]
     text = "import os\nx = os.fork() if hasattr(os, 'fork') else 0\n"
-    guarded.visit(ast.parse(text + "try:\n    import fcntl\nexcept ImportError:\n    pass\n"))
-    assert guarded.found == []
+    assert posix_uses(text + "try:\n    import fcntl\nexcept ImportError:\n    pass\n") == []
+    text = "open('a')\nopen('a', 'rb')\np.read_text()\np.write_text(x, encoding='utf-8')\n"
+    found = text_calls(ast.parse(text + "subprocess.run(['x'], text=True)\n"))
+    assert [line.partition(":")[0] for line in found] == ["line 1", "line 3", "line 5"]
 
 
 def text_calls(tree: ast.Module) -> list[str]:
@@ -137,21 +126,17 @@ def text_calls(tree: ast.Module) -> list[str]:
     return found
 
 
-@room
-def test_text_files_name_their_encoding(path):
+@pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
+def test_what_only_posix_has_is_checked_first_and_text_files_name_their_encoding(path):
     """On Windows the default is cp1252, which has no Ethiopic."""
-    assert text_calls(ast.parse(path.read_text(encoding="utf-8"))) == []
+    text = path.read_text(encoding="utf-8")
+    assert not posix_uses(text), "ask with hasattr(...), or sys.platform, before using these"
+    assert text_calls(ast.parse(text)) == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_name_their_encoding(path):
     assert [text_calls(parse(cell)) for cell in code_cells(path) if text_calls(parse(cell))] == []
-
-
-def test_the_reader_of_encodings_finds_what_it_looks_for():
-    text = "open('a')\nopen('a', 'rb')\np.read_text()\np.write_text(x, encoding='utf-8')\n"
-    found = text_calls(ast.parse(text + "subprocess.run(['x'], text=True)\n"))
-    assert [line.partition(":")[0] for line in found] == ["line 1", "line 3", "line 5"]
 
 
 def test_what_was_read_keeps_no_file_open(tmp_path):
@@ -190,18 +175,13 @@ def refuse(path: Path, **_) -> None:
 WINDOWS = """
 import builtins, multiprocessing, os, sys, types
 from pathlib import Path
-
 HIDDEN = {"os": ("sched_getaffinity", "fork", "uname"), "signal": ("SIGPIPE", "SIGKILL", "SIGHUP")}
 POSIX = {"resource", "fcntl", "pwd", "grp", "termios"}
 plain_import = builtins.__import__
-
-
 class Without(types.ModuleType):
     def __init__(self, module, names):
         super().__init__(module.__name__)
         self.__dict__.update({k: v for k, v in vars(module).items() if k not in names})
-
-
 def windows_import(name, globals=None, locals=None, fromlist=(), level=0):
     importer = (globals or {}).get("__name__", "")
     module = plain_import(name, globals, locals, fromlist, level)
@@ -211,40 +191,27 @@ def windows_import(name, globals=None, locals=None, fromlist=(), level=0):
         if name in HIDDEN:
             return Without(module, HIDDEN[name])
     return module
-
-
 builtins.__import__ = windows_import
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
-
-
 def no_proc(path, *args, _exists=Path.exists, **more):
     return not str(path).startswith("/proc") and _exists(path, *args, **more)
-
-
 Path.exists = no_proc
 import psutil
-
 plain_info = psutil.Process.memory_info
-
-
 def windows_info(process):
     rss = plain_info(process).rss
     return types.SimpleNamespace(rss=rss, peak_wset=rss)
-
-
 psutil.Process.memory_info = windows_info
 """
 
 USES = """
 import importlib, multiprocessing, pkgutil, shutil
-
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     import kit
     for found in pkgutil.walk_packages(kit.__path__, "kit."):
         importlib.import_module(found.name)
     assert not hasattr(sys.modules["kit.base.hardware"].os, "sched_getaffinity")
-
     import torch
     from kit.base import hardware
     from kit.dataset import clip_stats as measures
@@ -254,18 +221,14 @@ if __name__ == "__main__":
     from kit.dataset.archive import ArchiveConfig, unpack
     from kit.streams.stream import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
-
     assert hardware.detect().cores >= 1 and hardware.cpu_name()
     assert hardware.peak_memory_bytes("cpu") > 2**20
-
     clips = dataset(folder / "clips", "", {f"c{i}": speech(0.2) for i in range(3)})
     paths = sorted(map(str, clips.glob("wavs/*.wav")))
     found = measures.measure_clips(paths, folder / "cache.jsonl", processes=1)
     assert {type(m).__name__ for m in found.values()} == {"ClipMeasure"}
-
     packed = shutil.make_archive(str(folder / "packed"), "zip", clips)
     assert (unpack(packed, folder / "out", ArchiveConfig()) / "metadata.csv").is_file()
-
     text = folder / "lines.txt"
     text.write_bytes(b"".join(b"line %d\\n" % i for i in range(100)) + b"\\xff\\xfe bad\\n")
     multiprocessing.set_start_method("spawn")
@@ -273,11 +236,9 @@ if __name__ == "__main__":
     stream = lines.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
     assert sorted(stream) == sorted(f"line {i}" for i in range(100))
     assert len(bad) == 1
-
     assert len(train_in(str(folder / "run"))) == TRAIN.max_steps
     rows = logs.read_log(folder / "run" / "train.jsonl")
     assert min(row["memory_bytes"] for row in rows) > 2**20
-
     rows = trials.some_rows((4, 10), (8, 20), 16)
     task = trials.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
     short = trials.TrialConfig(steps=1, warmup_steps=1, rounds=1)
@@ -293,9 +254,7 @@ def test_a_machine_like_windows_uses_every_room(tmp_path):
     script.write_text(WINDOWS + USES, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
+        **{"capture_output": True, "text": True, "encoding": "utf-8"},
         env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
     )
     assert "all of it ran" in done.stdout, done.stderr[-3000:]

@@ -150,6 +150,30 @@ def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[l
     return [part for batch in batches for part in micro_batches(batch, lengths, config)]
 
 
+def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding when each of `parts` is a padded batch."""
+    cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
+    return 1 - sum(lengths[i] for part in parts for i in part) / cells
+
+
+def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float]:
+    """Return the share of padding for every way to form batches."""
+    average = -(-config.effective_batch * sum(lengths) // len(lengths))
+    budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
+    order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
+    return {
+        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
+        "neighbours in length": neighbours_waste(lengths, config),
+        "token budget": wasted(passes(lengths, budget), lengths, config),
+    }
+
+
+def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
+    """Return the share of padding where a pass has `micro_batch` rows of like length."""
+    counted = dataclasses.replace(config, effective_tokens=0)
+    return wasted(passes(lengths, counted), lengths, config)
+
+
 def group_count(rows: int) -> int:
     return max(1, -(-rows // GROUP_ROWS))
 

@@ -1,16 +1,23 @@
 """The code cache: codes, reference features and text ids of a corpus, read from disk.
 
 Shards hold the codes and reference features of clips, an index file the text ids and places of a
-manifest's rows; both are mapped, so a corpus may be larger than memory. What concerns all rows
+manifest's rows (encoding.py writes both). They are mapped, and a row is verified when it is read,
+so a corpus may be larger than memory. What concerns all rows
 (those of a split or speaker, histograms of lengths, each speaker's reference) is computed once,
 when the index is made.
 
 Shapes: N rows, S splits, P speakers.
 """
 
-import hashlib
+import contextlib
+import dataclasses
+import functools
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,116 +25,154 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.base.errors import DamagedFileError
+from kit.base.errors import DamagedFileError, KitError
+from kit.base.tensor_file import arrays_digest, read, read_arrays
 from kit.batches.batching import EXTRA_TOKENS, padding_lengths
-from kit.batches.code_shards import (
-    Clip,
-    MappedFile,
-    Shards,
-    as_bytes,
-    from_bytes,
-    narrow,
-    offsets_of,
-    touch,
-)
 
 LENGTHS = ("texts", "codes", "tokens")  # text ids, codes, and both together
-
-
-def index_columns(
-    ids: list[str],
-    speakers: list[str],
-    splits: list[str],
-    texts: list[np.ndarray],
-    clips: list[Clip],
-) -> dict[str, np.ndarray]:
-    """Return the columns of an index; each list has a value a row, `texts` the ids of its text."""
-    shard_paths, shards = numbered(clip.shard for clip in clips)
-    speaker_names, speaker_numbers = numbered(speakers)
-    split_names, split_numbers = numbered(splits)
-    encoded = [name.encode() for name in ids]
-    checks = np.array([(clip.code_check, clip.reference_check) for clip in clips], np.uint32)
-    columns = {
-        "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-        "id_offsets": offsets_of(encoded),
-        "texts": narrow(np.concatenate(texts)),
-        "text_offsets": offsets_of(texts),
-        "codes": narrow(np.array([clip.codes for clip in clips])),
-        "shards": shards,
-        "places": narrow(np.array([clip.place for clip in clips])),
-        "code_checks": checks[:, 0].copy(),
-        "reference_checks": checks[:, 1].copy(),
-        "speakers": speaker_numbers,
-        "splits": split_numbers,
-    }
-    return add_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
-
-
-def numbered(values: Iterable) -> tuple[list, np.ndarray]:
-    """Return the sorted distinct `values`, and the index of each of `values` among them."""
-    values = list(values)
-    names = sorted(set(values))
-    numbers = {name: i for i, name in enumerate(names)}
-    return names, narrow(np.array([numbers[value] for value in values]))
-
-
-def add_counts(
-    columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
-) -> dict[str, np.ndarray]:
-    """Return `columns` (one number a row) with the names and the statistics of all rows."""
-    result = dict(columns)
-    result["shard_names"] = as_bytes(shards)
-    result["speaker_names"] = as_bytes(speakers)
-    result["split_names"] = as_bytes(splits)
-    text_counts = np.diff(columns["text_offsets"].astype(np.int64))
-    tokens = text_counts + columns["codes"]
-    result["tokens"] = narrow(tokens)
-    in_split = [columns["splits"] == number for number in range(len(splits))]
-    for name, counts in zip(LENGTHS, (text_counts, columns["codes"], tokens)):
-        size = int(counts.max(initial=0)) + 1
-        rows = [np.bincount(counts[members], minlength=size) for members in in_split]
-        result[f"{name}_histogram"] = np.array(rows, dtype=np.int64)  # (S, largest count + 1)
-    # The rows of each split in order, and those of each speaker in it.
-    of_both = columns["splits"].astype(np.int64) * len(speakers) + columns["speakers"]
-    sizes = np.bincount(of_both, minlength=len(splits) * len(speakers))
-    starts = np.concatenate([[0], sizes.cumsum()])
-    result["members"] = narrow(np.argsort(columns["splits"], kind="stable"))
-    result["member_starts"] = starts[:: len(speakers)].copy()  # (S + 1,)
-    result["voices"] = narrow(np.lexsort((columns["speakers"], columns["splits"])))
-    result["voice_starts"] = narrow(starts)  # (S P + 1,)
-    result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
-    result["corpus"] = as_bytes(corpus_digest(result))
-    return result
-
-
-def middle_rows(
-    columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
-) -> np.ndarray:
-    """Return each speaker's row of medium length in each split (S, P), -1 for none.
-
-    It is the speaker's shortest row from the split's median length on, or else their shortest.
-    """
-    rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
-    for split in range(split_count):
-        members = np.flatnonzero(columns["splits"] == split)
-        order = members[np.argsort(tokens[members], kind="stable")]
-        middle = len(order) // 2
-        order = np.concatenate([order[middle:], order[:middle]])
-        speakers, first = np.unique(columns["speakers"][order], return_index=True)
-        rows[split, speakers] = order[first]
-    return rows
-
-
-def corpus_digest(columns: dict[str, np.ndarray]) -> str:
-    """Return 8 hex digits that change with any id, split or length, and with their order."""
-    sha = hashlib.sha256()
-    for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
-        sha.update(columns[name].tobytes())
-    return sha.hexdigest()[:8]
-
-
 REHEARSAL = "rehearsal"  # the split of rows without a recording, generated by a voice
 SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
+OPEN_SHARDS = 128  # files mapped at a time
+CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when opened
+DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def missing(path: Path) -> str:
+    return f"There is no {path}: run notebook 01_data_prep to make it."
+
+
+def damaged(path: Path, how: str) -> str:
+    return (
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
+    )
+
+
+@contextlib.contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Raise what a missing or damaged file raises in the block as a DamagedFileError."""
+    if not Path(path).is_file():
+        raise DamagedFileError(missing(path))
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(damaged(path, str(error))) from error
+
+
+def load_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Read and verify a file of `pack_tensors`. Raises DamagedFileError."""
+    with explain_damage(path):
+        return read_arrays(path)
+
+
+def as_bytes(value) -> np.ndarray:
+    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
+    return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
+
+
+def from_bytes(tensor: np.ndarray):
+    return json.loads(tensor.tobytes())
+
+
+def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    return np.split(tensor, counts.cumsum()[:-1])
+
+
+class MappedFile:
+    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
+
+    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
+    DamagedFileError for a file that is missing, damaged or of another kind.
+    """
+
+    def __init__(self, path: Path, verify: bool = False):
+        self.path = Path(path)
+        self.verify = verify
+        with explain_damage(self.path):
+            metadata = read(self.path, tensors=False)[1]  # compares header and file size
+            with open(self.path, "rb") as file:
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            begins = 8 + int.from_bytes(self.map[:8], "little")
+            header = json.loads(self.map[8:begins])
+            header.pop("__metadata__", None)
+            self.arrays = {name: self._array(begins, **about) for name, about in header.items()}
+            if verify and metadata.get("sha256") != arrays_digest(self.arrays):
+                raise KitError("its checksum does not match")
+        self.release()
+
+    def _array(self, begins: int, dtype: str, shape: list, data_offsets: list) -> np.ndarray:
+        if dtype not in DTYPES:
+            raise KitError(f"numbers of type {dtype}")
+        start, end = data_offsets
+        if end == start:
+            return np.zeros(shape, DTYPES[dtype])
+        count = (end - start) // np.dtype(DTYPES[dtype]).itemsize
+        return np.frombuffer(self.map, DTYPES[dtype], count, begins + start).reshape(shape)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.arrays:
+            raise DamagedFileError(damaged(self.path, f"it has no column `{name}`"))
+        return self.arrays[name]
+
+    def __reduce__(self):
+        return MappedFile, (self.path, self.verify)
+
+    def release(self) -> None:
+        """Give the pages read so far back to the system, which may keep them cached."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self.map.madvise(mmap.MADV_DONTNEED)
+
+
+def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:
+    """Map a shard; return it, and where the codes of each row begin and the last ones end."""
+    file = MappedFile(path, verify)
+    return file, np.concatenate([[0], file["code_counts"].cumsum()]).tolist()
+
+
+class Shards:
+    """The shards of an index, by number; the most recently used stay open.
+
+    Raises DamagedFileError when one is missing, or damaged if they are small enough to verify at
+    once. Of larger ones each row is verified when it is read.
+    """
+
+    def __init__(self, paths: list[Path], verify: bool = True):
+        self.paths = paths
+        for path in paths:
+            if not path.is_file():
+                raise DamagedFileError(missing(path))
+        size_bytes = sum(path.stat().st_size for path in paths)
+        verify = verify and size_bytes <= CHECKED_AT_START_BYTES
+        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(open_shard, verify=verify))
+        if verify or len(paths) <= OPEN_SHARDS:
+            for path in paths:
+                self.opened(path)
+
+    def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
+        """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
+        file, starts = self.opened(self.paths[columns["shards"][i]])
+        place = int(columns["places"][i])
+        row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
+        file.release()  # the system may map megabytes around a row
+        check = {"codes": "code_checks", "references": "reference_checks"}[what]
+        if zlib.crc32(row.tobytes()) != columns[check][i]:
+            raise DamagedFileError(damaged(file.path, "a row does not match its checksum"))
+        return row
+
+    def __reduce__(self):  # a mapping cannot be pickled for a worker
+        return Shards, (self.paths, False)
+
+
+def touch(paths: set[Path]) -> None:
+    """Mark `paths` as used now."""
+    for path in paths:
+        with contextlib.suppress(OSError):  # gone, or a read-only folder
+            os.utime(path)
+
+
+# --- rows -----------------------------------------------------------------------------------------
 
 
 class Items(Sequence):
@@ -168,13 +213,24 @@ class CodeCache:
         self.speaker_names: list[str] = from_bytes(columns["speaker_names"])
         self.corpus: str = from_bytes(columns["corpus"])  # digest of ids, splits and lengths
         self.recorded = len(columns["splits"])  # rows, without those to rehearse
-        self.rows = Items(
-            self.recorded, partial(_row, columns, self.speaker_names, self.split_names)
-        )
-        self.texts = Items(self.recorded, partial(_text, columns))
+        self.rows = Items(self.recorded, self._row)
+        self.texts = Items(self.recorded, self._text)
         self.codes = Items(self.recorded, codes)
         self.references = Items(self.recorded, references)
         self.spoken = {name: np.zeros(0, np.int64) for name in (*LENGTHS, "speakers")}
+
+    def _id(self, i: int) -> bytes:
+        start, end = self.columns["id_offsets"][i : i + 2].tolist()
+        return self.columns["ids"][start:end].tobytes()
+
+    def _row(self, i: int) -> dict[str, str]:
+        speaker = self.speaker_names[self.columns["speakers"][i]]
+        split = self.split_names[self.columns["splits"][i]]
+        return {"id": self._id(i).decode(), "speaker": speaker, "split": split}
+
+    def _text(self, i: int) -> np.ndarray:
+        start, end = self.columns["text_offsets"][i : i + 2].tolist()
+        return self.columns["texts"][start:end].astype(np.int32)
 
     def add_rehearsal(
         self, speakers: list[str], texts: list[np.ndarray], codes: list[np.ndarray]
@@ -189,12 +245,9 @@ class CodeCache:
         text_counts = np.array([len(text) for text in texts], dtype=np.int64)
         code_counts = np.array([len(row) for row in codes], dtype=np.int64)
         numbers = [self.speaker_names.index(name) for name in speakers]
-        self.spoken = {
-            "texts": text_counts,
-            "codes": code_counts,
-            "tokens": text_counts + code_counts,
-            "speakers": np.array(numbers, dtype=np.int64),
-        }
+        self.spoken = {"texts": text_counts, "codes": code_counts}
+        self.spoken["tokens"] = text_counts + code_counts
+        self.spoken["speakers"] = np.array(numbers, dtype=np.int64)
         for i, speaker in enumerate(speakers):
             row = {"id": f"{REHEARSAL}-{i}", "speaker": speaker, "split": REHEARSAL}
             self.rows.more.append(row)
@@ -227,11 +280,8 @@ class CodeCache:
 
     def encoded_ids(self, rows: Sequence[int]) -> list[bytes]:
         """Return the ids of `rows` as UTF-8."""
-        ids = []
-        for i in np.asarray(rows).tolist():
-            known = i < self.recorded
-            ids.append(_id(self.columns, i) if known else self.rows[i]["id"].encode())
-        return ids
+        rows = np.asarray(rows).tolist()
+        return [self._id(i) if i < self.recorded else self.rows[i]["id"].encode() for i in rows]
 
     def release(self) -> None:
         """Give the index's pages read so far back to the system."""
@@ -261,9 +311,6 @@ class CodeCache:
         numbers[spoken] = self.spoken[what][rows[spoken] - self.recorded]
         return numbers
 
-    def length(self, i: int) -> int:
-        return int(self.lengths([i])[0])
-
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
         """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
         table = self.columns[f"{what}_histogram"]
@@ -283,24 +330,6 @@ class CodeCache:
     def longest(self, what: str) -> int:
         """Return the largest `what` of a row."""
         return int(np.flatnonzero(self.histogram(what))[-1])
-
-
-def _id(columns: MappedFile, i: int) -> bytes:
-    start, end = columns["id_offsets"][i : i + 2].tolist()
-    return columns["ids"][start:end].tobytes()
-
-
-def _row(columns: MappedFile, speakers: list[str], splits: list[str], i: int) -> dict[str, str]:
-    return {
-        "id": _id(columns, i).decode(),
-        "speaker": speakers[columns["speakers"][i]],
-        "split": splits[columns["splits"][i]],
-    }
-
-
-def _text(columns: MappedFile, i: int) -> np.ndarray:
-    start, end = columns["text_offsets"][i : i + 2].tolist()
-    return columns["texts"][start:end].astype(np.int32)
 
 
 def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:
@@ -333,3 +362,48 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
     rows = cache.histogram("tokens")
     return padding_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
+
+
+# --- lengths of rows ------------------------------------------------------------------------------
+
+PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+KEPT_PERCENT = 99.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthReport:
+    """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
+
+    percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
+    limit_codes: int  # a multiple of 64
+    limit_tokens: int  # of a row, text and codes, a multiple of 64
+    beyond: int  # rows over a limit
+    beyond_share: float  # of all rows
+
+
+def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
+    """Return the lengths of training rows, and suggested limits for fixed shapes.
+
+    The limit of codes is the KEPT_PERCENT-th percentile rounded up to 64; the token limit holds
+    that many codes beside the same percentile of text.
+    """
+    members = cache.rows_in_split("train")
+    texts = cache.lengths(members, "texts")
+    codes = cache.lengths(members, "codes")
+    tokens = texts + codes + EXTRA_TOKENS
+    percentile = partial(np.percentile, method="higher")  # a length that occurs
+    limit_codes = 64 * math.ceil(percentile(codes, KEPT_PERCENT) / 64)
+    longest_row = percentile(texts, KEPT_PERCENT) + limit_codes + EXTRA_TOKENS
+    limit_tokens = 64 * math.ceil(longest_row / 64)
+    beyond = int(((codes > limit_codes) | (tokens > limit_tokens)).sum())
+    lines = {}
+    columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
+    for name, column in columns.items():
+        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
+    return LengthReport(
+        percentiles=lines,
+        limit_codes=limit_codes,
+        limit_tokens=limit_tokens,
+        beyond=beyond,
+        beyond_share=beyond / len(members),
+    )

@@ -21,20 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from kit.base.errors import DamagedFileError
 from kit.base.files import digest
 from kit.base.hardware import Hardware
-from kit.batches.batching import (
-    EXTRA_TOKENS,
-    GROUP_ROWS,
-    DataConfig,
-    batches_planned,
-    chunks,
-    drawn,
-    group_bounds,
-    group_count,
-    micro_batches,
-    order_key,
-    padded,
-    plan_batches,
-)
+from kit.batches import batching
+from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.batches.code_cache import REHEARSAL, CodeCache
 
 # What a position must agree in, and how to say that it does not.
@@ -82,7 +70,7 @@ class CodeStream(IterableDataset):
         self.rehearsal_rows_per_epoch = 0
         if self.rehearsed:
             self.rehearsal_rows_per_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
-        self.groups = group_count(len(self.members) + self.rehearsal_rows_per_epoch)
+        self.groups = batching.group_count(len(self.members) + self.rehearsal_rows_per_epoch)
         self._require_grid()
         self.identity = {
             "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
@@ -138,23 +126,21 @@ class CodeStream(IterableDataset):
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
         """The batches of a group of `epoch` as lists of utterances, with those to rehearse."""
-        rows = np.concatenate([self._recorded_in(epoch, group), self.rehearsed_in(epoch, group)])
+        rows = self.members[:]
+        if self.groups > 1:
+            key = f"{self.config.seed} {epoch} groups"
+            rows = self.members[batching.drawn(len(rows), group, self.groups, key)]
+        rows = np.concatenate([rows, self.rehearsed_in(epoch, group)]).astype(np.int64)
         lengths = self.lengths_of(rows).tolist()
-        batches = plan_batches(lengths, self.config, epoch, group, self.groups)
+        batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         rows = rows.tolist()
         return [[rows[i] for i in batch] for batch in batches]
-
-    def _recorded_in(self, epoch: int, group: int) -> np.ndarray:
-        if self.groups == 1:
-            return self.members[:].astype(np.int64)
-        key = f"{self.config.seed} {epoch} groups"
-        return self.members[drawn(len(self.members), group, self.groups, key)].astype(np.int64)
 
     def rehearsed_in(self, epoch: int, group: int = 0) -> np.ndarray:
         """The rows to rehearse in a group of `epoch`: in the long run each as often as others."""
         count = len(self.rehearsed)
         order = random.Random(f"{self.config.seed} rehearsal").sample(self.rehearsed, count)
-        first, end = group_bounds(self.rehearsal_rows_per_epoch, group, self.groups)
+        first, end = batching.group_bounds(self.rehearsal_rows_per_epoch, group, self.groups)
         before = epoch * self.rehearsal_rows_per_epoch
         rows = [order[n % count] for n in range(before + first, before + end)]
         return np.array(rows, dtype=np.int64)
@@ -168,11 +154,10 @@ class CodeStream(IterableDataset):
             return len(self.plan(0)) * self.groups
         batches = 0
         for group in range(self.groups):
-            rows = 0
-            for count in (len(self.members), self.rehearsal_rows_per_epoch):
-                first, end = group_bounds(count, group, self.groups)
-                rows += end - first
-            batches += batches_planned(rows, self.config)
+            counts = (len(self.members), self.rehearsal_rows_per_epoch)
+            bounds = [batching.group_bounds(count, group, self.groups) for count in counts]
+            rows = sum(end - first for first, end in bounds)
+            batches += batching.batches_planned(rows, self.config)
         return batches
 
     def usual(self, count: int) -> list:
@@ -194,8 +179,11 @@ class CodeStream(IterableDataset):
             self.cache.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
-                    ended = number + 1 == len(batches)
-                    position = self._position_after(epoch, group, number, ended)
+                    ended = number + 1 == len(batches)  # the next batch is of the next group
+                    after = {"batch": 0 if ended else number + 1}
+                    groups_done = epoch * self.groups + group + ended
+                    after["epoch"], after["group"] = divmod(groups_done, self.groups)
+                    position = self.identity | after
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position))
                     self._next = position
@@ -204,15 +192,9 @@ class CodeStream(IterableDataset):
                 count += 1
             first = 0
 
-    def _position_after(self, epoch: int, group: int, number: int, ended: bool) -> dict:
-        """That of the batch after batch `number`; `ended` where that was its group's last."""
-        next_epoch, next_group = divmod(epoch * self.groups + group + ended, self.groups)
-        next_batch = 0 if ended else number + 1
-        return self.identity | {"epoch": next_epoch, "group": next_group, "batch": next_batch}
-
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""
-        return f"{order_key(self.config, epoch, group, self.groups)} {number}"
+        return f"{batching.order_key(self.config, epoch, group, self.groups)} {number}"
 
     def batch(self, members: list[int], key: str, position: dict):
         """Return a batch of `members`, each with a reference clip of its speaker drawn by `key`."""
@@ -226,7 +208,7 @@ class CodeStream(IterableDataset):
         lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
         parts = [
             self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows), without_text)
-            for rows in micro_batches(mine, lengths, self.config)
+            for rows in batching.micro_batches(mine, lengths, self.config)
         ]
         return self.collate(parts, position)
 
@@ -237,7 +219,7 @@ class CodeStream(IterableDataset):
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
         texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
-        return (texts, codes, cond, padded(longest, self.config))
+        return (texts, codes, cond, batching.padded(longest, self.config))
 
 
 def corpus_mark(
@@ -261,7 +243,7 @@ def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
     if rehearsal:  # without it, positions from before rehearsal existed stay valid
         order.append(rehearsal)
     if groups > 1:  # and likewise
-        order.append(f"groups of {GROUP_ROWS}")
+        order.append(f"groups of {batching.GROUP_ROWS}")
     return digest(*order)[:8]
 
 
@@ -271,7 +253,7 @@ def validation_batches(stream: CodeStream) -> list:
     order = rows[np.argsort(stream.cache.lengths(rows), kind="stable")].tolist()
     return [
         stream.batch(part, f"{stream.config.seed} 0 {number}", stream.position)
-        for number, part in enumerate(chunks(order, stream.config.effective_batch))
+        for number, part in enumerate(batching.chunks(order, stream.config.effective_batch))
     ]
 
 
@@ -281,17 +263,7 @@ def made_ahead(stream: CodeStream, workers: int) -> Iterable:
         return stream
     # Not forked: threads and a CUDA context do not survive it.
     start = multiprocessing.get_context("spawn")
-    return DataLoader(
-        stream,
-        batch_size=None,
-        collate_fn=unchanged,
-        num_workers=workers,
-        multiprocessing_context=start,
-    )
-
-
-def unchanged(batch):
-    return batch
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:

@@ -4,11 +4,19 @@ The name of a shard is a digest of its clips' bytes and of the codec. So new row
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
 them make the same shard, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
+`fit_positions` gives the model the positions that the rows need.
 
+Shapes: S splits, P speakers.
 """
 
+import contextlib
+import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,27 +27,47 @@ from kit.audio.clip import KEPT_SILENCE_S, load_speech
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, MelConfig, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
-from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.files import (
+    atomic_path,
+    digest,
+    file_digest,
+    make_folder,
+    require_disk,
+    write_atomic,
+)
+from kit.base.formatting import format_gib
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.base.tensor_file import arrays_digest, pack_tensors
+from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.code_cache import index_columns
-from kit.batches.code_shards import (
-    Clip,
+from kit.batches.code_cache import (
+    LENGTHS,
     MappedFile,
     as_bytes,
-    make_room,
-    save_columns,
-    shard_clips,
-    sweep,
+    from_bytes,
+    load_tensors,
+    split_by,
     touch,
 )
-from kit.dataset.manifest import Utterance
+from kit.dataset.data_report import Finding, Utterance, refuse
+from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 
 # Files of the cache, which may be removed to free space; other files in the folder are not.
 OWN = ("codes-*.safetensors", "index-*.safetensors")
 CLIPS_AT_ONCE = 32  # encoded together
+STALE_S = 3600  # a temporary file of this age has lost its process
+MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clip:
+    """The place of a clip, and what the index stores of it."""
+
+    shard: Path
+    place: int  # its row in the shard
+    codes: int  # how many
+    code_check: int  # CRC-32 of its codes
+    reference_check: int  # CRC-32 of its reference features
 
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
@@ -90,13 +118,15 @@ def build_cache(
     """
     folder = Path(folder)
     make_folder(folder)
-    sweep(folder)
+    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
+        if age_s > STALE_S:
+            path.unlink(missing_ok=True)
     clips = clip_digests(rows, digests)
-    found = find_clips(folder, key, set(clips), say)
-    missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
-    before = len(found)
+    cached = find_clips(folder, key, set(clips), say)
+    missing = {clip: row for clip, row in zip(clips, rows) if clip not in cached}
+    before = len(cached)
     total = before + len(missing)
-    keep = {clip.shard for clip in found.values()}
+    keep = {clip.shard for clip in cached.values()}
     progress(before, total)
     # Of a clip: a reference in half floats, and 4 bytes a code of some 10 s.
     reference_bytes = 2 * front_end.config.n_mels * config.reference_frames
@@ -114,16 +144,16 @@ def build_cache(
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
-        found.update(shard_clips(path))
+        cached.update(shard_clips(path))
     texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
+    return write_index(rows, [cached[clip] for clip in clips], texts, folder, config)
 
 
 def find_clips(
     folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
 ) -> dict[str, Clip]:
     """Return the clips of `wanted` that are encoded; a damaged shard is reported and removed."""
-    found: dict[str, Clip] = {}
+    encoded: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
             clips = shard_clips(path)
@@ -131,8 +161,24 @@ def find_clips(
             say(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
-        found.update((name, clip) for name, clip in clips.items() if name in wanted)
-    return found
+        encoded.update((name, clip) for name, clip in clips.items() if name in wanted)
+    return encoded
+
+
+def shard_clips(path: Path) -> dict[str, Clip]:
+    """Return a shard's clips by digest. Raises DamagedFileError for a missing or damaged file."""
+    table = load_tensors(path)
+    codes = split_by(table["codes"], table["code_counts"])
+    return {
+        digest: Clip(
+            shard=path,
+            place=place,
+            codes=len(codes[place]),
+            code_check=zlib.crc32(codes[place].tobytes()),
+            reference_check=zlib.crc32(table["references"][place].tobytes()),
+        )
+        for place, digest in enumerate(from_bytes(table["clips"]))
+    }
 
 
 def encode_shards(
@@ -148,7 +194,7 @@ def encode_shards(
             shard = encode(list(clips.values()), *tools, config)
             shard["clips"] = as_bytes(list(clips))
             data = pack_tensors(shard)
-            make_room(path.parent, OWN, config.max_cache_gib, len(data), used)
+            make_room(path.parent, config.max_cache_gib, len(data), used)
             write_atomic(path, data)
         advance(len(clips))
 
@@ -162,8 +208,8 @@ def encode(
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
         waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in at]
-        for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
-            codes[i] = found.cpu().numpy().astype(np.int32)
+        for i, mel, own in zip(at, *mels_and_codes(codec, front_end, waves)):
+            codes[i] = own.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
     return {
         "codes": np.concatenate(codes),
@@ -188,7 +234,195 @@ def write_index(
         MappedFile(index, verify=True)
     except DamagedFileError:  # or missing
         size_bytes = sum(column.nbytes for column in columns.values())
-        make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})
+        make_room(folder, config.max_cache_gib, size_bytes, {index, *shards})
         save_columns(columns, index)
     touch({index, *shards})
     return index
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def index_columns(
+    ids: list[str],
+    speakers: list[str],
+    splits: list[str],
+    texts: list[np.ndarray],
+    clips: list[Clip],
+) -> dict[str, np.ndarray]:
+    """Return the columns of an index; each list has a value a row, `texts` the ids of its text."""
+    shard_paths, shards = numbered(clip.shard for clip in clips)
+    speaker_names, speaker_numbers = numbered(speakers)
+    split_names, split_numbers = numbered(splits)
+    encoded = [name.encode() for name in ids]
+    checks = np.array([(clip.code_check, clip.reference_check) for clip in clips], np.uint32)
+    columns = {
+        "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "id_offsets": offsets_of(encoded),
+        "texts": narrow(np.concatenate(texts)),
+        "text_offsets": offsets_of(texts),
+        "codes": narrow(np.array([clip.codes for clip in clips])),
+        "shards": shards,
+        "places": narrow(np.array([clip.place for clip in clips])),
+        "code_checks": checks[:, 0].copy(),
+        "reference_checks": checks[:, 1].copy(),
+        "speakers": speaker_numbers,
+        "splits": split_numbers,
+    }
+    return add_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
+
+
+def numbered(values: Iterable) -> tuple[list, np.ndarray]:
+    """Return the sorted distinct `values`, and the index of each of `values` among them."""
+    values = list(values)
+    names = sorted(set(values))
+    numbers = {name: i for i, name in enumerate(names)}
+    return names, narrow(np.array([numbers[value] for value in values]))
+
+
+def add_counts(
+    columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
+) -> dict[str, np.ndarray]:
+    """Return `columns` (one number a row) with the names and the statistics of all rows."""
+    result = dict(columns)
+    result["shard_names"] = as_bytes(shards)
+    result["speaker_names"] = as_bytes(speakers)
+    result["split_names"] = as_bytes(splits)
+    text_counts = np.diff(columns["text_offsets"].astype(np.int64))
+    tokens = text_counts + columns["codes"]
+    result["tokens"] = narrow(tokens)
+    in_split = [columns["splits"] == number for number in range(len(splits))]
+    for name, counts in zip(LENGTHS, (text_counts, columns["codes"], tokens)):
+        size = int(counts.max(initial=0)) + 1
+        rows = [np.bincount(counts[members], minlength=size) for members in in_split]
+        result[f"{name}_histogram"] = np.array(rows, dtype=np.int64)  # (S, largest count + 1)
+    # The rows of each split in order, and those of each speaker in it.
+    of_both = columns["splits"].astype(np.int64) * len(speakers) + columns["speakers"]
+    sizes = np.bincount(of_both, minlength=len(splits) * len(speakers))
+    starts = np.concatenate([[0], sizes.cumsum()])
+    result["members"] = narrow(np.argsort(columns["splits"], kind="stable"))
+    result["member_starts"] = starts[:: len(speakers)].copy()  # (S + 1,)
+    result["voices"] = narrow(np.lexsort((columns["speakers"], columns["splits"])))
+    result["voice_starts"] = narrow(starts)  # (S P + 1,)
+    result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
+    sha = hashlib.sha256()  # changes with any id, split or length, and with their order
+    for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
+        sha.update(result[name].tobytes())
+    result["corpus"] = as_bytes(sha.hexdigest()[:8])
+    return result
+
+
+def middle_rows(
+    columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
+) -> np.ndarray:
+    """Return each speaker's row of medium length in each split (S, P), -1 for none.
+
+    It is the speaker's shortest row from the split's median length on, or else their shortest.
+    """
+    rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
+    for split in range(split_count):
+        members = np.flatnonzero(columns["splits"] == split)
+        order = members[np.argsort(tokens[members], kind="stable")]
+        middle = len(order) // 2
+        order = np.concatenate([order[middle:], order[:middle]])
+        speakers, first = np.unique(columns["speakers"][order], return_index=True)
+        rows[split, speakers] = order[first]
+    return rows
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Return `values`, none below 0, in the smallest unsigned type that holds them."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))), copy=False)
+
+
+def offsets_of(parts: Sequence) -> np.ndarray:
+    """Return where each of `parts` begins when they are concatenated, and where the last ends."""
+    counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    return narrow(np.concatenate([[0], counts.cumsum()]))
+
+
+def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
+    """Write `columns` to `path` atomically, with their checksum."""
+    arrays = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
+    with atomic_path(path) as temporary:
+        save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
+
+
+# --- room on the disk -----------------------------------------------------------------------------
+
+
+def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
+    """Return {file: (seconds since it was used, bytes)}."""
+    files = {}
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process made room
+            stat = path.stat()
+            files[path] = (time.time() - stat.st_mtime, stat.st_size)
+    return files
+
+
+def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
+    """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
+
+    Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
+    """
+    files = {path: state for name in OWN for path, state in ages(folder, name).items()}
+    cap_bytes = cap_gib * 2**30
+    total_bytes = needed_bytes + sum(size for _, size in files.values())
+    for path in sorted(files, key=lambda p: files[p][0], reverse=True):
+        if total_bytes <= cap_bytes:
+            return
+        if path not in used:
+            with contextlib.suppress(PermissionError):  # Windows: mapped by another run
+                path.unlink(missing_ok=True)
+                total_bytes -= files[path][1]
+    if total_bytes > cap_bytes:
+        raise DamagedFileError(
+            f"The code cache in {folder} needs {format_gib(total_bytes)} and more for this "
+            f"corpus alone, and may take {cap_gib} GiB: raise `max_cache_gib`, or lower "
+            "`reference_frames`."
+        )
+
+
+# --- limits and positions -------------------------------------------------------------------------
+
+
+def longest(model: GPTConfig) -> GPTConfig:
+    """Return `model` with the most positions that `fit_positions` may give it."""
+    return model.with_positions(MAX_TEXT_POSITIONS, MAX_CODE_POSITIONS)
+
+
+def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
+    """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
+
+    Letters are counted as if they made the longest tokens. `max_clip_s` above 0 is a limit, too.
+    """
+    largest = longest(model)
+    max_s = largest.max_code_s(frame_rate)
+    return {
+        "max_clip_s": min(max_clip_s or max_s, max_s),
+        "most_characters": MAX_TOKEN_CHARACTERS * (largest.max_text - TEXT_EXTRA),
+    }
+
+
+def fit_positions(
+    model: GPTConfig, rows: Sequence[Utterance], tokenizer: Tokenizer, frame_rate: float
+) -> tuple[GPTConfig, list[Finding]]:
+    """Return `model` with positions for the longest of `rows`, and findings for rows too long.
+
+    `frame_rate` in codes a second.
+    """
+    max_ids = longest(model).max_text - TEXT_EXTRA
+    max_s = longest(model).max_code_s(frame_rate)
+    ids = array("L", (len(tokenizer.encode(row.text)) for row in rows))
+    codes = (math.ceil(row.speech_s * frame_rate) + 1 for row in rows)
+    refused = []
+    for row, count in zip(rows, ids):
+        if count > max_ids:
+            reason = f"text of {count} tokens, the model has positions for {max_ids}"
+            refused.append(refuse(row, "long text", reason, row.seconds))
+        elif row.speech_s > max_s:
+            reason = f"{row.speech_s:.1f} s, the model has positions for {max_s:.1f} s"
+            refused.append(refuse(row, "too long", reason, row.seconds))
+    fitting = (count for count in ids if count <= max_ids)
+    return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused

@@ -1,19 +1,26 @@
-"""Find clips whose text does not match the recording, by forced alignment.
+"""Forced alignment of texts with recordings: how well a clip's text fits, an hour word by word.
 
-The recogniser's best path through the given text is compared, frame by frame, with its best path
-through any text at all. Where the text is what was said the two are the same and the score is 0; a
-word too many or too few or a truncated recording costs several nats a character, pauses nothing.
-(The alignment is torchaudio's; the score follows Kürzinger et al. 2020.) The recogniser may be
-trained on the very clips it checks: those score higher, so they have a separate limit.
+Clips: the recogniser's best path through the given text is compared, frame by frame, with its best
+path through any text at all. Where the text is what was said the two are the same and the score is
+0; a word too many or too few or a truncated recording costs several nats a character, pauses
+nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.)
 
-Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
+Long recordings: each window of half a minute is aligned with the text that should come next, with
+wildcards before, between and after the phrases for whatever the transcript does not mention, so
+memory is bounded. The next window begins after the last phrase that was surely recognised. Where
+nothing is recognised, the text further on is searched; failing that, the window is skipped. (CTC
+segmentation after Kürzinger et al. 2020, the wildcard after Pratap et al. 2023.)
+
+Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """
 
+import contextlib
 import dataclasses
 import math
 import random
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,18 +29,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kit.audio.clip import import_torchaudio, load_wave
+from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
+from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
-from kit.base.config import require, require_least, require_within
+from kit.base.config import require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset.data_report import Finding, Utterance, refuse
+from kit.dataset.data_report import Utterance
+from kit.text.normalize import letters, normalize
 
 PART_BATCHES = 16  # batches whose results share a file until all are done
-# Clips are compared only with others of their kind.
-TRAINED_ON = "trained on"
-UNSEEN = "unseen"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +51,8 @@ class AlignConfig:
     hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
 
     def __post_init__(self):
-        require(self.spread > 0, self, "spread", "must be positive.")
-        require(self.least_gap > 0, self, "least_gap", "must be positive.")
-        require_least(self, 0, "clips", "spread", "least_gap")
+        require_least(self, 1e-3, "spread", "least_gap")
+        require_least(self, 0, "clips")
         require_least(self, 1, "batch")
         require_within(self, -1000, 0, "hopeless")
 
@@ -123,7 +128,7 @@ def align_clips(
     A recording that cannot be read scores -inf, with the reason.
     """
     alignments: list = [None] * len(rows)
-    order = _by_length(rows)
+    order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little padding in a batch
     sample_rate = recognizer.input_sample_rate
     for start in range(0, len(order), config.batch):
         waves = {}
@@ -138,11 +143,6 @@ def align_clips(
             alignments[i] = alignment_score(recognizer, output, rows[i].text)
         advance(len(batch))
     return alignments
-
-
-def _by_length(rows: list[Utterance]) -> list[int]:
-    """Return the indices of `rows` from short to long, for batches with little padding."""
-    return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
 
 
 def align_clips_cached(
@@ -163,44 +163,35 @@ def align_clips_cached(
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
     folder = Path(path).with_suffix(".parts")
-    make = partial(_align_in_parts, rows, recognizer, config, folder, key, progress, group)
-    values = cached_result(path, key, make)
+
+    def align_in_parts() -> list[dict]:
+        order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)
+        size = PART_BATCHES * config.batch
+        parts = {}
+        for start in range(0, len(order), size):
+            parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
+        missing = [part for part in parts if read_result(part, key) is None]
+        before = len(rows) - sum(len(parts[part]) for part in missing)
+        if before:
+            progress(before, len(rows))
+        jobs = []
+        # Processes share whole batches: a clip's score depends, in its last bits, on the padding of
+        # its batch, so a batch holds the same clips with any number of processes. Parts are ordered
+        # by length, so taking them in turn gives each process about the same work.
+        for share in group.split_evenly(missing):
+            own = {part: [rows[i] for i in parts[part]] for part in share}
+            jobs.append(partial(_align_share, own, key, config))
+        if missing:
+            group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
+        alignments: list = [None] * len(rows)
+        for part, indices in parts.items():
+            for i, values in zip(indices, read_result(part, key), strict=True):
+                alignments[i] = values
+        return alignments
+
+    values = cached_result(path, key, align_in_parts)
     shutil.rmtree(folder, ignore_errors=True)
     return [Alignment(**each) for each in values]
-
-
-def _align_in_parts(
-    rows: list[Utterance],
-    recognizer: SpeechRecognizer,
-    config: AlignConfig,
-    folder: Path,
-    key: str,
-    progress: Callable,
-    group: WorkGroup,
-) -> list[dict]:
-    order = _by_length(rows)
-    size = PART_BATCHES * config.batch
-    parts = {}
-    for start in range(0, len(order), size):
-        parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
-    missing = [part for part in parts if read_result(part, key) is None]
-    before = len(rows) - sum(len(parts[part]) for part in missing)
-    if before:
-        progress(before, len(rows))
-    jobs = []
-    # Processes share whole batches: a clip's score depends, in its last bits, on the padding of its
-    # batch, so a batch holds the same clips with any number of processes. Parts are ordered by
-    # length, so taking them in turn gives each process about the same work.
-    for share in group.split_evenly(missing):
-        own = {part: [rows[i] for i in parts[part]] for part in share}
-        jobs.append(partial(_align_share, own, key, config))
-    if missing:
-        group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
-    alignments: list = [None] * len(rows)
-    for part, indices in parts.items():
-        for i, values in zip(indices, read_result(part, key), strict=True):
-            alignments[i] = values
-    return alignments
 
 
 def _align_share(
@@ -216,70 +207,332 @@ def _align_share(
         save_result(part, key, [dataclasses.asdict(each) for each in alignments])
 
 
-def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """Return the score below which text and audio do not match.
+# --- long recordings ------------------------------------------------------------------------------
 
-    It is far below the median in terms of the median absolute deviation; up to half of the clips
-    can hardly move either. Raises DatasetError when the median is below `hopeless`.
-    """
-    scores = np.array([a.score for a in alignments])
-    median = float(np.median(scores)) if len(scores) else 0.0
-    if median < config.hopeless:
-        raise DatasetError(
-            f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
-            f"{config.hopeless} is needed): the recogniser does not know these voices or this "
-            "language, or most texts belong to other recordings. Check the order of the texts, or "
-            "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
-            "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
-        )
-    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
-    return median - max(config.spread * deviation, config.least_gap)
+SENTENCE_END = re.compile(r"[.!?።፧፨…][\"'»”’)\]]*$")
+PHRASE_WORDS = 12  # longer sentences are aligned in parts, with a wildcard between them
+UNTRUSTED_S = 2.0  # at the end of a window
+ANCHOR_CHARACTERS = 12  # shorter text is matched by chance
+SEARCH_CHARACTERS = 25  # the same, when the whole text is searched
+SLACK_S = 0.15  # a recogniser may be this early or late with a letter
+CONTEXT_S = 0.5  # audio before a window that the recogniser's convolutions see
+MIN_PAUSE_S = 0.1  # shorter silences belong to the letters: the closure of a t or a k
+WINDOW_S = 30.0  # of audio aligned at a time
+ACCEPTED_SCORE = -1.0  # lowest (nats a character) of a phrase that counts as recognised
+FIRST_PACE = 14.0  # characters a second, measured from the first match on
+LOOK_AHEAD = 200  # phrases searched where nothing is recognised
+WILDCARD_COST = 0.1  # nats a frame, so that text is preferred where it fits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Match:
-    """The result of comparing texts with recordings."""
+class Pause:
+    """A quiet stretch beside a word; of length 0 where words run together."""
 
-    mismatched: list[Finding]
-    limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
-    note: str
+    start_s: float
+    end_s: float
 
     @property
-    def judged(self) -> bool:
-        return bool(self.limits)
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
 
 
-def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
-    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Token:
+    """A word as written, and its characters in the recogniser's alphabet (none in a lone dash)."""
 
-    Clips that the recogniser was trained on, and the others, have limits of their own.
-    """
-    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
-    limits: dict[str, float] = {}
-    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
-        own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
-        try:
-            limits[kind] = lowest_score(own, config)
-        except DatasetError as error:
-            if not limits:
-                return Match(mismatched=[], limits={}, note=f"not judged: {error}")
-    mismatched = []
-    unjudged = 0
-    for row, alignment, kind in zip(rows, alignments, kinds, strict=True):
-        limit = limits.get(kind, -math.inf)
-        if alignment.score == -math.inf or alignment.score < limit:
-            detail = alignment.reason or (
-                f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}, worst near "
-                f"{alignment.worst_at_s:.1f} s"
-            )
-            reason = f"text and audio do not match ({detail})"
-            mismatched.append(refuse(row, "mismatch", reason, row.seconds))
-        elif limit == -math.inf:
-            unjudged += 1
-    note = f"{len(mismatched)} of {len(rows):,} clips do not match their text"
-    if unjudged:
-        note += (
-            f"; {unjudged:,} that the recogniser was not trained on could not be judged: their "
-            "scores are too low"
+    text: str
+    ids: tuple[int, ...]
+    ends_sentence: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlignedToken:
+    token: Token
+    number: int  # of the token in the transcript
+    start_s: float
+    end_s: float
+    before: Pause
+    after: Pause
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """The recogniser's output for a part of a recording."""
+
+    start_s: float
+    log_probs: Tensor  # (S, A + 1), the last column the wildcard
+    quiet: np.ndarray  # (S,) which frames are pauses
+    frame_s: float
+    last: bool  # whether the recording ends with it
+
+    @property
+    def end_s(self) -> float:
+        return self.second(len(self.log_probs))
+
+    def second(self, frame: int) -> float:
+        return self.start_s + int(frame) * self.frame_s
+
+    def pause(self, start: int, end: int, near_end: bool) -> Pause:
+        """Return the quiet stretch in frames start..end nearest to one end, a long one if any."""
+        start = max(0, start)
+        end = min(end, len(self.quiet))
+        edges = np.flatnonzero(np.diff(self.quiet[start:end], prepend=False, append=False))
+        runs = edges.reshape(-1, 2)
+        if len(runs) == 0:
+            edge_s = self.second(end if near_end else start)
+            return Pause(start_s=edge_s, end_s=edge_s)
+        lengths = np.diff(runs)[:, 0]
+        long = runs[lengths * self.frame_s >= MIN_PAUSE_S]
+        if len(long):
+            first, stop = long[-1 if near_end else 0]
+        else:
+            first, stop = runs[np.argmax(lengths)]
+        return Pause(start_s=self.second(start + first), end_s=self.second(start + stop))
+
+
+class WindowReader(contextlib.ExitStack):
+    """Reads a recording and recognises it, one window at a time; open until its block ends."""
+
+    def __init__(self, path: Path, recognizer: SpeechRecognizer):
+        super().__init__()
+        self.recognizer = recognizer
+        self.extent = count_decodable(path)
+        self.samples = self.extent.frames
+        self.sound = self.enter_context(open_seekable(path, self.samples))
+        self.rate = self.sound.samplerate  # Hz
+        self.total_s = self.samples / self.rate
+
+    def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
+        """Return mono samples (L,) at the recording's own rate."""
+        first = round(start_s * self.rate)
+        stop = min(round(end_s * self.rate), self.samples)
+        self.sound.seek(first)
+        wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
+        if not np.isfinite(wave).all():
+            raise DatasetError(f"samples that are not finite numbers after {start_s:.1f} s")
+        return to_mono(wave)
+
+    def window(self, start_s: float, length_s: float) -> Window:
+        """Recognise `length_s` seconds from `start_s` on, or up to the end."""
+        read_from_s = max(0.0, start_s - CONTEXT_S)
+        end_s = min(start_s + length_s, self.total_s)
+        samples = self.samples_of(read_from_s, end_s).clip(-1, 1)
+        sample_rate = self.recognizer.input_sample_rate
+        wave = resampled(torch.from_numpy(samples), self.rate, sample_rate)
+        output = self.recognizer.recognize([wave], sample_rate)[0]
+        frame_s = self.recognizer.frame_s
+        context = round((start_s - read_from_s) / frame_s)
+        log_probs = output.log_probs[context:]
+        wildcard = log_probs.amax(-1, keepdim=True) - WILDCARD_COST
+        return Window(
+            start_s=read_from_s + context * frame_s,
+            log_probs=torch.cat((log_probs, wildcard), dim=-1),
+            quiet=quiet_frames(output.loudness[context:]).numpy(),
+            frame_s=frame_s,
+            last=end_s >= self.total_s,
         )
-    return Match(mismatched=mismatched, limits=limits, note=note)
+
+
+def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
+    """Split a transcript into words. An empty line always ends a sentence, as after a heading.
+
+    In a text without full stops, every line is a sentence.
+    """
+    has_stops = any(SENTENCE_END.search(word) for word in text.split())
+    tokens = []
+    for part in re.split(r"\n\s*\n" if has_stops else r"\n", text):
+        words = part.replace("|", " ").split()
+        for number, word in enumerate(words, 1):
+            ids = recognizer.encode(letters(normalize(word, language))).tolist()
+            ends = number == len(words) or bool(SENTENCE_END.search(word))
+            tokens.append(Token(text=word, ids=tuple(ids), ends_sentence=ends))
+    return tokens
+
+
+def split_phrases(tokens: list[Token]) -> list[range]:
+    """Return the token numbers of each phrase: a sentence, or a part of a long one.
+
+    Tokens without letters are joined to a neighbour.
+    """
+    phrases = []
+    start = 0
+    for number, token in enumerate(tokens, 1):
+        full = token.ends_sentence or number - start >= PHRASE_WORDS
+        if full and any(t.ids for t in tokens[start:number]):
+            phrases.append(range(start, number))
+            start = number
+    if start < len(tokens) and phrases:  # nothing but dashes is left
+        phrases[-1] = range(phrases[-1].start, len(tokens))
+    return phrases
+
+
+class LongAligner:
+    """Aligns one recording with its transcript; `aligned` holds the recognised tokens in order.
+
+    A match of a phrase is a list of (first frame, end frame, token number), one a token.
+    """
+
+    def __init__(self, reader: WindowReader, tokens: list[Token]):
+        self.reader = reader
+        self.tokens = tokens
+        self.phrases = split_phrases(tokens)
+        self.space = reader.recognizer.alphabet.find(" ") + 1  # 0 where it has none
+        self.wildcard = len(reader.recognizer.alphabet) + 1
+        self.pace = FIRST_PACE
+        self.aligned: list[AlignedToken] = []
+
+    def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
+        """Align the whole recording; call `progress(seconds done, total)` after each window."""
+        now_s = 0.0
+        phrase = 0
+        total_s = self.reader.total_s
+        while phrase < len(self.phrases) and total_s - now_s > UNTRUSTED_S / 4:
+            window = self.reader.window(now_s, WINDOW_S)
+            matches = self._match_window(window, phrase)
+            if matches:
+                phrase = max(matches) + 1
+                now_s = self._append(window, matches)
+            elif window.last:
+                break
+            else:
+                now_s = window.end_s - WINDOW_S / 3
+            progress(now_s, total_s)
+        progress(total_s, total_s)
+        return self.aligned
+
+    def _match_window(self, window: Window, first: int) -> dict[int, list]:
+        """Return the matches, by phrase number, of phrases from `first` on in `window`."""
+        frames = len(window.log_probs)
+        expected = range(first, self._last_expected(window, first))
+        matches = self._align(window, expected, 0, frames)
+        matches = self._trusted(window, matches, ANCHOR_CHARACTERS)
+        if not matches:
+            further = range(first, min(first + LOOK_AHEAD, len(self.phrases)))
+            matches = self._align_separately(window, further, 0, frames, SEARCH_CHARACTERS)
+            matches = self._trusted(window, matches, SEARCH_CHARACTERS)
+        start = 0
+        edge = first
+        for number in sorted(matches):  # try phrases between two matches by themselves
+            between = range(edge, number)
+            stop = matches[number][0][0]
+            matches |= self._align_separately(window, between, start, stop, ANCHOR_CHARACTERS // 2)
+            start = matches[number][-1][1]
+            edge = number + 1
+        return matches
+
+    def _last_expected(self, window: Window, first: int) -> int:
+        """Return the phrase up to which the text fits into `window` at the current pace."""
+        room = (window.end_s - window.start_s) * self.pace
+        stop = first
+        while stop < len(self.phrases) and (stop == first or room > 0):
+            room -= self._characters(stop)
+            stop += 1
+        return stop
+
+    def _characters(self, phrase: int) -> int:
+        return sum(len(self.tokens[i].ids) + 1 for i in self.phrases[phrase])
+
+    def _align(self, window: Window, phrases: range, start: int, stop: int) -> dict[int, list]:
+        """Align `phrases` with frames start..stop; return the matches that score well enough."""
+        ids, owners = self._targets(phrases)
+        log_probs = window.log_probs[start:stop]
+        if len(phrases) == 0 or frames_needed(ids) > len(log_probs):
+            return {}
+        spans, costs = best_path(log_probs, ids)
+        cost_before = np.concatenate(([0.0], costs.double().cumsum(0).numpy()))
+        spans_of: dict[int, dict[int, list]] = {}
+        for span, owner in zip(spans, owners):
+            if owner is not None:
+                phrase, token = owner
+                spans_of.setdefault(phrase, {}).setdefault(token, []).append(span)
+        matches = {}
+        for phrase, by_token in spans_of.items():
+            edges = {token: (own[0].start, own[-1].end) for token, own in by_token.items()}
+            low = edges[min(edges)][0]
+            high = edges[max(edges)][1]
+            score = (cost_before[high] - cost_before[low]) / self._characters(phrase)
+            if score >= ACCEPTED_SCORE:
+                matches[phrase] = [(start + a, start + b, token) for token, (a, b) in edges.items()]
+        return matches
+
+    def _targets(self, phrases: range) -> tuple[Tensor, list]:
+        """Return character ids (N,), and for each its (phrase, token), None for wild and space."""
+        ids = [self.wildcard]
+        owners = [None]
+        for phrase in phrases:
+            for token in self.phrases[phrase]:
+                token_ids = self.tokens[token].ids
+                if token_ids and ids[-1] != self.wildcard and self.space:
+                    ids.append(self.space)
+                    owners.append(None)
+                ids += token_ids
+                owners += [(phrase, token)] * len(token_ids)
+            ids.append(self.wildcard)
+            owners.append(None)
+        return torch.tensor(ids), owners
+
+    def _align_separately(
+        self, window: Window, phrases: range, start: int, stop: int, min_characters: int
+    ) -> dict[int, list]:
+        """Align each long enough phrase by itself, one after the other."""
+        matches = {}
+        for phrase in (p for p in phrases if self._characters(p) >= min_characters):
+            match = self._align(window, range(phrase, phrase + 1), start, stop)
+            if match:
+                matches |= match
+                start = match[phrase][-1][1]
+        return matches
+
+    def _trusted(
+        self, window: Window, matches: dict[int, list], min_characters: int
+    ) -> dict[int, list]:
+        """Return `matches` up to the last anchor.
+
+        An anchor ends before the untrusted end of the window and, with the matches directly before
+        it, has at least `min_characters`.
+        """
+        if window.last:
+            return matches
+        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s
+        anchor = -1
+        characters = 0
+        for number in sorted(matches):
+            previous = characters if number - 1 in matches else 0
+            characters = self._characters(number) + previous
+            if characters >= min_characters and matches[number][-1][1] <= edge:
+                anchor = number
+        return {number: match for number, match in matches.items() if number <= anchor}
+
+    def _append(self, window: Window, matches: dict[int, list]) -> float:
+        """Add the tokens of `matches` to `aligned`; return where the last one ends, in seconds."""
+        places = [place for number in sorted(matches) for place in matches[number]]
+        second = round(1 / window.frame_s)  # a pause further away does not belong to the word
+        slack = round(SLACK_S / window.frame_s)
+        previous_end = 0
+        next_starts = [start for start, _, _ in places[1:]] + [len(window.log_probs)]
+        for (start, end, number), next_start in zip(places, next_starts):
+            earliest = max(previous_end - slack, start - second)
+            latest = min(next_start + slack, end + second)
+            self.aligned.append(
+                AlignedToken(
+                    token=self.tokens[number],
+                    number=number,
+                    start_s=window.second(start),
+                    end_s=window.second(end),
+                    before=window.pause(earliest, start + slack, near_end=True),
+                    after=window.pause(end - slack, latest, near_end=False),
+                )
+            )
+            previous_end = end
+        spoken_s = (places[-1][1] - places[0][0]) * window.frame_s
+        self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, matches)) / spoken_s
+        return self.aligned[-1].end_s
+
+
+def unmatched_tokens(tokens: list[Token], aligned: list[AlignedToken]) -> Iterator[range]:
+    """Yield runs of token numbers, with letters in them, that were not recognised."""
+    start = 0
+    for number in [*(a.number for a in aligned), len(tokens)]:
+        if any(token.ids for token in tokens[start:number]):
+            yield range(start, number)
+        start = number + 1

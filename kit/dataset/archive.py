@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from kit.base.config import require, require_least
+from kit.base.config import require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, require_disk, write_atomic
 from kit.base.lock import held
@@ -33,17 +33,9 @@ DISK_STEP_BYTES = 2**28  # how often free disk space is checked
 RATIO_FROM_BYTES = 2**26  # small archives of repetitive tables may exceed the ratio
 OPENERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BAD_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
-# What the libraries raise for a damaged archive, the last three for numbers that cannot be.
-DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    lzma.LZMAError,
-    zlib.error,
-    EOFError,
-    ValueError,
-    OverflowError,
-    struct.error,
-)
+# What the libraries raise for a damaged archive, also for numbers that cannot be.
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError)
+DAMAGE += (ValueError, OverflowError, struct.error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +44,8 @@ class ArchiveConfig:
     most_ratio: float = 100.0  # bytes unpacked per byte of archive; recordings stay below 20
 
     def __post_init__(self):
-        require(self.most_gib > 0, self, "most_gib", "must be positive.")
+        require_least(self, 1e-3, "most_gib")
         require_least(self, 1, "most_ratio")
-        require_least(self, 0, "most_gib")
 
 
 def archive_suffix(path: Path) -> str:
@@ -172,9 +163,8 @@ def _unpack_into(member: Member, progress: Callable) -> None:
         with disk_errors(member.folder / member.name[:200]):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
-        raise DatasetError(
-            f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
-        ) from error
+        message = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
+        raise DatasetError(message) from error
     progress(member.archive_bytes, member.archive_bytes)
 
 

@@ -2,6 +2,8 @@
 
 Some checks look at one row (too long, silent, clipped), some compare it with the whole dataset (the
 same recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
+Whether a text is what is said is judged from alignments; their limits are in AlignConfig. The
+recogniser may be trained on the very clips it checks: those score higher, and have their own limit.
 """
 
 import collections
@@ -16,20 +18,22 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
+from kit.base.errors import DatasetError
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset.alignment import AlignConfig, Alignment
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.data_report import (
     DataReport,
     Finding,
     ManifestConfig,
+    Spool,
     Utterance,
     refuse,
     rows_where,
+    values_repeated,
     write_data_report,
 )
-from kit.dataset.layouts import read_dataset
-from kit.dataset.splits import hold_out, require_training_rows
-from kit.dataset.spool import Spool, values_repeated
+from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.
@@ -157,7 +161,6 @@ def dataset_stats(
     rows: Sequence[Utterance], measures: dict, config: ManifestConfig
 ) -> DatasetStats:
     paces = array("d")
-    audio_hashes, text_hashes = array("q"), array("q")  # of their keys: a set would be too large
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
     text_counts = collections.Counter()  # of a letter: how many texts have it
@@ -165,15 +168,14 @@ def dataset_stats(
     for row in rows:
         measure = measures[row.audio]
         paces.append(pace_of(row, measure))
-        if measure.digest:
-            audio_hashes.append(hash(measure.digest))
-        text_hashes.append(hash((row.speaker, row.text)))
         rates_hz[measure.rate_hz] += 1
         letter_counts.update(row.text)
         text_counts.update(set(row.text))
         if row.split != "train":
             not_trained.add(row.text)
-    audio_repeats, text_repeats = values_repeated(audio_hashes), values_repeated(text_hashes)
+    digests = (measures[row.audio].digest for row in rows)
+    audio_repeats = values_repeated(hash(digest) for digest in digests if digest)
+    text_repeats = values_repeated(hash((row.speaker, row.text)) for row in rows)
     same_audio = collections.defaultdict(list)
     same_text = collections.defaultdict(list)
     trained = set()
@@ -187,13 +189,17 @@ def dataset_stats(
             trained.add(row.text)
     usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
     few_clips = config.odd_share * rates_hz.total()
-    rare_letters = set()
-    if len(rows) >= 1000:  # those that only one or two texts have
-        rare_letters = {c for c, count in text_counts.items() if count <= 2 and c.isalpha()}
+    scripts = collections.Counter()
+    for letter, count in letter_counts.items():
+        scripts[script(letter)] += count
+    scripts.pop("", None)
+    few_letters = config.odd_share * scripts.total()
+    most_texts = 2 if len(rows) >= 1000 else 0  # that have a rare letter
+    rare_letters = {c for c, n in text_counts.items() if n <= most_texts and c.isalpha()}
     return DatasetStats(
         pace=usual_paces(paces, config.pace_deviations),
         odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
-        odd_scripts=_odd_scripts(letter_counts, config.odd_share),
+        odd_scripts={name for name, count in scripts.items() if count < few_letters},
         rare_letters=rare_letters,
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
@@ -217,14 +223,6 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
     return math.exp(median - width), math.exp(median + width)
 
 
-def _odd_scripts(letter_counts: collections.Counter, share: float) -> set[str]:
-    counts = collections.Counter()
-    for letter, count in letter_counts.items():
-        counts[script(letter)] += count
-    counts.pop("", None)
-    return {name for name, count in counts.items() if count < share * counts.total()}
-
-
 @functools.cache
 def script(letter: str) -> str:
     """Return the Unicode script of a letter, such as ETHIOPIC; "" for all other characters."""
@@ -239,11 +237,10 @@ def outliers(
     """Yield (kind, reason) of what sets a row apart from the rest of its dataset."""
     same = stats.same_audio.get(measure.digest, [])
     other_text = [twin for twin in same if twin.text != row.text]
-    if other_text:
-        place = _place(other_text[0])
-        yield "same recording", f"the same recording as {place}, under another text"
-    elif same and same[0] != row:
-        yield "same recording", f"the same recording as {_place(same[0])}"
+    if other_text or (same and same[0] != row):
+        first = (other_text or same)[0]
+        reason = f"the same recording as {first.id} ({first.file}, line {first.line})"
+        yield "same recording", reason + ", under another text" * bool(other_text)
     usual_hz = stats.odd_rates_hz.get(measure.rate_hz)
     if usual_hz:
         yield "sample rate", f"{measure.rate_hz} Hz among recordings of {usual_hz} Hz"
@@ -258,10 +255,6 @@ def outliers(
     repeats = stats.same_text.get((row.speaker, row.text), [])
     if len(repeats) > stats.most_repeats and row not in repeats[: stats.most_repeats]:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
-
-
-def _place(row: Utterance) -> str:
-    return f"{row.id} ({row.file}, line {row.line})"
 
 
 def row_warnings(
@@ -287,3 +280,74 @@ def row_warnings(
         yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"
     if row.split != "train" and row.text in stats.training_texts:
         yield "also in training", f"this sentence of `{row.split}` is also in training"
+
+
+# --- texts that do not match their recordings -----------------------------------------------------
+
+# Clips are compared only with others of their kind.
+TRAINED_ON = "trained on"
+UNSEEN = "unseen"
+
+
+def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
+    """Return the score below which text and audio do not match.
+
+    It is far below the median in terms of the median absolute deviation; up to half of the clips
+    can hardly move either. Raises DatasetError when the median is below `hopeless`.
+    """
+    scores = np.array([a.score for a in alignments])
+    median = float(np.median(scores)) if len(scores) else 0.0
+    if median < config.hopeless:
+        raise DatasetError(
+            f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
+            f"{config.hopeless} is needed): the recogniser does not know these voices or this "
+            "language, or most texts belong to other recordings. Check the order of the texts, or "
+            "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
+            "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
+        )
+    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
+    return median - max(config.spread * deviation, config.least_gap)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match:
+    """The result of comparing texts with recordings."""
+
+    mismatched: list[Finding]
+    limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
+    note: str
+
+    @property
+    def judged(self) -> bool:
+        return bool(self.limits)
+
+
+def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
+
+    Clips that the recogniser was trained on, and the others, have limits of their own.
+    """
+    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
+    limits: dict[str, float] = {}
+    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
+        own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
+        try:
+            limits[kind] = lowest_score(own, config)
+        except DatasetError as error:
+            if not limits:
+                return Match(mismatched=[], limits={}, note=f"not judged: {error}")
+    mismatched = []
+    unjudged = 0
+    for row, alignment, kind in zip(rows, alignments, kinds, strict=True):
+        limit = limits.get(kind, -math.inf)
+        if alignment.score == -math.inf or alignment.score < limit:
+            scores = f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}"
+            detail = alignment.reason or f"{scores}, worst near {alignment.worst_at_s:.1f} s"
+            reason = f"text and audio do not match ({detail})"
+            mismatched.append(refuse(row, "mismatch", reason, row.seconds))
+        elif limit == -math.inf:
+            unjudged += 1
+    note = f"{len(mismatched)} of {len(rows):,} clips do not match their text"
+    if unjudged:
+        note += f"; {unjudged:,} that the recogniser was not trained on score too low to be judged"
+    return Match(mismatched=mismatched, limits=limits, note=note)

@@ -56,7 +56,7 @@ def measure_clips(
     todo = [path for path in order if path not in results]
     total = len(order)
     before = len(results)
-    if results:
+    if before:
         progress(before, total)
     if todo:
         make_folder(cache.parent)
@@ -85,10 +85,9 @@ def _measure_share(
     advance: Callable[[float], None],
 ) -> dict[str, ClipMeasure | str]:
     """Measure the clips of one process of a group."""
+    lines = (measure_line(path, decode_s) for path in paths)
     if processes:
         lines = by_processes(paths, processes, decode_s)
-    else:
-        lines = (measure_line(path, decode_s) for path in paths)
     results = {}
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
     with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
@@ -108,8 +107,7 @@ def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
     unread = [row["path"] for row in rows if "problem" in row]
     gone = next(filter(_folder_is_gone, unread), None)
     for line, row in zip(lines, rows):
-        temporary = row["size"] < 0 or (gone and "problem" in row)
-        if not temporary:
+        if row["size"] >= 0 and not (gone and "problem" in row):  # else it may be read next time
             file.write(f"{line}\n".encode())
     file.flush()
     if gone:
@@ -127,9 +125,6 @@ def _folder_is_gone(path: str) -> bool:
             return next(entries, None) is None
     except OSError:
         return True
-
-
-# --- the cache --------------------------------------------------------------------------------
 
 
 def _parts(cache: Path) -> list[Path]:
@@ -166,7 +161,7 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
     for _, row in _lines(cache):
         if row is None:
             damaged += 1
-        elif row["path"] in paths and _stamp(row["path"]) == (row["size"], row["mtime_ns"]):
+        elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
             value = _value(row)
             undecoded = isinstance(value, ClipMeasure) and value.peak is None
             if not (undecoded and value.seconds <= decode_s):
@@ -200,21 +195,13 @@ def _value(row: dict) -> ClipMeasure | str:
     return ClipMeasure(**row["measure"]) if "measure" in row else row["problem"]
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """Return (size in bytes, modification time in ns), (-1, 0) for an unreachable file."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return -1, 0
-    return stat.st_size, stat.st_mtime_ns
-
-
 def _entry(path: str) -> dict:
-    size, mtime_ns = _stamp(path)
+    """Return a line's values without a measure; `size` is -1 for an unreachable file."""
+    size, mtime_ns = -1, 0
+    with contextlib.suppress(OSError):
+        stat = os.stat(path)
+        size, mtime_ns = stat.st_size, stat.st_mtime_ns
     return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
-
-
-# --- measuring --------------------------------------------------------------------------------
 
 
 def measure_line(path: str, decode_s: float) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import nearest, shorten
-from kit.dataset.recordings import has_suffix
-from kit.dataset.splits import known_split
+from kit.dataset.recordings import has_suffix, known_split
 from kit.text.normalize import codes_by_name, letters, unicode_script
 
 ROLES = ("audio", "text", "speaker", "language", "split", "id", "-")
@@ -182,9 +181,7 @@ def _columns_of_header(
 def _text_rank(name: str) -> int:
     """0 for the name of a normalised text, which is preferred, 1 for a plain, 2 for a raw one."""
     words = set(re.split(r"[^a-z]+", name.lower()))
-    if words & NORMALISED:
-        return 0
-    return 2 if words & RAW else 1
+    return 0 if words & NORMALISED else 1 + bool(words & RAW)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,18 +198,13 @@ def _traits(body: list[list[str]], is_recording: IsRecording) -> list[Trait]:
     traits = []
     for column in zip(*body, strict=True):
         values = [value for value in column if value]
-        share = sum(map(is_recording, values)) / len(values) if values else 0.0
+        share = sum(map(is_recording, values)) / max(1, len(values))
         traits.append(Trait(values=values, recordings=share, kind=_kind(values)))
     return traits
 
 
 def _audio_column(traits: list[Trait]) -> int:
     return max(range(len(traits)), key=lambda i: traits[i].recordings)
-
-
-def _names_recordings(trait: Trait) -> bool:
-    distinct = len(set(trait.values)) == len(trait.values) > 1
-    return distinct and trait.recordings == 1
 
 
 def _kind(values: list[str]) -> str:
@@ -239,8 +231,7 @@ def _kind(values: list[str]) -> str:
 def is_sentence(value: str) -> bool:
     """Tell whether a value has several words, or is long in a script without spaces."""
     value = value.replace("፡", " ")  # the Ethiopic space
-    words = letters(value).split()
-    if len(words) > 1 and " " in value.strip():
+    if len(letters(value).split()) > 1 and " " in value.strip():
         return True
     unspaced = [c for c in value if unicode_script(c).split("-")[0] in UNSPACED]
     return len(unspaced) >= 4 and 2 * len(unspaced) > len(value)
@@ -250,7 +241,8 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
     """Return the columns, or the reason why they are not clear."""
     width = len(traits)
     audio = _audio_column(traits)
-    names = [i for i, trait in enumerate(traits) if _names_recordings(trait)]
+    all_recordings = [i for i, trait in enumerate(traits) if trait.recordings == 1]
+    names = [i for i in all_recordings if len(set(traits[i].values)) == len(traits[i].values) > 1]
     if width > 2 and any(traits[i].values != traits[names[0]].values for i in names):
         return f"columns {names[0] + 1} and {names[1] + 1} both name recordings"
     others = [i for i in range(width) if i != audio and (width == 2 or traits[i].kind != "empty")]
@@ -344,11 +336,9 @@ def _looks_like_header(
 
 def _unclear(table: Path, rows: list[list[str]], why: str, traits: list[Trait]) -> DatasetError:
     """Return the question: three rows, what the columns look like, and how to answer."""
-    guesses = []
     names = {"sentences": "text", "few": "speaker", "language": "language", "split": "split"}
-    for i, trait in enumerate(traits):
-        is_audio = i == _audio_column(traits)
-        guesses.append("audio" if is_audio else names.get(trait.kind, "-"))
+    guesses = [names.get(trait.kind, "-") for trait in traits]
+    guesses[_audio_column(traits)] = "audio"
     shown = "\n  ".join(_shown(row) for row in rows[:3])
     several = "; of several `text` the last is spoken" if guesses.count("text") > 1 else ""
     return DatasetError(

@@ -6,17 +6,24 @@ which, by the limits in `ManifestConfig`. Rows are kept in manifest.jsonl, findi
 
 import collections
 import dataclasses
+import io
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import pickle
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
+from kit.base.files import disk_errors
 from kit.base.formatting import shorten
 from kit.dataset.manifest import Utterance, write_lines, write_manifest
-from kit.dataset.spool import Spool
 
 # How to fix each kind of finding, refusals first.
 FIXES = {
@@ -88,11 +95,10 @@ class ManifestConfig:
 
     def __post_init__(self):
         require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
-        require_least(self, 1, "most_characters")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
-        require_least(self, 1, "most_peak")
         require_within(self, -200, 200, "least_snr_db")
-        require_least(self, 0, "characters_per_s", "most_repeats")
+        require_least(self, 0, "characters_per_s")
+        require_least(self, 1, "most_characters", "most_peak", "most_repeats")
         require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]
@@ -100,8 +106,6 @@ class ManifestConfig:
         require_within(self, 0, 100, "max_rejected_percent", "held_out_percent")
         require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
         require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
-        valid = self.most_repeats is None or self.most_repeats >= 1
-        require(valid, self, "most_repeats", "at least 1, or null for any number.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,15 +137,14 @@ class DataReport:
 
     def summary(self) -> list[str]:
         """Return lines: hours kept and lost, then the commonest reasons, each with an example."""
-        lost = f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in"
         lines = [
             f"{self.kept_s / 3600:.2f} hours kept in {len(self.kept):,} utterances, "
-            f"{lost} {len(self.refused):,} clips"
+            f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in "
+            f"{len(self.refused):,} clips"
         ]
-        for kind, findings in list(by_kind(self.refused).items())[:MAX_KINDS]:
-            example = findings[0]
+        for kind, (example, *more) in list(by_kind(self.refused).items())[:MAX_KINDS]:
             lines.append(
-                f"  {len(findings):,} clips, {kind}: for example {example.file}:{example.line} "
+                f"  {1 + len(more):,} clips, {kind}: for example {example.file}:{example.line} "
                 f"{example.id[:40]}: {shorten(example.reason, 160)}; {example.cure}"
             )
         return lines
@@ -218,26 +221,9 @@ class DataReport:
         return "\n  ".join(lines)
 
 
-def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
-    return rows_where(rows, lambda row: row.split == split)
-
-
-def rows_where(
-    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
-) -> Sequence[Utterance]:
-    return rows.where(wanted) if isinstance(rows, Spool) else list(filter(wanted, rows))
-
-
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:
-    return Finding(
-        file=row.file,
-        line=row.line,
-        id=row.id,
-        kind=kind,
-        reason=reason,
-        seconds=seconds,
-        audio=row.audio,
-    )
+    place = {"file": row.file, "line": row.line, "id": row.id, "audio": row.audio}
+    return Finding(kind=kind, reason=reason, seconds=seconds, **place)
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
@@ -267,3 +253,75 @@ def write_data_report(report: DataReport, into: Path) -> None:
     write_manifest(report.kept, into)
     write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
     write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
+
+
+# --- rows that may be too many for memory ---------------------------------------------------------
+
+BLOCK = 256  # values read at a time
+IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
+
+
+class Spool(Sequence):
+    """`values` in a temporary file, 8 bytes each in memory, read again whenever they are used.
+
+    So what is changed in a value is not kept; a slice is a list.
+    """
+
+    def __init__(self, values: Iterable = ()):
+        self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
+        self.lock = threading.Lock()  # of the file's position
+        self.starts = array("Q", [0])
+        folder = Path(tempfile.gettempdir())
+        for value in values:
+            data = pickle.dumps(value, -1)
+            with disk_errors(folder):
+                self.file.write(data)
+            self.starts.append(self.starts[-1] + len(data))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        return pickle.load(self._read(number, number + 1))
+
+    def __iter__(self) -> Iterator:
+        for first in range(0, len(self), BLOCK):
+            end = min(first + BLOCK, len(self))
+            data = self._read(first, end)
+            for _ in range(first, end):
+                yield pickle.load(data)
+
+    def _read(self, first: int, end: int) -> io.BytesIO:
+        with self.lock:
+            self.file.seek(self.starts[first])
+            return io.BytesIO(self.file.read(self.starts[end] - self.starts[first]))
+
+    def __eq__(self, other) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        return all(a == b for a, b in zip(self, other))
+
+    __hash__ = None
+
+    def __reduce__(self):
+        return Spool, (list(self),)  # for another process
+
+
+def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
+    return rows_where(rows, lambda row: row.split == split)
+
+
+def rows_where(
+    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
+) -> Sequence[Utterance]:
+    chosen = filter(wanted, rows)
+    return Spool(chosen) if isinstance(rows, Spool) else list(chosen)
+
+
+def values_repeated(hashes: Iterable[int]) -> set[int]:
+    """The hashes that occur more than once; 8 bytes of memory each, where a set would be large."""
+    values, counts = np.unique(np.fromiter(hashes, np.int64), return_counts=True)
+    return set(values[counts > 1].tolist())

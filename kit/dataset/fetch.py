@@ -1,22 +1,51 @@
-"""Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub."""
+"""Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub.
 
+Rows of Parquet files and of the hub are written as an LJSpeech folder. Names and paths in them are
+never used and no code of a dataset is ever run. `datasets` streams the rows; soundfile decodes,
+since decoding with `datasets` needs torchcodec and FFmpeg.
+"""
+
+import dataclasses
+import io
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
+import soundfile
+
+from kit.audio.clip import read_clip, to_mono
+from kit.audio.container import open_audio
+from kit.base.config import build, require_least
 from kit.base.errors import DatasetError
-from kit.base.files import digest, write_atomic
-from kit.base.formatting import join_names
+from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
+from kit.base.formatting import join_names, shorten
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
-from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import recognise
-from kit.dataset.recordings import Recordings
-from kit.dataset.splits import canonical_split, has_known_split
+from kit.dataset.manifest import write_lines
+from kit.dataset.recordings import Recordings, canonical_split, has_known_split
+from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
 HUB = "hf://"
 PARQUET = ".parquet"
 ROWS_AT_ONCE = 32  # of a Parquet file
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    audio_column: str = "audio"
+    text_column: str = ""  # "" takes the first of TEXT_KEYS that a row has
+    speaker_column: str = ""  # "" takes the first of SPEAKER_KEYS, or names no speaker
+    most_hours: float | None = None  # of audio to write; None: all
+    save_every: int = 100  # rows between two saved positions
+
+    def __post_init__(self):
+        require_least(self, 1e-4, "most_hours")
+        require_least(self, 1, "save_every")
 
 
 def fetch_dataset(
@@ -35,7 +64,14 @@ def fetch_dataset(
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
-        return _fetch_hub(str(source).removeprefix(HUB), into, hub, progress)
+        parts = str(source).removeprefix(HUB).split("/")
+        if len(parts) < 3 or not all(parts):
+            raise DatasetError(
+                f"{source} does not name a dataset of the hub: expected {HUB}NAME/CONFIG/SPLIT, "
+                f"such as {HUB}google/fleurs/am_et/train (CONFIG is `default` where it is alone)."
+            )
+        rows = open_huggingface("/".join(parts[:-2]), *parts[-2:])
+        return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
     source = Path(source)
     if not source.exists():
         raise DatasetError(f"There is no {source}: is the name right, and the disk mounted?")
@@ -48,11 +84,10 @@ def fetch_dataset(
     try:
         _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        files = [
-            file
-            for file in sorted(source.rglob(f"*{PARQUET}"))
-            if not any(part.startswith(".") for part in file.relative_to(source).parts)
-        ]
+        files = []
+        for file in sorted(source.rglob(f"*{PARQUET}")):
+            if not any(part.startswith(".") for part in file.relative_to(source).parts):
+                files.append(file)
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -69,18 +104,6 @@ def fetch_dataset(
     folders = [table if table.is_dir() else table.parent for table in tables]
     common = Path(os.path.commonpath(folders))
     return common if Recordings(common).folders() else source
-
-
-def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Path:
-    parts = name.split("/")
-    if len(parts) < 3 or not all(parts):
-        raise DatasetError(
-            f"{HUB}{name} does not name a dataset of the hub: expected {HUB}NAME/CONFIG/SPLIT, "
-            f"e.g. {HUB}google/fleurs/am_et/train (CONFIG is `default` where there is just one)."
-        )
-    *owner, config, split = parts
-    rows = open_huggingface("/".join(owner), config, split)
-    return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
 
 
 def _unpack_parquet(
@@ -116,8 +139,7 @@ def _unpack_parquet(
         for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
             skipped = json.loads(line)
             lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_atomic(folder / "manifest.jsonl", text)
+    write_lines(folder / "manifest.jsonl", lines)
     return folder
 
 
@@ -131,3 +153,259 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
                     yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
             raise DatasetError(f"{file} cannot be read: {error}: download it again") from error
+
+
+# --- rows of the Hugging Face hub -----------------------------------------------------------------
+
+MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
+MAX_CHANNELS = 16
+MIN_FREE_BYTES = 2**28  # of disk space, before each clip
+PART = "rows.part"  # a JSON line for each row so far: its clip, or why it is skipped
+
+
+@dataclasses.dataclass(kw_only=True)
+class Position:
+    """How much of a stream was read, and how long rows.part was then."""
+
+    rows: int = 0
+    stream: dict | None = None  # state_dict of a stream of `datasets`
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+def from_huggingface(
+    rows: Iterable[dict],
+    into: Path,
+    config: HubConfig,
+    progress: Callable = lambda *_: None,
+) -> Path:
+    """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
+
+    A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
+    (L, C), "sampling_rate": Hz}, and text. An interrupted call is resumed; a finished one does
+    nothing. `progress(rows, total)` after each row, with `rows` + 1 for an unknown total. Raises
+    DatasetError when the stream fails or no row can be used, DiskError when the disk is full.
+    """
+    into = Path(into)
+    make_folder(into / "wavs")
+    key = digest(dataclasses.replace(config, save_every=1))
+    if _finished(into, key):
+        return into
+    place = _position(into, key)
+    limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
+    total = _count(rows)
+    with open(into / PART, "ab") as lines:
+        lines.truncate(place.bytes)
+        lines.seek(0, io.SEEK_END)
+        for row in _stream(rows, place):
+            if place.seconds >= limit_s:
+                break
+            line = _write_clip(row, place.rows, into, config)
+            lines.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
+            place.rows += 1
+            place.seconds += line.get("seconds", 0.0)
+            if place.rows % config.save_every == 0:
+                _save(place, rows, key, into, lines)
+            progress(place.rows, max(place.rows, total or place.rows + 1))
+        _save(place, rows, key, into, lines)
+    progress(place.rows, place.rows)
+    return _finish(into, key)
+
+
+def _count(rows: Iterable[dict]) -> int | None:
+    """Return the number of rows, None where it is unknown."""
+    if hasattr(rows, "__len__"):
+        return len(rows)
+    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
+    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
+
+
+def _finished(into: Path, key: str) -> bool:
+    mark = into / "complete"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
+        return True
+    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
+        raise DatasetError(
+            f"{into} holds a dataset made with other settings, or by something else: move or "
+            "delete it, or write into another folder."
+        )
+    return False
+
+
+def _position(into: Path, key: str) -> Position:
+    """Return the position of an interrupted call with the same settings, else the start."""
+    file = into / "position.json"
+    try:
+        saved = json.loads(file.read_bytes()) if file.is_file() else {}
+        if saved.get("key") != key:
+            return Position()
+        place = build(Position, saved["position"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DatasetError(
+            f"{file} is damaged ({shorten(error)}): it records how many rows were read. Delete "
+            "it to read them again from the first."
+        ) from error
+    part = into / PART
+    return place if part.is_file() and part.stat().st_size >= place.bytes else Position()
+
+
+def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
+    """Yield `rows` from `place` on. Raises DatasetError for whatever fails in the source."""
+    try:
+        if place.stream and hasattr(rows, "load_state_dict"):
+            rows.load_state_dict(place.stream)  # `skip` would download all rows before
+            yield from rows
+        else:
+            yield from itertools.islice(rows, place.rows, None)
+    except Exception as error:  # the network, or a decoder: whatever the source may raise
+        raise DatasetError(
+            f"The stream of rows failed: {type(error).__name__}: {error}. What was written is "
+            "kept: run again to resume. If that fails in the same way, the dataset may have "
+            "changed: delete position.json there to start over."
+        ) from error
+
+
+def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
+    """Write the clip of a row; return its line of PART."""
+    name = f"{number:08d}"
+    require_disk(into, MIN_FREE_BYTES)
+    try:
+        text, speaker = _read_text(row, config)
+        wave, rate = _read_audio(row, config)
+    except DatasetError as error:
+        return {"row": number, "reason": str(error)}
+    file = io.BytesIO()
+    soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
+    part = into / "wavs" / f"{name}.part"
+    with disk_errors(part):
+        part.write_bytes(file.getvalue())
+        part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
+    return {"id": name, "text": text, "speaker": speaker, "seconds": len(wave) / rate}
+
+
+def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
+    if not isinstance(row, Mapping):
+        raise DatasetError(f"a row must be a dict of columns, got {type(row).__name__}")
+    column = config.text_column or next((c for c in TEXT_KEYS if c in row), "")
+    if not isinstance(row.get(column), str) or not row[column].strip():
+        known = config.text_column or " or ".join(TEXT_KEYS)
+        raise DatasetError(
+            f"no text in {known}; the columns are {', '.join(map(str, row))}: name the one "
+            'with the text (--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
+        )
+    speakers = [config.speaker_column] if config.speaker_column else SPEAKER_KEYS
+    speaker = next((row[c] for c in speakers if row.get(c) not in (None, "")), "")
+    return _one_line(row[column]), _one_line(str(speaker))[:64]
+
+
+def _one_line(text: str) -> str:
+    """Return `text` without what a table would need to quote."""
+    text = text.encode(errors="replace").decode()  # replaces lone surrogates
+    return " ".join(text.replace("|", " ").replace("\0", " ").split())
+
+
+def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
+    """Return mono samples (L,) and their rate in Hz."""
+    audio = row.get(config.audio_column)
+    if isinstance(audio, dict) and audio.get("bytes"):
+        wave, rate = _decoded(audio["bytes"])
+    elif isinstance(audio, dict) and audio.get("array") is not None:
+        wave = _samples(audio["array"])
+        rate = audio.get("sampling_rate")
+    else:
+        got = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
+        raise DatasetError(
+            f"no audio bytes or array in column {config.audio_column!r}, but {got}: paths are not "
+            "followed; stream it with decode=False, or with the bytes embedded"
+        )
+    if wave.ndim == 2:
+        wave = to_mono(wave if wave.shape[0] > wave.shape[1] else wave.T)
+    if not isinstance(rate, int) or not 1000 <= rate <= 384_000:
+        raise DatasetError(f"the sampling rate is {rate!r}")
+    if wave.ndim != 1 or len(wave) == 0 or not np.isfinite(wave).all():
+        raise DatasetError(f"audio of shape {wave.shape} is empty or holds no finite numbers")
+    return wave, rate
+
+
+def _samples(array) -> np.ndarray:
+    """Return samples as float32; integers are scaled by their type's full scale."""
+    try:
+        wave = np.asarray(array)
+        scale = np.iinfo(wave.dtype).max if np.issubdtype(wave.dtype, np.integer) else 1.0
+        return wave.astype(np.float32) / np.float32(scale)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(f"its array does not hold samples: {error}") from error
+
+
+def _decoded(data: bytes) -> tuple[np.ndarray, int]:
+    size = f"its {len(data):,} bytes"
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "audio")
+        Path(path).write_bytes(data)
+        try:
+            with open_audio(path) as (file, length):
+                seconds = length.expected / file.samplerate
+                channels = file.channels
+            if seconds > MAX_SECONDS or channels > MAX_CHANNELS:
+                raise DatasetError(
+                    f"{size} declare {seconds:.3g} s in {channels} channels: at most "
+                    f"{MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
+                )
+            return read_clip(path)
+        except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+            raise DatasetError(f"{size} cannot be decoded: {error}") from error
+        except DatasetError as error:
+            raise DatasetError(str(error).replace(path, size)) from error
+
+
+def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: BinaryIO) -> None:
+    """Save the position after everything before it is on disk."""
+    place.stream = rows.state_dict() if hasattr(rows, "state_dict") else None
+    lines.flush()
+    os.fsync(lines.fileno())
+    place.bytes = lines.tell()
+    saved = {"key": key, "position": dataclasses.asdict(place)}
+    write_atomic(into / "position.json", json.dumps(saved))
+
+
+def _finish(into: Path, key: str) -> Path:
+    rows = list(map(json.loads, (into / PART).read_text(encoding="utf-8").split("\n")[:-1]))
+    skipped = [row for row in rows if "reason" in row]
+    table = ["{id}|{text}|{text}|{speaker}\n".format(**row) for row in rows if "id" in row]
+    if not table:
+        first = skipped[0]["reason"] if skipped else "none"
+        raise DatasetError(f"None of {len(skipped)} rows could be used. The first: {first}")
+    write_lines(into / "skipped.jsonl", skipped)
+    write_atomic(into / "metadata.csv", "".join(table))
+    write_atomic(into / "complete", key)
+    for name in (PART, "position.json"):
+        (into / name).unlink()
+    return into
+
+
+def open_huggingface(name: str, config: str | None, split: str):
+    """Stream a dataset of the Hugging Face hub, or of a local folder, without decoding audio.
+
+    `name` may end in @ and a revision (a tag or a commit). Raises DatasetError when the `datasets`
+    package is missing, the name is unknown, or there is no network.
+    """
+    try:
+        import datasets  # optional
+    except ImportError as error:
+        raise DatasetError(
+            "Streaming from the Hugging Face hub needs the package datasets: pip install datasets."
+        ) from error
+    name, _, revision = name.partition("@")
+    try:
+        rows = datasets.load_dataset(
+            name, config, split=split, revision=revision or None, streaming=True
+        )
+    except Exception as error:  # dozens of classes: network, hub, format
+        raise DatasetError(
+            f"{name!r} ({config or 'default'}, {split}) cannot be opened: {error}. Check the name "
+            "and the network; a dataset with a loading script needs its parquet version."
+        ) from error
+    audio = [c for c, kind in (rows.features or {}).items() if isinstance(kind, datasets.Audio)]
+    for column in audio:  # decoding needs FFmpeg and resamples; soundfile reads the bytes
+        rows = rows.cast_column(column, datasets.Audio(decode=False))
+    return rows

@@ -7,51 +7,55 @@ folder; to support another one, add a `DatasetLayout` to `LAYOUTS`. A line that 
 becomes a finding that names table, line and fix. Originals are only read.
 """
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
-from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.json_tables import json_tables, read_head, read_json
+from kit.dataset import text_files
+from kit.dataset.data_report import (
+    Finding,
+    ManifestConfig,
+    Spool,
+    Utterance,
+    rows_in_split,
+    values_repeated,
+)
 from kit.dataset.recordings import (
     Record,
     Recordings,
     bad_row,
+    canonical_split,
     check_record,
+    has_known_split,
     is_phonemes,
     label_of,
-    stays_inside,
-)
-from kit.dataset.splits import (
-    canonical_split,
-    has_known_split,
-    hold_out,
     speakers_in_names,
     speakers_of_folders,
     split_of_table,
+    stays_inside,
 )
-from kit.dataset.spool import Spool, values_repeated
 from kit.dataset.tables import (
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
+    json_tables,
+    read_head,
+    read_json,
     read_tables,
     tables_of_recordings,
 )
-from kit.dataset.text_files import (
-    folders_of_texts,
-    has_own_texts,
-    kaldi_tables,
-    read_kaldi,
-    read_text_files,
-)
+from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
 MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MAX_DEPTH = 6  # of folders in which tables are looked for
+MIN_HELD_OUT = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,11 +114,10 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             "and may this user read it?"
         ) from error
     has_speakers = any(record.speaker for record in records)
-    speakers = {} if has_speakers else speakers_of_folders({record.file for record in records})
+    speakers = {} if has_speakers else speakers_of_folders(record.file for record in records)
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
-    bases = dict.fromkeys(record.base for record in records)
-    folders = {base: Recordings(base) for base in bases}
+    folders = {base: Recordings(base) for base in {record.base for record in records}}
     for base in folders:
         if not base.is_dir():
             raise DatasetError(
@@ -138,8 +141,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     if not (has_speakers or speakers):
         speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
-            named = (dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
-            rows = Spool(named)
+            rows = Spool(dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     names = join_names([label_of(table, tables) for table in tables], 8)
@@ -207,6 +209,66 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
     return Spool(kept()), findings
 
 
+def hold_out(
+    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
+) -> Sequence[Utterance]:
+    """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
+
+    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
+    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
+    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    """
+    train = rows_in_split(rows, "train")
+    known = collections.Counter()
+    for row in train:
+        known.update(_letters(row))
+    if any(row.split == "held_out" and _letters(row) <= known.keys() for row in rows):
+        return rows
+    percent = config.held_out_percent
+    count = max(count, len(train))
+    minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
+    chosen: set[str] = set()
+    for row in _by_hash(train):
+        if len(chosen) >= minimum and not is_held_out(row.id, percent):
+            break
+        own = _letters(row)
+        if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
+            chosen.add(row.id)
+            known.subtract(own)
+
+    def moved(row: Utterance) -> Utterance:
+        if row.split != "train" or row.id not in chosen:
+            return row
+        return dataclasses.replace(row, split="held_out")
+
+    return Spool(map(moved, rows))
+
+
+def _by_hash(rows: Sequence[Utterance]) -> Iterator[Utterance]:
+    """Yield `rows` in the order of their stable hashes and ids; only those asked for are read."""
+    hashes = np.fromiter((stable_hash(row.id) for row in rows), np.uint16, len(rows))
+    for value in np.unique(hashes):
+        same = (rows[int(i)] for i in np.flatnonzero(hashes == value))
+        yield from sorted(same, key=lambda row: row.id)
+
+
+def _letters(row: Utterance) -> set[str]:
+    return set(letters(row.text)) - {" "}
+
+
+def require_training_rows(rows: Iterable[Utterance]) -> None:
+    """Raise DatasetError, which names the splits, where rows have splits and none is `train`."""
+    counts = collections.Counter(row.split for row in rows)
+    if not counts or counts["train"]:
+        return
+    splits = [f"`{name}` ({n:,} rows)" for name, n in counts.most_common()]
+    raise DatasetError(
+        f"No row is in the split `train`. The splits are {join_names(splits)}: from the names of "
+        "the tables, or from a column `split`. Rename what to train on (a table to train.csv or "
+        "train.jsonl, LJSpeech's to metadata_train.csv), or name one table as DATA."
+    )
+
+
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
     descriptions = []
     for table in tables:
@@ -231,15 +293,15 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        found = _tables_of(source) or _tables_below(source)
-        if not found and folders_of_texts(source):
-            found = TEXTS, [source]
-        if not found:  # VITS has filelists/ beside the recordings
+        result = _tables_of(source) or _tables_below(source)
+        if not result and text_files.folders_of_texts(source):
+            result = TEXTS, [source]
+        if not result:  # VITS has filelists/ beside the recordings
             folders = [f for f in _folders_below(source) if not Recordings(f).folders()]
             tables = [table for folder in folders for table in _other_tables(folder, source)]
-            found = (LAYOUTS[-1], tables) if tables else None
-        if found:
-            return found
+            result = (LAYOUTS[-1], tables) if tables else None
+        if result:
+            return result
     elif source.is_file():
         for layout in LAYOUTS:
             known = source.suffix.lower() in layout.suffixes
@@ -275,9 +337,9 @@ def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
     """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
     datasets: dict[Path, tuple[DatasetLayout, list[Path]]] = {}
     for folder in _folders_below(source):
-        found = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
-        if found:
-            datasets[folder] = found
+        result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
+        if result:
+            datasets[folder] = result
     layouts = {layout for layout, _ in datasets.values()}
     languages = len(datasets) > 1 and any(layout.read is _common_voice for layout in layouts)
     if len(layouts) > 1 or languages:
@@ -295,20 +357,13 @@ def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
             yield from _folders_below(child, depth - 1)
 
 
-# --- LJSpeech -----------------------------------------------------------------------------------
-
-
 def _ljspeech_tables(folder: Path) -> list[Path]:
     """Return the splits, or the table of all rows, which repeats them, without its copies."""
     tables = sorted(folder.glob("metadata*.csv"))
-    splits = [table for table in tables if has_known_split(table.stem)]
-    if any(split_of_table(table.stem) == "train" for table in splits):
+    if any(split_of_table(table.stem) == "train" for table in tables):
         return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
-    all_rows = [table for table in tables if table.stem == "metadata"]
-    return sorted(all_rows + splits) if all_rows else tables
-
-
-# --- Common Voice -------------------------------------------------------------------------------
+    usual = [t for t in tables if t.stem == "metadata" or has_known_split(t.stem)]
+    return usual if folder / "metadata.csv" in tables else tables
 
 
 def _common_voice_tables(folder: Path) -> list[Path]:
@@ -328,9 +383,6 @@ def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record
             yield line
 
 
-# --- other tables -------------------------------------------------------------------------------
-
-
 def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
     """Return the tables in a folder that name recordings there, or in `audio_root`.
 
@@ -338,7 +390,7 @@ def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
     """
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > MAX_TABLES or has_own_texts(files, folder):
+    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
         return []
     tables = tables_of_recordings(files, audio_root)
     splits = [path for path in tables if has_known_split(path.stem)]
@@ -350,8 +402,8 @@ TEXTS = DatasetLayout(
     name="texts",
     folder="a text file for each recording (c0.wav and c0.txt), or a list of `id text`",
     row="a text for each recording",
-    tables=folders_of_texts,
-    read=read_text_files,
+    tables=text_files.folders_of_texts,
+    read=text_files.read_text_files,
 )
 # In the order in which they are tried.
 LAYOUTS = (
@@ -386,8 +438,8 @@ LAYOUTS = (
         folder="wav.scp and text",
         row="`id path` in every line of wav.scp",
         suffixes=(".scp",),
-        tables=kaldi_tables,
-        read=read_kaldi,
+        tables=text_files.kaldi_tables,
+        read=text_files.read_kaldi,
     ),
     DatasetLayout(
         name="table",

@@ -38,8 +38,7 @@ def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
     def line(row: Utterance) -> dict:
         path = Path(os.path.abspath(row.audio))
         inside = path.is_relative_to(folder)
-        audio = path.relative_to(folder).as_posix() if inside else str(path)
-        return dict(vars(row), audio=audio)
+        return vars(row) | {"audio": str(path.relative_to(folder).as_posix() if inside else path)}
 
     write_lines(folder / "manifest.jsonl", map(line, rows))
 
@@ -53,7 +52,10 @@ def read_manifest(folder: Path) -> list[Utterance]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = _utterance(json.loads(line))
+                row = Utterance(**json.loads(line))
+                for name, value in vars(row).items():
+                    if not isinstance(value, FIELD_TYPES.get(name, str)):
+                        raise TypeError(f"`{name}` is {value!r}")
                 rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
@@ -63,14 +65,6 @@ def read_manifest(folder: Path) -> list[Utterance]:
     if not rows:
         raise DatasetError(f"{path} has no rows: run notebook 01_data_prep again.")
     return rows
-
-
-def _utterance(values: dict) -> Utterance:
-    row = Utterance(**values)
-    for name, value in vars(row).items():
-        if not isinstance(value, FIELD_TYPES.get(name, str)):
-            raise TypeError(f"`{name}` is {value!r}")
-    return row
 
 
 def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:

@@ -4,19 +4,19 @@ Tables come from other machines: `wavs\\c0.wav`, `/home/me/corpus/wavs/c0.wav`, 
 where there is c0.wav, `café` in composed letters where the disk has decomposed ones.
 """
 
+import collections
 import dataclasses
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from kit.audio.container import SUFFIXES
-from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.spool import Spool
+from kit.dataset.data_report import Finding, ManifestConfig, Spool, Utterance
 from kit.text.normalize import letters, normalize
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
@@ -56,10 +56,10 @@ class Record:
     in_subfolders: bool = False  # whether the recording may be in any folder below `base`
 
 
-def bad_row(file: str, line: int, name: str, reason: str, cure: str = "") -> Finding:
+def bad_row(file: str, line: int, name: str, reason: str, fix: str = "") -> Finding:
     """Return the finding about a line of the table `file` that cannot be read."""
     name = name.encode(errors="replace").decode()  # what is not UTF-8 could not be written
-    return Finding(file=file, line=line, id=name, kind="row", reason=reason, cure=cure)
+    return Finding(file=file, line=line, id=name, kind="row", reason=reason, cure=fix)
 
 
 def label_of(table: Path, tables: list[Path]) -> str:
@@ -102,12 +102,9 @@ class Recordings:
         if not name or len(name) > MAX_PATH_CHARACTERS:
             return False
         parts = _parts(name)
-        same = self._same_name(parts)
-        if same and is_absolute(name):
-            return True
-        for tail, _ in same:
+        for tail, _ in self._same_name(parts):
             shared = min(len(parts), len(tail))
-            if tuple(parts[-shared:]) == tail[-shared:]:
+            if is_absolute(name) or tuple(parts[-shared:]) == tail[-shared:]:
                 return True
         return False
 
@@ -147,10 +144,7 @@ class Recordings:
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
-        counts: dict[str, int] = {}
-        for path in self.paths():
-            folder = os.path.dirname(path)
-            counts[folder] = counts.get(folder, 0) + 1
+        counts = collections.Counter(map(os.path.dirname, self.paths()))
         return [Path(folder) for folder in sorted(counts, key=lambda f: (-counts[f], f))]
 
     def _matches(self, name: str) -> list[str]:
@@ -198,11 +192,9 @@ class Recordings:
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """{stem: path below `base`} of audio in formats that the kit does not read."""
-        paths = {}
-        for relative in _walk(self.base):
-            if os.path.splitext(relative)[1].lower() in UNREADABLE_SUFFIXES:
-                paths[_parts(relative)[-1]] = relative
-        return paths
+        suffixes = UNREADABLE_SUFFIXES
+        paths = (p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+        return {_parts(path)[-1]: path for path in paths}
 
 
 def _walk(base: Path) -> Iterator[str]:
@@ -316,32 +308,30 @@ def check_record(
     name = record.id or (recordings.id_of(audio) if audio else record.audio)
     text = normalize(record.text, config.language)
     kind = "row"
-    reason, cure = _text_problem(record.text)
+    reason, fix = _text_problem(record.text)
     if reason:
         pass
     elif not audio and not stays_inside(record.audio):
         inside = record.base.name or str(record.base)
         reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
-        cure = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
-        cure += f"{os.path.dirname(record.audio) or '...'})"
+        fix = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
+        fix += f"{os.path.dirname(record.audio) or '...'})"
     elif not stays_inside(name):
         reason = f"the id must be a name, not a path out of a folder: {name!r}"
     elif record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
         reason = f"no speaker can be called {record.speaker!r}"
-        cure = "name the speaker in plain letters"
+        fix = "name the speaker in plain letters"
     elif not letters(text):
         reason = "the text is empty"
-        cure = "write what is said, or remove the line"
+        fix = "write what is said, or remove the line"
     elif not audio:
         kind = "missing"
         reason = recordings.problem(record.audio)
         if "have this name" in reason:
-            cure = "name the right folder in the table, or with --set manifest.audio_root="
+            fix = "name the right folder in the table, or with --set manifest.audio_root="
     if reason:
-        name = record.id or record.audio
-        return Finding(
-            file=record.file, line=record.line, id=name, kind=kind, reason=reason, cure=cure
-        )
+        place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
+        return Finding(**place, kind=kind, reason=reason, cure=fix)
     return Utterance(
         id=name,
         audio=audio,
@@ -351,3 +341,105 @@ def check_record(
         line=record.line,
         file=record.file,
     )
+
+
+# --- splits and speakers, by the names of tables and folders --------------------------------------
+
+TRAIN = frozenset({"train", "training", "traindata", "trainset", "nodev"})
+HELD_OUT = frozenset(
+    "heldout dev devel development valid validation validate val eval evaluation devset valset "
+    "evalset".split()
+)
+TEST = frozenset({"test", "testing", "testset"})
+# Folders that divide the recordings of one person.
+PARTS = re.compile(
+    r"(book|chapter|ch|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+",
+    re.I,
+)
+GENDERS = frozenset({"male", "female", "m", "f"})  # folders of several speakers each
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name.lower()))
+
+
+def canonical_split(name: str) -> str:
+    """Return "train" or "held_out" for the usual names of these, any other name as it is.
+
+    In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
+    `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
+    """
+    words = _words(name)
+    if words & HELD_OUT or {"held", "out"} <= words:
+        return "held_out"
+    return "train" if words & TRAIN else name
+
+
+def known_split(name: str) -> bool:
+    """Tell whether a value is nothing but a split's usual name."""
+    return re.sub(r"[-_ ]", "", name.strip().lower()) in TRAIN | HELD_OUT | TEST
+
+
+def split_of_table(stem: str) -> str:
+    """Return the split that a table's name says it holds: `metadata_test-clean` holds test-clean.
+
+    "" for `metadata` alone, which is all of a dataset.
+    """
+    return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
+
+
+def has_known_split(name: str) -> bool:
+    """Tell whether a table's or folder's name has a word for train, held-out or test rows."""
+    return canonical_split(name) in ("train", "held_out") or bool(_words(name) & TEST)
+
+
+def split_of(table: Path, tables: list[Path]) -> str:
+    """Return the split that a table's name says it holds, or its folder's; "" for none."""
+    label = label_of(table, tables)
+    is_all = ("/" in label or len(tables) == 1) and not has_known_split(table.stem)
+    return split_of_folders(label) or ("" if is_all else split_of_table(table.stem))
+
+
+def split_of_folders(label: str) -> str:
+    """Return the split that the innermost folder with the name of one says; "" for none."""
+    names = [part for part in Path(label).parts[:-1] if has_known_split(part)]
+    return canonical_split(names[-1]) if names else ""
+
+
+def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
+    """Return {label of a table or text: its folder}, where the folders can be speakers.
+
+    That is the first folder in which the paths differ, without those of splits and of chapters.
+    """
+    folders = {}
+    without_gender = {}
+    for label in set(labels):
+        parts = Path(label).parts[:-1]
+        folders[label] = [p for p in parts if not has_known_split(p) and not PARTS.fullmatch(p)]
+        without_gender[label] = [p for p in folders[label] if p.lower() not in GENDERS]
+    return _first_difference(without_gender) or _first_difference(folders)
+
+
+def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
+    """Return {recording: speaker}, where it is in a folder whose name is in its own name, too.
+
+    AISHELL has S0002/BAC009S0002W0122.wav, MLS 10/20/10_20_000001.flac. {} where there is just one.
+    """
+    names = {}
+    for path in paths:
+        *folders, name = Path(path).parts
+        known = [f for f in folders if len(f) > 1 and re.search(r"\d", f) and f in name]
+        names[path] = [folder for folder in known if not PARTS.fullmatch(folder)][:1]
+        if not names[path]:
+            return {}
+    return _first_difference(names)
+
+
+def _first_difference(folders: dict[str, list[str]]) -> dict[str, str]:
+    depth = 0
+    while folders and all(len(parts) > depth for parts in folders.values()):
+        names = {label: parts[depth] for label, parts in folders.items()}
+        if len(set(names.values())) > 1:
+            return names
+        depth += 1
+    return {}

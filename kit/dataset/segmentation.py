@@ -7,7 +7,7 @@ optimal, by dynamic programming. Every second is in a clip or among the losses, 
 
 import contextlib
 import dataclasses
-import json
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,22 +17,12 @@ import soundfile
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
+from kit.base import files
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import (
-    cached_result,
-    digest,
-    disk_errors,
-    encode_wav,
-    make_folder,
-    read_result,
-    require_disk,
-    write_atomic,
-)
 from kit.base.formatting import non_utf8_problem
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset.data_report import Utterance
-from kit.dataset.long_alignment import (
+from kit.dataset.alignment import (
     AlignedToken,
     LongAligner,
     Pause,
@@ -41,6 +31,7 @@ from kit.dataset.long_alignment import (
     read_tokens,
     unmatched_tokens,
 )
+from kit.dataset.manifest import Utterance, write_lines
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
@@ -60,8 +51,8 @@ class SegmentConfig:
 
     def __post_init__(self):
         require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
-        require(self.least_pause_s > 0, self, "least_pause_s", "must be positive.")
-        require_within(self, 0, 3600, "max_s", "least_pause_s", "longest_pause_s", "margin_s")
+        require_within(self, 1e-3, 3600, "least_pause_s")
+        require_within(self, 0, 3600, "max_s", "longest_pause_s", "margin_s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,10 +91,9 @@ def split_runs(
     """Yield stretches of `aligned` with no unrecognised word and no long gap inside."""
     run: list[AlignedToken] = []
     for item in aligned:
-        if run and (
-            any(token.ids for token in tokens[run[-1].number + 1 : item.number])
-            or item.start_s - run[-1].end_s > config.longest_pause_s
-        ):
+        between = tokens[run[-1].number + 1 : item.number] if run else []
+        is_far = bool(run) and item.start_s - run[-1].end_s > config.longest_pause_s
+        if is_far or any(token.ids for token in between):
             yield run
             run = []
         run.append(item)
@@ -206,35 +196,23 @@ def _losses(clips: list[Span], reasons: list[Span], total_s: float) -> list[Span
 def _unrecognised_text(
     aligned: list[AlignedToken], tokens: list[Token], total_s: float
 ) -> Iterator[Span]:
-    ends_s = {item.number: item.end_s for item in aligned}
-    starts_s = {item.number: item.start_s for item in aligned}
     for numbers in unmatched_tokens(tokens, aligned):
-        before = max((n for n in ends_s if n < numbers.start), default=None)
-        after = min((n for n in starts_s if n >= numbers.stop), default=None)
-        yield Span(
-            start_s=ends_s.get(before, 0.0),
-            end_s=starts_s.get(after, total_s),
-            reason=f"not recognised as written: {_excerpt(tokens, numbers)}",
-        )
+        before_s = [item.end_s for item in aligned if item.number < numbers.start]
+        after_s = [item.start_s for item in aligned if item.number >= numbers.stop]
+        reason = f"not recognised as written: {_excerpt(tokens, numbers)}"
+        yield Span(start_s=(before_s or [0.0])[-1], end_s=(after_s or [total_s])[0], reason=reason)
 
 
 def _unused_words(
     aligned: list[AlignedToken], tokens: list[Token], used: set[int], config: SegmentConfig
 ) -> Iterator[Span]:
     """Yield runs of recognised words that are in no clip."""
-    run: list[AlignedToken] = []
-    for item in [*aligned, None]:
-        if item and item.number not in used:
-            run.append(item)
-        elif run:
+    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
+        run = list(group)
+        if not in_clip:
             words = _excerpt(tokens, range(run[0].number, run[-1].number + 1))
-            limits = f"{config.min_s} to {config.max_s} s"
-            yield Span(
-                start_s=run[0].start_s,
-                end_s=run[-1].end_s,
-                reason=f"no pauses make a clip of {limits} with: {words}",
-            )
-            run = []
+            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
+            yield Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason)
 
 
 def _excerpt(tokens: list[Token], numbers: range) -> str:
@@ -254,8 +232,8 @@ class UnusedAudio:
 
 def find_audio(folder: Path) -> list[Path]:
     """Return the audio files under `folder`. Raises DatasetError for a name that is not UTF-8."""
-    files = Path(folder).rglob("*")
-    recordings = sorted(p for p in files if p.suffix.lower() in SUFFIXES and p.is_file())
+    paths = Path(folder).rglob("*")
+    recordings = sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
     for path in recordings:
         if non_utf8_problem(path):
             raise DatasetError(f"{non_utf8_problem(path)}.")
@@ -280,12 +258,8 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     for audio in recordings:
         relative = audio.relative_to(folder).as_posix().removesuffix(audio.suffix)
         plain = re.sub(r"[^\w-]+", "_", relative).strip("_")[:100] or "recording"
-        name = plain
-        number = 2
-        while name in names:
-            name = f"{plain}-{number}"
-            number += 1
-        names.append(name)
+        numbered = (f"{plain}-{number}" for number in itertools.count(2))
+        names.append(next(n for n in itertools.chain([plain], numbered) if n not in names))
     return names
 
 
@@ -341,16 +315,13 @@ class Segmenter:
         folder = Path(folder)
         into = Path(into)
         paths = find_recordings(folder)
-        recordings = []
-        for path, name in zip(paths, unique_names(folder, paths)):
-            key = self._key(name, path, file_state(path.with_suffix(".txt")))
-            seconds = seconds_of(path)
-            recordings.append(LongRecording(audio=path, name=name, key=key, seconds=seconds))
+        names = unique_names(folder, paths)
+        recordings = [self._recording(path, name) for path, name in zip(paths, names)]
         results = self._segment(recordings, into, progress, group)
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
         losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
         write_losses(into, losses)
-        write_atomic(into / "metadata.csv", "".join(lines))
+        files.write_atomic(into / "metadata.csv", "".join(lines))
         return losses
 
     def segment_rows(
@@ -366,15 +337,10 @@ class Segmenter:
         ID_0001, ID_0002 ... Originals are only read.
         """
         clips = Path(into) / "clips"
-        recordings = []
-        for number, row in enumerate(rows, 1):
-            audio = Path(row.audio)
-            name = f"{number:06d}"
-            key = self._key(name, audio, row.text)
-            seconds = seconds_of(audio)
-            recordings.append(
-                LongRecording(audio=audio, text=row.text, name=name, key=key, seconds=seconds)
-            )
+        recordings = [
+            self._recording(Path(row.audio), f"{number:06d}", row.text)
+            for number, row in enumerate(rows, 1)
+        ]
         utterances = []
         for row, result in zip(rows, self._segment(recordings, clips, progress, group)):
             for clip in result["rows"]:
@@ -384,17 +350,20 @@ class Segmenter:
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
-    def _key(self, name: str, audio: Path, text: object) -> str:
+    def _recording(self, audio: Path, name: str, text: str | None = None) -> "LongRecording":
+        content = file_state(audio.with_suffix(".txt")) if text is None else text
         settings = (self.recognizer.fingerprint(), self.cuts, self.language)
-        return digest(name, file_state(audio), text, *settings)
+        key = files.digest(name, file_state(audio), content, *settings)
+        seconds = seconds_of(audio)
+        return LongRecording(audio=audio, text=text, name=name, key=key, seconds=seconds)
 
     def _segment(
         self, recordings: list["LongRecording"], into: Path, progress: Callable, group: WorkGroup
     ) -> list[dict]:
         """Write the clips of `recordings` to `into`/wavs; return rows and losses of each."""
-        make_folder(into / "wavs")
-        require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
-        todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
+        files.make_folder(into / "wavs")
+        files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
+        todo = [r for r in recordings if files.read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
 
@@ -409,7 +378,7 @@ class Segmenter:
             shares = group.split_evenly(todo)
             jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
             group.do(jobs, self.recognizer, advance)
-        return [read_result(r.result_file(into), r.key) for r in recordings]
+        return [files.read_result(r.result_file(into), r.key) for r in recordings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -444,7 +413,7 @@ def _segment_share(
                 reported_s = now_s
 
         make = partial(_segment, recording, into, cuts, language, recognizer, report)
-        cached_result(recording.result_file(into), recording.key, make)
+        files.cached_result(recording.result_file(into), recording.key, make)
         advance(recording.seconds - reported_s)
 
 
@@ -483,13 +452,11 @@ def _segment(
             rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
             # No fsync for each of a thousand clips: they count once the result file lists them.
             path = wavs / f"{clip_id}.wav"
-            with disk_errors(path):
+            with files.disk_errors(path):
                 wave = reader.samples_of(clip.start_s, clip.end_s)
-                path.write_bytes(encode_wav(wave, reader.rate))
-    unused = []
-    for span in losses:
-        values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
-        unused.append({"file": audio.name, **values})
+                path.write_bytes(files.encode_wav(wave, reader.rate))
+    kept = ("start_s", "end_s", "reason")
+    unused = [{"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses]
     return {"rows": rows, "losses": unused}
 
 
@@ -498,6 +465,4 @@ def file_state(path: Path) -> tuple:
 
 
 def write_losses(into: Path, losses: list[UnusedAudio]) -> None:
-    """Write losses.jsonl, a line a loss."""
-    lines = (json.dumps(dataclasses.asdict(loss), ensure_ascii=False) for loss in losses)
-    write_atomic(into / "losses.jsonl", "".join(f"{line}\n" for line in lines))
+    write_lines(into / "losses.jsonl", map(vars, losses))

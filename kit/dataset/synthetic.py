@@ -78,9 +78,8 @@ class Grammar:
         present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
         if "object" not in present:
             present.discard("adjective")
-        return [
-            self._word(slot, agreement, rare) for slot, _ in self.words["order"] if slot in present
-        ]
+        slots = [slot for slot, _ in self.words["order"] if slot in present]
+        return [self._word(slot, agreement, rare) for slot in slots]
 
     def _word(self, slot: str, agreement: int, rare: bool) -> str:
         if slot in AGREEING:
@@ -165,13 +164,8 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
     ordered = config.utterances - mixed
     train = _draw(lambda: grammar.sentence(config.max_words), ordered, keep, distinct=False)
     train += _draw(lambda: free.in_any_order(longest), mixed, keep, distinct=False)
-    splits = {
-        "train": train,
-        "held_out": held_out,
-        "unseen": unseen,
-        "long": long,
-        "free_order": free_order,
-    }
+    splits = {"train": train, "held_out": held_out, "unseen": unseen}
+    splits |= {"long": long, "free_order": free_order}
     return {split: [" ".join(words) for words in rows] for split, rows in splits.items()}
 
 
@@ -201,13 +195,12 @@ def speak_rows(job: dict) -> None:
 
 def _speak_in_process(job: dict) -> int:
     mark = Path(job["folder"]).parent / "spoken" / digest(job)
-    if mark.exists():
-        return len(job["rows"])
-    # A new process for each job: espeak-ng keeps state from one call to the next.
-    run = run_module("kit.dataset.synthetic", job)
-    if run.returncode:
-        raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
-    write_atomic(mark, "")
+    if not mark.exists():
+        # A new process for each job: espeak-ng keeps state from one call to the next.
+        run = run_module("kit.dataset.synthetic", job)
+        if run.returncode:
+            raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
+        write_atomic(mark, "")
     return len(job["rows"])
 
 
@@ -224,36 +217,31 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
     started = folder / "begun"
-    if (
-        not started.exists() or started.read_text(encoding="utf-8") != key
-    ):  # another configuration's
+    # What is there is another configuration's.
+    if not started.exists() or started.read_text(encoding="utf-8") != key:
         shutil.rmtree(folder / "spoken", ignore_errors=True)
         mark.unlink(missing_ok=True)
         for table in folder.glob("metadata*.csv"):
             table.unlink()
         write_atomic(started, key)
-    wavs = folder / "wavs"
-    make_folder(wavs)
+    wavs = make_folder(folder / "wavs")
     require_disk(folder, config.utterances * CLIP_BYTES)
-    rows = [
-        (f"{split}_{i:06d}", text, i % config.speakers)
-        for split, texts in sentences(config).items()
-        for i, text in enumerate(texts)
-    ]
+    rows = collections.defaultdict(list)  # of each speaker
+    tables = collections.defaultdict(list)
+    for split, texts in sentences(config).items():
+        for i, text in enumerate(texts):
+            name, speaker = f"{split}_{i:06d}", i % config.speakers
+            rows[speaker].append((name, text))
+            tables[split].append(f"{name}|{text}|{text}|voice{speaker}\n")
     jobs = []
-    for speaker in range(config.speakers):
-        own = [row[:2] for row in rows if row[2] == speaker]
+    for speaker, own in sorted(rows.items()):
         common = {"folder": str(wavs), "language": config.language, "speaker": speaker}
         jobs += [common | {"rows": own[i : i + 500]} for i in range(0, len(own), 500)]
     done = 0
     with ThreadPoolExecutor(config.workers) as pool:
         for count in pool.map(_speak_in_process, jobs):
             done += count
-            progress(done, len(rows))
-    tables = collections.defaultdict(list)
-    for name, text, speaker in rows:
-        split = name.rsplit("_", 1)[0]
-        tables[split].append(f"{name}|{text}|{text}|voice{speaker}\n")
+            progress(done, sum(map(len, rows.values())))
     for split, lines in tables.items():
         write_atomic(folder / f"metadata_{split}.csv", "".join(lines))
     write_atomic(mark, key)

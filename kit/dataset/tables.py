@@ -6,31 +6,44 @@ hold a separator or a line end. A table is only taken for a quoted one if that g
 equal length.
 """
 
-import bisect
 import collections
 import csv
 import dataclasses
 import io
 import itertools
+import json
+import os
 import re
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
 from kit.base.files import special_file_kind
-from kit.dataset.columns import Columns, IsRecording, find_columns, names_columns, parse_columns
-from kit.dataset.data_report import Finding, ManifestConfig
+from kit.base.formatting import non_utf8_problem
+from kit.dataset.columns import (
+    Columns,
+    IsRecording,
+    find_columns,
+    names_columns,
+    parse_columns,
+    role_of,
+)
+from kit.dataset.data_report import Finding, ManifestConfig, Spool
 from kit.dataset.recordings import (
     Record,
     Recordings,
     bad_row,
+    canonical_split,
     choose_base,
+    known_split,
     label_of,
+    split_of,
     stays_inside,
 )
-from kit.dataset.splits import canonical_split, known_split, split_of
+from kit.streams.file import BadRecord
+from kit.streams.lines import JsonLines
+from kit.streams.open import rows
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
 SEPARATORS = ("|", "\t", ";", ",")
@@ -51,7 +64,7 @@ class TableRow:
     line: int  # its first, from 1
     cells: list[str]
     problem: str = ""
-    cure: str = ""
+    fix: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +103,6 @@ class RawTable:
         return max(sum(is_recording(cells[i]) for cells in sample) for i in range(self.width))
 
 
-# --- from lines to records ----------------------------------------------------------------------
-
-
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
     """Read tables with any separator, with or without a header, once their columns are known.
 
@@ -115,7 +125,10 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
             first = next(usable[0].good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
             columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
-            yield from _description(usable[0], columns)
+            plain = usable[0].separator == "|" and columns.audio == 0 and not columns.header
+            if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
+                header = ", with a header" if columns.header else ""  # not as LJSpeech has it
+                yield f"columns {columns} separated by {NAMES[usable[0].separator]}{header}"
         for raw in group:
             if columns is None:
                 for row in raw.rows():
@@ -134,14 +147,6 @@ def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
 def _recording_check(folder: Path, usual: Path) -> IsRecording:
     places = [Recordings(base) for base in dict.fromkeys((usual, folder))]
     return lambda value: any(place.lists(value) for place in places)
-
-
-def _description(raw: RawTable, columns: Columns) -> Iterator[str]:
-    """Yield which columns a table has, where it is not LJSpeech's own."""
-    usual = raw.separator == "|" and columns.audio == 0 and not columns.header
-    if not (usual and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
-        header = ", with a header" if columns.header else ""
-        yield f"columns {columns} separated by {NAMES[raw.separator]}{header}"
 
 
 def _records(
@@ -167,8 +172,8 @@ def _records(
     for row, following in itertools.pairwise(rows):
         if not row.problem and following and _continues(row, following, raw, is_recording):
             reason = f"line {following.line} looks like the rest of its text"
-            cure = "write the text in one line, or in double quotes"
-            yield bad_row(label, row.line, row.cells[columns.audio], reason, cure)
+            fix = "write the text in one line, or in double quotes"
+            yield bad_row(label, row.line, row.cells[columns.audio], reason, fix)
             continue
         if row.problem or len(row.cells) != raw.width:
             yield _wrong_width(row, raw, columns, label)
@@ -206,16 +211,14 @@ def _continues(
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
     """Return the finding about a row that is broken, or has other columns than the others."""
     name = row.cells[0] if row.cells else ""
-    reason, cure = row.problem, row.cure
+    reason, fix = row.problem, row.fix
     if not reason and columns is None:
         reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
-        cure = "write id|text: no separator (| , ; or a tab) was found"
+        fix = "write id|text: no separator (| , ; or a tab) was found"
     elif not reason:
         reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
-        cure = (
-            f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
-        )
-    return bad_row(label, row.line, name, reason, cure)
+        fix = f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
+    return bad_row(label, row.line, name, reason, fix)
 
 
 def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Path]:
@@ -264,8 +267,7 @@ def read_table(
         if _rate(way, is_recording) >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording
         ways.append(way)
-    if any(way.width == width for way in ways):
-        ways = [way for way in ways if way.width == width]
+    ways = [way for way in ways if way.width == width] or ways
     best = max(ways, key=lambda way: _rate(way, is_recording))
     if _rate(best, is_recording) > 0:
         return best
@@ -280,11 +282,6 @@ def _rate(table: RawTable, is_recording: IsRecording) -> float:
     named = names_columns(table.sample[0])
     share = table.most_recordings(table.sample, is_recording) / len(table.sample)
     return (named + share) * table.good_count / table.count
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file as `iter_lines` does."""
-    return list(iter_lines(path))
 
 
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
@@ -328,18 +325,13 @@ def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecor
         len(cell) > 2 and cell[0] == cell[-1] == '"' for cell in firsts
     )
     # Lines that continue a quoted text name no recordings; those of a quotation in two texts do.
-    starts = array("Q", (row.line for row in quoted.split()))
-    inner = [row.cells for row in literal.rows() if not _contains(starts, row.line)]
+    starts = {row.line for row in quoted.split()}
+    inner = [row.cells for row in literal.rows() if row.line not in starts]
     continued = bool(inner) and not any(is_recording(cell) for cells in inner for cell in cells)
     odd += all_quoted + continued
     if quoted.width > 1 and quoted.count - quoted.good_count < odd and (continued or not inner):
         return quoted
     return literal
-
-
-def _contains(ascending: Sequence[int], number: int) -> bool:
-    place = bisect.bisect_left(ascending, number)
-    return place < len(ascending) and ascending[place] == number
 
 
 def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
@@ -368,12 +360,12 @@ def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         if not text.strip():
             continue
         cells = [cell.strip() for cell in text.split(separator)]
-        reason, cure = encoding_problem(line)
+        reason, fix = encoding_problem(line)
         # Else one row would get another's text.
         if not reason and sum(separator in part for part in text.split("\r")) > 1:
             reason = "a carriage return between what looks like two rows"
-            cure = UNIX_ENDS
-        yield TableRow(line=number, cells=cells, problem=reason, cure=cure)
+            fix = UNIX_ENDS
+        yield TableRow(line=number, cells=cells, problem=reason, fix=fix)
 
 
 def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
@@ -389,12 +381,12 @@ def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
             reason = f"broken quotes ({error})"
             if last > line:
                 reason += f": a double quote opens in line {line} and the row ends in line {last}"
-            cure = 'write a double quote inside a quoted field twice: ""'
-            yield TableRow(line=line, cells=[], problem=reason, cure=cure)
+            fix = 'write a double quote inside a quoted field twice: ""'
+            yield TableRow(line=line, cells=[], problem=reason, fix=fix)
             continue
         if any(cells):
-            reason, cure = encoding_problem("".join(cells))
-            yield TableRow(line=line, cells=cells, problem=reason, cure=cure)
+            reason, fix = encoding_problem("".join(cells))
+            yield TableRow(line=line, cells=cells, problem=reason, fix=fix)
 
 
 def encoding_problem(text: str) -> tuple[str, str]:
@@ -404,3 +396,148 @@ def encoding_problem(text: str) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         return f"not valid UTF-8: {error.reason} at byte {error.start}", CORRECT_ENCODING
     return ("a NUL byte", CORRECT_ENCODING) if "\0" in text else ("", "")
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+# The usual keys of JSON records, in the order in which they are preferred.
+AUDIO_KEYS = (
+    "audio audio_filepath path file_name filename audio_file audio_path file filepath wav wav_path"
+).split()
+TEXT_KEYS = "text sentence transcription transcript normalized_text".split()
+SPEAKER_KEYS = "speaker speaker_id speaker_name spk client_id".split()
+SPACE = b"\xef\xbb\xbf \r\n\t"  # before a JSON text
+MAX_JSON_BYTES = 2**26  # of a file that is read at once
+
+
+def json_tables(folder: Path) -> list[Path]:
+    """Return the manifests; among files called .json, those of NeMo and not a configuration."""
+    one = folder / "manifest.jsonl"
+    if one.is_file():
+        return [one]
+    lines = sorted(folder.glob("*.jsonl"))
+    if lines:
+        return lines
+    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
+    recordings = Recordings(folder)
+    # Whisper and Emilia write one for each recording.
+    files = [path for path in files if not recordings.find(path.stem)]
+    return [path for path in files if _is_manifest(path, recordings)]
+
+
+def read_head(path: Path) -> bytes:
+    """Return the first bytes of a file, which tell its kind."""
+    with open(path, "rb") as file:
+        return file.read(4096)
+
+
+def _is_manifest(path: Path, recordings: Recordings) -> bool:
+    """Tell whether a .json file lists recordings, and is no configuration or one's own text."""
+    head = read_head(path)
+    if b'"audio_filepath"' in head:  # as NeMo names them
+        return True
+    if not head.lstrip(SPACE).startswith((b"{", b"[")):
+        return False
+    lines = itertools.islice(_json_rows(path), SAMPLE_ROWS)
+    try:
+        names = [_audio(values) for _, values in lines if isinstance(values, dict)]
+    except KitError:
+        return False
+    return 2 * sum(bool(n) and recordings.lists(str(n)) for n in names) > len(names)
+
+
+def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
+    """Read one object a line with audio and text; several tables are splits by their names."""
+    for table in tables:
+        label = label_of(table, tables)
+        split = "" if len(tables) == 1 else split_of(table, tables)
+        lines = Spool(_json_rows(table))
+        records = Spool(values for _, values in lines if isinstance(values, dict))
+        names = [_audio(values) for values in records[:: max(1, len(records) // SAMPLE_ROWS)]]
+        parts = {str(_audio(values)) for values in records if values.get("offset")}
+        folder = Path(config.audio_root or table.parent)
+        base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
+        for number, values in lines:
+            if isinstance(values, BadRecord):
+                yield bad_row(label, number, "", values.reason)
+                continue
+            reason, fix = _json_problem(values, parts)
+            if reason:
+                yield bad_row(label, number, str(values.get("id", "")), reason, fix)
+                continue
+            audio = _audio(values)
+            speaker = _value(values, SPEAKER_KEYS, "speaker")
+            if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
+                audio = str(Path(audio).relative_to(base.absolute()))
+            usual_id = ""
+            if stays_inside(audio) and "\\" not in audio:
+                usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
+            yield Record(
+                file=label,
+                line=number,
+                id=str(values.get("id") or usual_id),
+                audio=audio,
+                base=base,
+                text=_value(values, TEXT_KEYS, "text"),
+                speaker="" if speaker is None else str(speaker),
+                split=canonical_split(str(values.get("split") or "")) or split,
+                in_subfolders=in_subfolders,
+            )
+
+
+def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
+    """Read JSON lines, which NeMo keeps in files called .json, an array, or an object of rows."""
+    if table.suffix.lower() == ".json" and not special_file_kind(table):  # a pipe would wait
+        records = _records_of_object(table)
+        if records:
+            return enumerate(records, 1)
+        if read_head(table).lstrip(SPACE).startswith(b"{"):
+            return JsonLines(table, on_bad_record=lambda record: None).rows()
+    return rows(table)
+
+
+def _records_of_object(path: Path) -> list[dict]:
+    """Return the rows of {id: text}, {id: {...}} or {"data": [{...}, ...]}; [] for another file."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        return []
+    try:
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(values, dict):
+        return []
+    if all(isinstance(value, str) for value in values.values()):
+        return [{"audio": name, "text": text} for name, text in values.items()]
+    if all(isinstance(value, dict) for value in values.values()):
+        return [{"audio": name} | value for name, value in values.items()]
+    lists = [value for value in values.values() if isinstance(value, list) and value]
+    return lists[0] if len(lists) == 1 and all(isinstance(v, dict) for v in lists[0]) else []
+
+
+def _value(values: dict, keys: list[str], role: str) -> object:
+    """Return the first value under one of `keys`, or under another name of this role."""
+    keys = [*keys, *(key for key in values if role_of(str(key)) == role)]
+    return next((values[key] for key in keys if values.get(key) not in (None, "")), None)
+
+
+def _audio(values: dict) -> object:
+    audio = _value(values, AUDIO_KEYS, "audio")
+    return audio.get("path") if isinstance(audio, dict) else audio  # as `datasets` writes it
+
+
+def _json_problem(values: dict, parts: set[str]) -> tuple[str, str]:
+    """Return (reason, fix) for an object that is not a record, else empty strings."""
+    audio = _audio(values)
+    text = _value(values, TEXT_KEYS, "text")
+    if "rejected" in values and audio is None:  # by what wrote the table from Parquet files
+        return str(values["rejected"]), ""
+    if not isinstance(audio, str) or not isinstance(text, str):
+        types = ", ".join(f"{key}: {type(value).__name__}" for key, value in values.items())
+        return f"`audio` and `text`, both strings, expected; got {types or 'nothing'}", ""
+    others = [_value(values, SPEAKER_KEYS, "speaker"), values.get("id"), values.get("split")]
+    if non_utf8_problem("".join([audio, text, *map(str, others)])):  # \u escapes can spell it
+        return "half of a surrogate pair, which is not a character", "save the table as UTF-8"
+    if "offset" in values and audio in parts:
+        reason = f"a part of a recording (offset {values['offset']}), which is not supported"
+        return reason, "split the recording into one file a sentence"
+    return "", ""

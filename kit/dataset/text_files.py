@@ -14,9 +14,16 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import Finding, ManifestConfig
-from kit.dataset.recordings import Record, Recordings, bad_row, choose_base, label_of
-from kit.dataset.splits import split_of, split_of_folders
-from kit.dataset.tables import encoding_problem, read_lines
+from kit.dataset.recordings import (
+    Record,
+    Recordings,
+    bad_row,
+    choose_base,
+    label_of,
+    split_of,
+    split_of_folders,
+)
+from kit.dataset.tables import encoding_problem, iter_lines
 
 # Of a recording's own text; where it has several, the first of these is taken.
 SUBTITLES = (".srt", ".vtt", ".tsv")
@@ -44,12 +51,10 @@ def folders_of_texts(folder: Path) -> list[Path]:
 
 def has_own_texts(files: list[Path], folder: Path) -> bool:
     """Tell whether most of some files in a folder are each the text of a recording beside it."""
-    if not files:
-        return False
     recordings = Recordings(folder)
     names = [(path.name.lower(), _ending(path)) for path in files]
     own = [n for n, end in names if n.endswith(end) and recordings.find(n.removesuffix(end))]
-    return len(own) > 1 or len(own) == len(files)
+    return len(own) > 1 or len(own) == len(files) > 0
 
 
 def read_text_files(
@@ -82,10 +87,9 @@ def read_text_files(
         for audio in recordings.paths():
             second = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
             if audio not in named and second not in named:
-                name = recordings.id_of(audio)
-                reason = f"no text: neither {Path(name).name}.txt nor a list names it"
-                cure = "write it, or let `python -m kit transcribe` do it"
-                yield bad_row(folder.name, 1, name, reason, cure=cure)
+                reason = f"no text: neither {Path(audio).stem}.txt nor a list names it"
+                fix = "write it, or let `python -m kit transcribe` do it"
+                yield bad_row(folder.name, 1, recordings.id_of(audio), reason, fix)
 
 
 def _text_paths(folder: Path) -> Iterator[Path]:
@@ -99,8 +103,7 @@ def _text_paths(folder: Path) -> Iterator[Path]:
 
 def _ending(path: Path) -> str:
     """Return the ending of a text's name; ENDINGS[1] for those of lists without one."""
-    name = path.name.lower()
-    endings = [ending for ending in ENDINGS if name.endswith(ending)]
+    endings = [ending for ending in ENDINGS if path.name.lower().endswith(ending)]
     if endings:
         return max(endings, key=len)
     return ENDINGS[1] if path.suffix.lower() in LIST_SUFFIXES else ENDINGS[-1]
@@ -112,24 +115,23 @@ def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
         return ""
     stem = path.relative_to(folder).as_posix()[: -len(_ending(path))]
     parts = stem.split("/")
-    for first in range(len(parts)):
-        for microphone in MICROPHONES:
-            audio = recordings.find_below("/".join(parts[first:]) + microphone)
-            if audio:
-                return audio
-    return ""
+    tails = ["/".join(parts[first:]) for first in range(len(parts))]
+    paths = (recordings.find_below(tail + end) for tail in tails for end in MICROPHONES)
+    return next(filter(None, paths), "")
 
 
 def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Record | Finding:
     label = label_of(path, labels)
+    speaker = ""
     try:
-        text = "".join(read_lines(path))
-        reason, cure = encoding_problem(text)
+        text = "".join(iter_lines(path))
+        reason, fix = encoding_problem(text)
         if reason:
-            return bad_row(label, 1, "", reason, cure=cure)
-        speaker = ""
+            return bad_row(label, 1, "", reason, fix)
         if path.suffix.lower() in SUBTITLES:
-            text = _spoken_of_subtitles(text)
+            # The number of the next cue, or its name, is behind an empty line.
+            cues = [re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in CUES.split(text)[2::2]]
+            text = " ".join(cues)
         elif path.suffix.lower() == ".json":
             values = json.loads(text)
             segments = [segment["text"] for segment in values.get("segments") or []]
@@ -137,33 +139,25 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
             speaker = str(values.get("speaker") or "")
         text = " ".join(text.split())
     except DatasetError as error:
-        return bad_row(label, 1, "", str(error))
+        text, reason, fix = "", str(error), ""
     except (ValueError, TypeError, KeyError, AttributeError):
-        reason = 'an object with a "text" expected, as Whisper writes'
-        return bad_row(label, 1, "", reason)
+        text, reason, fix = "", 'an object with a "text" expected, as Whisper writes', ""
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
         reason = "a line of a table in a text file of its own"
-        return bad_row(label, 1, "", reason, cure="write what is said, and nothing else")
-    if TIMES.match(text):
-        return bad_row(label, 1, "", "labels with times, not a text", cure="write what is said")
-    return Record(
-        file=label,
-        line=1,
-        id="",
-        audio=os.path.relpath(audio, folder),
-        base=folder,
-        text=text,
-        speaker=speaker,
-        split=split_of_folders(label),
-        in_subfolders=True,
-    )
+        fix = "write what is said, and nothing else"
+    elif TIMES.match(text):
+        reason, fix = "labels with times, not a text", "write what is said"
+    if reason:
+        return bad_row(label, 1, "", reason, fix)
+    return _record(label, 1, "", os.path.relpath(audio, folder), folder, text, speaker)
 
 
-def _spoken_of_subtitles(text: str) -> str:
-    """Return the words of SRT, VTT, or Whisper's TSV, without times, numbers and headers."""
-    cues = CUES.split(text)[2::2]
-    # The number of the next cue, or its name, is behind an empty line.
-    return " ".join(re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in cues)
+def _record(
+    label: str, line: int, name: str, audio: str, folder: Path, text: str, speaker: str = ""
+) -> Record:
+    place = {"file": label, "line": line, "base": folder, "in_subfolders": True}
+    split = split_of_folders(label)
+    return Record(**place, id=name, audio=audio, text=text, speaker=speaker, split=split)
 
 
 def _find(name: str, path: Path, folder: Path, at: Callable[[Path], Recordings]) -> str:
@@ -186,10 +180,10 @@ def _is_list(path: Path, folder: Path, at: Callable[[Path], Recordings]) -> bool
 def _list_lines(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, id, text) of the lines that are not empty."""
     lines = []
-    for number, line in enumerate(read_lines(path), 1):
-        match = LINE.fullmatch(line.strip())
-        if line.strip():
-            lines.append((number, match[1], match[2]) if match else (number, line.strip(), ""))
+    for number, line in enumerate(map(str.strip, iter_lines(path)), 1):
+        match = LINE.fullmatch(line)
+        if line:
+            lines.append((number, match[1], match[2]) if match else (number, line, ""))
     return lines
 
 
@@ -199,20 +193,13 @@ def _list_records(
     label = label_of(path, labels)
     for number, name, text in _list_lines(path):
         audio = _find(name, path, folder, at)
-        reason, cure = encoding_problem(f"{name} {text}")
+        reason, fix = encoding_problem(f"{name} {text}")
         if reason:
-            yield bad_row(label, number, name, reason, cure=cure)
+            yield bad_row(label, number, name, reason, fix)
             continue
-        yield Record(
-            file=label,
-            line=number,
-            id=at(folder).id_of(audio) if audio else "",
-            audio=os.path.relpath(audio, folder) if audio else name,
-            base=folder,
-            text=text,
-            split=split_of_folders(label),
-            in_subfolders=True,
-        )
+        own_id = at(folder).id_of(audio) if audio else ""
+        audio = os.path.relpath(audio, folder) if audio else name
+        yield _record(label, number, own_id, audio, folder, text)
 
 
 # --- Kaldi ------------------------------------------------------------------------------------
@@ -221,7 +208,7 @@ def _list_records(
 def _id_lines(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, id, what follows it) of each line; [] where there is no such file."""
     lines = []
-    for number, line in enumerate(read_lines(path) if path.is_file() else [], 1):
+    for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
         name, *rest = line.split(maxsplit=1) or [""]
         if name:
             lines.append((number, name, "".join(rest).strip()))
@@ -247,11 +234,9 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
         for _, name, text in _id_lines(table.parent / "text"):
             if texts.setdefault(name, text) != text:
                 doubled.add(name)
-        speakers = {
-            name: speaker
-            for _, speaker, names in _id_lines(table.parent / "spk2utt")
-            for name in names.split()
-        }
+        speakers = {}
+        for _, speaker, names in _id_lines(table.parent / "spk2utt"):
+            speakers |= dict.fromkeys(names.split(), speaker)
         speakers |= {name: speaker for _, name, speaker in _id_lines(table.parent / "utt2spk")}
         lines = _id_lines(table)
         folder = Path(config.audio_root or table.parent)
@@ -259,14 +244,13 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
         for number, name, audio in lines:
             text = texts.get(name, "")
             speaker = speakers.get(name, "")
-            reason, cure = encoding_problem(f"{name} {audio} {text} {speaker}")
+            reason, fix = encoding_problem(f"{name} {audio} {text} {speaker}")
             if name in doubled:
-                reason, cure = "`text` has two lines with this id", "keep the right one"
+                reason, fix = "`text` has two lines with this id", "keep the right one"
             if audio.endswith("|"):
-                reason = "a command, not a recording"
-                cure = "run it and name the file it makes"
+                reason, fix = "a command, not a recording", "run it and name the file it makes"
             if reason:
-                yield bad_row(label, number, name, reason, cure=cure)
+                yield bad_row(label, number, name, reason, fix)
                 continue
             yield Record(
                 file=label,

@@ -12,7 +12,7 @@ from kit.base.errors import DatasetError
 from kit.base.files import append_lines, write_atomic
 from kit.base.formatting import non_utf8_problem, shorten
 from kit.base.lock import held
-from kit.dataset.tables import read_lines
+from kit.dataset.tables import iter_lines
 
 COLUMNS = ("id", "text", "confidence", "start_s", "end_s", "source")
 LOCK_WAIT_S = 20.0
@@ -22,7 +22,7 @@ def read_texts(out: Path) -> dict[str, str]:
     """Return {id: text} of metadata.csv, in its order. Raises DatasetError for a damaged line."""
     path = Path(out) / "metadata.csv"
     rows: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path) if path.is_file() else [], 1):
+    for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
         name, bar, text = line.strip().partition("|")
         if not line.strip():
             continue
@@ -38,7 +38,7 @@ def read_transcripts(out: Path) -> dict[str, dict]:
     path = Path(out) / "transcripts.csv"
     if not path.is_file():
         return {}
-    table = csv.DictReader(read_lines(path))
+    table = csv.DictReader(iter_lines(path))
     if tuple(table.fieldnames or ()) != COLUMNS:
         raise DatasetError(
             f"{path} was changed: expected the columns {', '.join(COLUMNS)}. Undo this, or delete "
@@ -71,9 +71,8 @@ def update_tables(out: Path, clips: dict[str, list[dict]]) -> None:
                 table[name] = text
             elif name in now:
                 table[name] = now[name]["text"]
-        for name, row in now.items():
-            if name not in texts and name not in before and name not in proofread:
-                table[name] = row["text"]
+        known = texts.keys() | before.keys() | proofread
+        table |= {name: row["text"] for name, row in now.items() if name not in known}
         # In this order: a new row that is in transcripts.csv alone would count as taken out.
         _write_texts(out, table)
         lines = io.StringIO()

@@ -10,20 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.base import tensor_file
 from kit.base.config import checked
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
-from kit.base.tensor_file import (
-    SHA256,
-    checksum,
-    contents,
-    describe_mismatch,
-    file_bytes,
-    load_module,
-    save_module,
-    saved_header,
-)
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, merged
 from kit.model.sequence import GPTConfig
@@ -36,7 +27,7 @@ ADAPTER_HEADER = {
     "config": GPTConfig,
     "lora": LoRAConfig,
     "tables": (dict, 0, 100, (int, 0, 2**20)),  # name -> first row that is stored
-    "base_sha256": SHA256,
+    "base_sha256": tensor_file.SHA256,
 }
 # Settings that may differ from the base: those of training; sizes of tables, and ids of the text's
 # START and STOP.
@@ -57,18 +48,18 @@ def save_model(
     `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
     """
     config = dataclasses.asdict(model.config)
-    save_module(path, model, dtype, config=config, trained_with=trained_with or {})
+    tensor_file.save_module(path, model, dtype, config=config, trained_with=trained_with or {})
 
 
 def trained_with(path: Path) -> dict[str, str]:
     """Return the `trained_with` that `save_model` stored at `path`; {} for older files."""
-    files = saved_header(path).get("trained_with")
+    files = tensor_file.saved_header(path).get("trained_with")
     return files if isinstance(files, dict) else {}
 
 
 def saved_config(path: Path) -> GPTConfig:
     """Return the configuration of the model saved at `path`, without its weights."""
-    return _config_in(saved_header(path))
+    return _config_in(tensor_file.saved_header(path))
 
 
 def _config_in(header: dict) -> GPTConfig:
@@ -77,11 +68,9 @@ def _config_in(header: dict) -> GPTConfig:
 
 def load_model(path: Path) -> SpeechGPT:
     """Return the model saved at `path`, in fp32 and eval mode. Raises DamagedFileError."""
-
-    def make(header: dict) -> SpeechGPT:
-        return SpeechGPT(_config_in(header))
-
-    return load_module(path, make, DamagedFileError, "run notebook 02_train.")
+    return tensor_file.load_module(
+        path, lambda h: SpeechGPT(_config_in(h)), DamagedFileError, "run notebook 02_train."
+    )
 
 
 def save_adapters(
@@ -97,8 +86,8 @@ def save_adapters(
         "tables": tables,
         "base_sha256": base_sha256,
     }
-    tensors = adapter_tensors(model, tables)
-    write_atomic(path, file_bytes({n: t.cpu().contiguous() for n, t in tensors.items()}, header))
+    tensors = {n: t.cpu().contiguous() for n, t in adapter_tensors(model, tables).items()}
+    write_atomic(path, tensor_file.file_bytes(tensors, header))
 
 
 def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
@@ -121,13 +110,13 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
     if not path.is_file():
         raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` writes one.")
     try:
-        tensors, header = contents(path)
+        tensors, header = tensor_file.contents(path)
         header = checked(header, ADAPTER_HEADER, "its header")
     except (OSError, KitError) as error:
         raise DamagedFileError(damaged_adapters(path, error)) from error
     config = header["config"]
     tables = header["tables"]
-    base_sha256 = checksum(base.state_dict())
+    base_sha256 = tensor_file.checksum(base.state_dict())
     if base_sha256 != header["base_sha256"]:
         raise DamagedFileError(
             f"{path} was trained on another base model (SHA-256 of its tensors "
@@ -135,16 +124,14 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
             "the voice that the run started from."
         )
     require_compatible(config, base.config)
-    unknown = [name for name in tables if name not in TABLES]
-    if unknown:
-        reason = f"no model has the tables {join_names(unknown)}"
-        raise DamagedFileError(damaged_adapters(path, reason))
     with torch.device("meta"):
         expected = SpeechGPT(config)
         add_adapters(expected, header["lora"])
-    mismatch = describe_mismatch(tensors, adapter_tensors(expected, tables))
-    if mismatch:
-        raise DamagedFileError(damaged_adapters(path, mismatch))
+    unknown = join_names([name for name in tables if name not in TABLES])
+    problem = unknown and f"no model has the tables {unknown}"
+    problem = problem or tensor_file.describe_mismatch(tensors, adapter_tensors(expected, tables))
+    if problem:
+        raise DamagedFileError(damaged_adapters(path, problem))
     model = warm_start_model(config, base, {})
     add_adapters(model, header["lora"])
     with torch.no_grad():
@@ -163,10 +150,8 @@ def damaged_adapters(path: Path, reason: object) -> str:
 def model_settings(base: GPTConfig) -> dict:
     """Return the settings of a run's `model` section that must equal those of `base`."""
     values = dataclasses.asdict(base)
-    values["start_text_id"] = base.start_text
-    values["stop_text_id"] = base.stop_text
-    free = FREE | {"max_text", "max_code"}
-    return {name: value for name, value in values.items() if name not in free}
+    values |= {"start_text_id": base.start_text, "stop_text_id": base.stop_text}
+    return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
 def warm_start_model(

@@ -26,10 +26,9 @@ from kit.base.errors import DatasetError, DiskError, KitError
 from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_folder, write_atomic
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
-from kit.batches.lengths import manifest_limits
-from kit.dataset.alignment import quiet_frames
+from kit.batches.encoding import manifest_limits
+from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.long_alignment import Pause, WindowReader
 from kit.dataset.manifest import read_manifest
 from kit.dataset.segmentation import (
     Boundary,

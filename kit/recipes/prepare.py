@@ -21,20 +21,13 @@ from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
-from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
+from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
-from kit.batches.encoding import build_cache, cache_key
-from kit.batches.lengths import (
-    fit_positions,
-    length_report,
-    manifest_limits,
-    neighbours_waste,
-    padding_waste,
-)
-from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match
+from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
 from kit.dataset.archive import ArchiveConfig
-from kit.dataset.checks import check_dataset
+from kit.dataset.checks import check_dataset, match
 from kit.dataset.data_report import (
     DataReport,
     ManifestConfig,
@@ -44,12 +37,10 @@ from kit.dataset.data_report import (
     rows_in_split,
     write_data_report,
 )
-from kit.dataset.fetch import fetch_dataset
-from kit.dataset.huggingface import HubConfig
-from kit.dataset.layouts import read_dataset
+from kit.dataset.fetch import HubConfig, fetch_dataset
+from kit.dataset.layouts import hold_out, read_dataset
 from kit.dataset.manifest import write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
-from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram

@@ -19,7 +19,7 @@ from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.huggingface import HubConfig
+from kit.dataset.fetch import HubConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.candidates import CodeReaderConfig
 from kit.inference.compare_formats import InferConfig

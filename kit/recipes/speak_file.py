@@ -14,7 +14,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest, file_digest, make_folder, require_folder_name, write_atomic
 from kit.base.formatting import clock, shorten
 from kit.base.hardware import detect
-from kit.dataset.tables import encoding_problem, read_lines
+from kit.dataset.tables import encoding_problem, iter_lines
 from kit.inference.export import FILES, load_export, read_card
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -107,7 +107,7 @@ def read_sentences(path: Path) -> dict[str, str]:
     """
     path = path.expanduser()
     try:
-        lines = [line.strip("\ufeff \t\r\n") for line in read_lines(path)]
+        lines = [line.strip("\ufeff \t\r\n") for line in iter_lines(path)]
     except OSError as error:
         raise KitError(
             f"--file {path} cannot be read ({error.strerror}): name a text file with a sentence a "

@@ -18,13 +18,16 @@ from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import (
     CodeCache,
+    as_bytes,
     fixed_lengths,
+    from_bytes,
+    load_tensors,
     longest_text,
     reference_rows,
     slowest_pace,
     speaker_references,
+    split_by,
 )
-from kit.batches.code_shards import as_bytes, from_bytes, load_tensors, split_by
 from kit.batches.code_stream import CodeStream
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.sampling import GenerateConfig

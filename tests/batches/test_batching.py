@@ -12,16 +12,17 @@ from kit.base.errors import KitError
 from kit.batches.batching import (
     GROUP_ROWS,
     DataConfig,
+    best_grids,
     drawn,
     group_bounds,
     group_count,
     micro_batches,
+    padding_waste,
     passes,
     permuted,
     plan_batches,
     split_by_tokens,
 )
-from kit.batches.lengths import padding_waste
 
 
 def config(**over) -> DataConfig:
@@ -52,6 +53,8 @@ def test_the_order_of_a_run_never_changes_with_the_kit(name):
     # A run started with an earlier version resumes with exactly the batches it would have seen.
     over, wanted = FROZEN[name]
     plans = [plan_batches(toy_lengths(), config(**over), epoch) for epoch in (0, 1, 5)]
+    together = {frozenset(map(frozenset, plan)) for plan in plans}
+    assert len(together) == 3, "epochs differ, and seeds as their hashes do"
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == wanted
 
 
@@ -78,24 +81,12 @@ def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
     assert all([lengths[i] for i in b] == sorted(lengths[i] for i in b) for b in batches)
 
 
-def test_epochs_and_seeds_differ():
-    lengths = toy_lengths()
-    plans = [plan_batches(lengths, config(seed=s), epoch) for s, epoch in ((0, 0), (0, 1), (1, 0))]
-    together = [{frozenset(batch) for batch in p} for p in plans]
-    assert together[0] != together[1] != together[2] != together[0]
-
-
-def test_short_first_sorts_the_first_epoch_alone():
-    lengths = toy_lengths()
-    shortest = [lengths[b[0]] for b in plan_batches(lengths, config(short_first=1.0), 0)]
-    assert shortest == sorted(shortest)
-    assert plan_batches(lengths, config(short_first=True), 1) == plan_batches(lengths, config(), 1)
-
-
 @pytest.mark.parametrize("grad_accum", [1, 2, 4])
 def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
     lengths = [*toy_lengths(300), 700, 900]
     c = config(effective_tokens=600, effective_batch=8, micro_batch=8).split(grad_accum)
+    sizes = (grad_accum, 8 // grad_accum, 600 // grad_accum)
+    assert (c.grad_accum, c.micro_batch, c.micro_tokens) == sizes
     for part in passes(lengths, c):
         cells = len(part) * max(lengths[i] for i in part)
         assert cells <= c.micro_tokens or len(part) == 1
@@ -111,14 +102,9 @@ def test_passes_split_a_batch_and_never_change_it():
 
 
 def test_a_token_budget_leaves_one_short_batch_an_epoch():
+    assert split_by_tokens(range(6), [2, 2, 3, 5, 9, 20], 10) == [[0, 1, 2], [3], [4], [5]]
     batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
     assert sorted(map(len, batches)) == [7] + [20] * 50
-
-
-def test_cutting_takes_neighbours_as_long_as_they_fit():
-    lengths = [2, 2, 3, 5, 9, 20]
-    assert split_by_tokens(list(range(6)), lengths, 10) == [[0, 1, 2], [3], [4], [5]]
-    assert split_by_tokens([], lengths, 10) == []
 
 
 def test_padding_of_speech_at_sixteen_a_batch():
@@ -128,9 +114,6 @@ def test_padding_of_speech_at_sixteen_a_batch():
     assert waste["neighbours in length"] < 0.04
     assert waste["token budget"] < 0.02
     assert padding_waste(speech_lengths(10_007), c) == waste
-
-
-def test_padding_is_counted_as_the_grids_have_it():
     waste = padding_waste([2, 4], config())
     assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
     waste = padding_waste([2, 4], config(grid_lengths=(8,)))
@@ -142,9 +125,8 @@ def test_padding_is_counted_as_the_grids_have_it():
     [
         ({"effective_batch": 12, "micro_batch": 5}, r"micro_batch = 5: must divide .*\(12\)"),
         ({"micro_batch": 0}, "micro_batch = 0: must be 1 or more"),
-        ({"sort_window": 0}, "sort_window = 0"),
+        *(({"sort_window": 0}, "sort_window = 0"), ({"max_cache_gib": 0.0}, "max_cache_gib")),
         ({"effective_tokens": -1}, "effective_tokens = -1"),
-        ({"max_cache_gib": 0.0}, "max_cache_gib"),
         ({"grid_lengths": (64, 32)}, "grid_lengths.*from short to long"),
     ],
 )
@@ -153,22 +135,15 @@ def test_settings_that_cannot_be_are_named(wrong, said):
         config(**wrong)
 
 
-def test_passes_follow_from_the_sizes():
-    c = DataConfig(effective_batch=12, micro_batch=4, effective_tokens=3000)
-    assert c.grad_accum == 3 and c.micro_tokens == 1000
-    assert c.split(6).micro_batch == 2 and c.split(6).micro_tokens == 500
-
-
-def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order():
-    lengths, part = toy_lengths(400), config(short_first=0.3)
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order(share):
+    lengths, part = toy_lengths(400), config(short_first=share)
     shortest = [lengths[b[0]] for b in plan_batches(lengths, part, 0)]
-    first = round(0.3 * len(shortest))
+    first = round(share * len(shortest))
     assert shortest[:first] == sorted(shortest)[:first]
-    assert shortest[first:] != sorted(shortest[first:])
+    assert share == 1.0 or shortest[first:] != sorted(shortest[first:])
     assert sorted(i for batch in plan_batches(lengths, part, 0) for i in batch) == list(range(400))
-
-
-# --- groups: a random permutation that nobody writes down -----------------------------------------
+    assert plan_batches(lengths, part, 1) == plan_batches(lengths, config(), 1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 257, 1000, 4097, 70_001])
@@ -194,11 +169,6 @@ def test_groups_share_all_out_evenly(count, groups):
     assert group_bounds(count, groups - 1, groups)[1] == count
 
 
-def test_there_are_as_few_groups_as_can_be():
-    counts = [group_count(rows) for rows in (1, GROUP_ROWS, GROUP_ROWS + 1, 30_000_000)]
-    assert counts == [1, 1, 2, 229]
-
-
 def test_keys_and_neighbours_have_nothing_to_do_with_each_other():
     count = 100_003
     one, other = (permuted(np.arange(count), count, key) for key in ("0 0", "0 1"))
@@ -218,5 +188,26 @@ def test_a_group_is_a_fair_draw():
 
 
 def test_the_groups_of_a_run_never_change_with_the_kit():
+    counts = [group_count(rows) for rows in (1, GROUP_ROWS, GROUP_ROWS + 1, 30_000_000)]
+    assert counts == [1, 1, 2, 229]
     found = drawn(1_000_003, 2, 8, "3 1 groups").astype("<i8").tobytes()
     assert hashlib.sha256(found).hexdigest()[:16] == "5057bf5f010a399e"
+
+
+def test_grid_lengths_are_the_best_there_are():
+    grids = best_grids(np.bincount([10] * 90 + [100] * 9 + [250]), 64)
+    assert [grid for grid, _ in grids] == [(256,), (64, 256), (64, 128, 256)]
+    *_, (grid, _) = itertools.islice(best_grids(np.bincount(range(1, 5000)), 8), 3)
+    assert grid[-1] == 5000 and len(grid) == 3 and list(grid) == sorted(grid)
+
+
+def test_no_other_lengths_make_fewer_cells():
+    lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
+    wanted = sorted({-(-n // 8) * 8 for n in lengths})
+    grids = itertools.islice(best_grids(np.bincount(lengths), 8), 4)
+    for shapes, (grid, cells) in enumerate(grids, 1):
+        others = itertools.combinations(wanted[:-1], shapes - 1)
+        made = {(*o, wanted[-1]): 0 for o in others}
+        for other in made:
+            made[other] = sum(min(n for n in other if n >= length) for length in lengths)
+        assert cells == made[grid] == min(made.values())

@@ -1,388 +1,292 @@
-"""The code cache: made once, whole or not at all, whatever happens to it or to its makers."""
+"""The cache that is read: what a look at every row would find, flat in memory, checked files."""
 
-import collections
-import dataclasses
-import os
-import random
-import shutil
-import time
+import itertools
+import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
-import torch
-from helpers import DATA, code_cache, corpus, manifest, tokenizer, trained_codec, world
-from shared_work import PretendedGroup
+from helpers import made_cache
+from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
-from kit.audio.clip import KEPT_SILENCE_S, load_wave
-from kit.audio.codec import load_codec
-from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
-from kit.base.errors import DamagedFileError, DatasetError, DiskError
-from kit.batches.code_cache import CodeCache, speaker_references
-from kit.batches.encoding import build_cache, cache_key, clip_digests
-from kit.dataset.manifest import read_manifest
-from kit.text.tokenizer import Tokenizer
-
-ROWS = 30  # of the manifest, for caches built here
-SMALL = dataclasses.replace(DATA, shard=3)  # ten shards
-
-
-def build(folder, rows=None, config=DATA, **over) -> Path:
-    rows = rows or manifest()[:ROWS]
-    return build_cache(rows, trained_codec()[0], Mel(), tokenizer(), folder, "k", config, **over)
+from kit.base.errors import DamagedFileError
+from kit.base.tensor_file import pack_tensors
+from kit.batches import code_cache
+from kit.batches.batching import DataConfig, best_grids, padded
+from kit.batches.code_cache import (
+    CodeCache,
+    MappedFile,
+    fixed_lengths,
+    length_report,
+    load_tensors,
+    longest_text,
+    reference_rows,
+    slowest_pace,
+)
+from kit.batches.code_stream import CodeStream
+from kit.batches.encoding import save_columns
 
 
-def digests(rows=None) -> list[str]:
-    return clip_digests(rows or manifest()[:ROWS])
+def parts_only(parts, position):
+    return parts, position
 
 
-def away(rows) -> list:
-    """`rows` whose recordings nobody can read."""
-    return [dataclasses.replace(row, audio="/nowhere.wav") for row in rows]
+def odd_cache():
+    """Three splits, one of them small, and speakers with many rows, one, or none in a split."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for i in range(200):
+        split = ("train", "held_out", "train", "train")[i % 4] if i != 77 else "test"
+        rows.append({"id": f"ቃል{i}", "speaker": f"v{min(i % 13, 5)}", "split": split})
+    rows[150]["speaker"] = "once"
+    sizes = rng.integers(1, 40, (200, 2))
+    texts = [np.full(count, 70_000 * (i % 2), np.int32) for i, (count, _) in enumerate(sizes)]
+    codes = [np.arange(count, dtype=np.int32) for _, count in sizes]
+    return made_cache(rows, texts, codes), rows
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    return build(tmp_path_factory.mktemp("cache"))
+def named(rows: list[dict], split: str) -> list[int]:
+    return [i for i, row in enumerate(rows) if row["split"] == split]
+
+
+def test_rows_and_texts_come_back():
+    cache, rows = odd_cache()
+    assert list(cache.rows) == rows and len(cache.rows) == 200
+    assert cache.rows[-1] == rows[-1]
+    assert cache.texts[1].dtype == np.int32
+    assert cache.texts[1].tolist() == [70_000] * len(cache.texts[1])
+
+
+@pytest.mark.parametrize("split", ["train", "held_out", "test", "nobody's"])
+def test_what_is_counted_once_is_what_a_look_at_every_row_finds(split):
+    cache, rows = odd_cache()
+    members = named(rows, split)
+    assert list(cache.rows_in_split(split)) == members
+    lengths = [len(cache.texts[i]) + len(cache.codes[i]) for i in members]
+    assert cache.lengths(members).tolist() == lengths
+    assert cache.histogram("tokens", split).sum() == len(members)
+    assert cache.total("codes", split) == sum(len(cache.codes[i]) for i in members)
+    for number, name in enumerate(cache.speaker_names):
+        if members:
+            spoken = [i for i in members if rows[i]["speaker"] == name]
+            assert list(cache.of_speaker(number, split)) == spoken
+    chosen: dict[str, int] = {}
+    order = sorted(members, key=lambda i: cache.lengths([i])[0])
+    for i in order[len(order) // 2 :] + order[: len(order) // 2]:
+        chosen.setdefault(rows[i]["speaker"], i)
+    assert reference_rows(cache, split) == chosen
+
+
+def test_figures_of_all_rows_are_those_of_each():
+    cache, rows = odd_cache()
+    members = named(rows, "train")
+    texts = [len(cache.texts[i]) for i in members]
+    paces = [len(cache.codes[i]) / len(cache.texts[i]) for i in members]
+    assert longest_text(cache) == np.quantile(texts, 0.95, method="higher")
+    assert slowest_pace(cache) == np.quantile(paces, 0.99)
+    assert cache.longest("codes") == max(len(codes) for codes in cache.codes)
+    assert cache.sample_of_split("train").tolist() == members
+    assert len(set(cache.sample_of_split("train", 40).tolist()) & set(members)) == 40
+
+
+def test_a_cache_travels_as_a_few_paths(tmp_path):
+    cache = CodeCache(made_index(tmp_path, 3 * CLIPS))
+    sent = pickle.dumps(CodeStream(cache, "train", DataConfig(), parts_only))
+    assert len(sent) < 5000
+    assert len(pickle.loads(sent).members) == 3 * CLIPS * (HELD_OUT - 1) // HELD_OUT
 
 
 @pytest.fixture
-def copy(built, tmp_path) -> Path:
-    """The index of a cache of one's own."""
-    return Path(shutil.copytree(built.parent, tmp_path / "cache")) / built.name
+def large(tmp_path, monkeypatch) -> Path:
+    """The index of a cache too large to be checked whole whenever it is opened."""
+    monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
+    return made_index(tmp_path, 2 * CLIPS)
 
 
-def shards(folder) -> list[Path]:
-    return sorted(Path(folder).glob("codes-*.safetensors"))
+def flipped(path: Path, at: int) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[at] ^= 1
+    path.unlink()  # the made shards are one file of many names
+    path.write_bytes(whole)
 
 
-def contents(folder) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in Path(folder).glob("*.safetensors")}
+@pytest.mark.parametrize("column", ["codes", "references"])
+def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column, monkeypatch):
+    path = sorted(large.parent.glob("codes-*"))[0]
+    last_bytes = load_tensors(path)[column].tobytes()[-60:]
+    flipped(path, path.read_bytes().index(last_bytes) + 57)
+    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 1)  # and the other shard is closed for it
+    rows = getattr(CodeCache(large), column)
+    assert rows[CLIPS + 5].tolist() == rows[5].tolist() and len(rows[CLIPS - 2])
+    with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
+        rows[CLIPS - 1]
 
 
-def same(a: CodeCache, b: CodeCache) -> bool:
-    columns = zip((*a.codes, *a.texts, *a.references), (*b.codes, *b.texts, *b.references))
-    return list(a.rows) == list(b.rows) and all(x.tobytes() == y.tobytes() for x, y in columns)
+def test_a_large_cache_misses_no_shard_silently(large):
+    shard = sorted(large.parent.glob("codes-*"))[1]
+    whole = shard.read_bytes()
+    table = load_tensors(shard)
+    shard.unlink()
+    with pytest.raises(DamagedFileError, match=rf"no .*{shard.name}.*01_data_prep"):
+        CodeCache(large)
+    shard.write_bytes(whole[:-50])
+    with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged"):
+        CodeCache(large)
+    shard.write_bytes(pack_tensors(table | {"codes": table["codes"][::-1]}))  # another one's
+    with pytest.raises(DamagedFileError, match="a row does not match its checksum"):
+        CodeCache(large).codes[CLIPS + 3]
 
 
-def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
-    cache, codec = code_cache(), trained_codec()[0]
-    assert [r["id"] for r in cache.rows] == [r.id for r in manifest()]
-    for i in (0, 25, 70):
-        wave = load_wave(manifest()[i].audio, codec.sample_rate)
-        alone = codec.encode(wave[None])[0]
-        assert len(cache.codes[i]) == len(alone)
-        assert (torch.from_numpy(cache.codes[i]) == alone).float().mean() > 0.9
-        assert cache.texts[i].tolist() == tokenizer().encode(manifest()[i].text)
-        mel = codec.mel(wave[None])[0][0]
-        wanted = reference_mel(mel, DATA.reference_frames)
-        assert (torch.from_numpy(cache.references[i]) - wanted).abs().mean() < 0.05
-        assert cache.length(i) == len(cache.codes[i]) + len(cache.texts[i])
+def start_bytes(index: Path) -> int:
+    """The most memory that opening the cache and its first batch take, as Python counts it."""
+    tracemalloc.start()
+    try:
+        stream = CodeStream(CodeCache(index), "train", DataConfig(), parts_only)
+        next(iter(stream))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
-def test_silence_around_speech_has_no_codes(tmp_path):
-    codec = trained_codec()[0]
-    wave = load_wave(manifest()[0].audio, codec.sample_rate).numpy()
-    silence = np.zeros(codec.sample_rate // 2, np.float32)
-    path = tmp_path / "a.wav"
-    soundfile.write(path, np.concatenate([silence, wave, silence]), codec.sample_rate)
-    row = dataclasses.replace(manifest()[0], audio=str(path))
-    cache = CodeCache(build(tmp_path / "cache", [row]))
-    found, spoken = len(cache.codes[0]), codec.encode(torch.from_numpy(wave)[None]).shape[1]
-    kept = 2 * KEPT_SILENCE_S * codec.frame_rate
-    assert spoken - 2 <= found <= spoken + kept + 1
+def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
+    monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
+    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 8)
+    found = {}
+    for rows in (20_000, 200_000):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        index = made_index(folder, rows)
+        start_bytes(index)  # what imports and first calls leave
+        found[rows] = start_bytes(index)
+    assert found[200_000] < 12e6
+    assert found[200_000] < 1.2 * found[20_000]
 
 
-def test_a_second_build_reads_no_audio_and_changes_nothing(built):
-    before, reported, known = contents(built.parent), [], digests()
-    again = build(
-        built.parent,
-        away(manifest()[:ROWS]),
-        digests=known,
-        progress=lambda *now: reported.append(now),
-    )
-    assert again == built and contents(built.parent) == before and reported == [(30, 30)]
+def test_a_made_index_is_one_as_prepare_writes_it(tmp_path):
+    cache = CodeCache(made_index(tmp_path, CLIPS + 5))
+    assert len(cache.rows) == CLIPS + 5
+    speaker = f"speaker{(CLIPS + 1) // SPEAKER_ROWS:06d}"
+    assert cache.rows[CLIPS + 1] == {"id": f"{2001:010d}", "speaker": speaker, "split": "train"}
+    assert cache.codes[CLIPS + 1].tolist() == cache.codes[1].tolist()
+    assert cache.lengths([7])[0] == len(cache.codes[7]) + len(cache.texts[7])
 
 
-def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
-    build(tmp_path, manifest()[:20])
-    reported = []
-    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
-    index = build(tmp_path, rows, digests=digests(), progress=lambda *now: reported.append(now))
-    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
-    cache, wanted = CodeCache(index), CodeCache(built)
-    assert list(cache.rows) == list(wanted.rows)
-    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
-    for a, b in zip(cache.references, wanted.references):
-        assert abs(a - b).mean() < 0.05
+def lengths_only(codes: list[int], texts: list[int], last_split: str = "train") -> CodeCache:
+    """A cache of nothing but lengths; the last row is of the split `last_split`."""
+    rows = [{"id": f"u{i}", "speaker": "a", "split": "train"} for i in range(len(codes))]
+    rows[-1]["split"] = last_split
+    return made_cache(rows, *([np.zeros(n, np.int32) for n in column] for column in (texts, codes)))
 
 
-def test_fewer_rows_in_another_order_cost_nothing(copy):
-    order = [*range(29, 9, -1)]
-    rows = [manifest()[i] for i in order]
-    index = build(copy.parent, away(rows), digests=digests(rows))
-    cache, whole = CodeCache(index), CodeCache(copy)
-    for i, at in enumerate(order):
-        assert cache.codes[i].tolist() == whole.codes[at].tolist()
-        assert (cache.references[i] == whole.references[at]).all()
-        assert cache.rows[i] == whole.rows[at]
+def report(codes, texts):
+    return length_report(lengths_only(codes, texts), codes_per_s=28.7)
 
 
-def test_another_text_or_speaker_encodes_no_audio(copy):
-    rows = [dataclasses.replace(r, text="ሰላም ለአለም", speaker="x") for r in away(manifest()[:ROWS])]
-    made = shards(copy.parent)
-    cache, before = CodeCache(build(copy.parent, rows, digests=digests())), CodeCache(copy)
-    assert cache.texts[4].tolist() == tokenizer().encode("ሰላም ለአለም")
-    assert {row["speaker"] for row in cache.rows} == {"x"}
-    assert all((a == b).all() for a, b in zip(cache.codes, before.codes))
-    assert shards(copy.parent) == made
+def test_limits_keep_what_they_promise_and_count_the_rest():
+    found = report([50] * 997 + [170, 171, 900], [15] * 1000)
+    assert found.limit_codes == 64
+    assert found.limit_tokens == 128  # 64 codes, 15 text ids and 6 more, in steps of 64
+    assert (found.beyond, found.beyond_share) == (3, 0.003)
+    assert report([50] * 300, [15] * 299 + [400]).beyond == 1, "a long text with little sound"
 
 
-def test_digests_that_are_known_are_used_and_the_others_computed():
-    rows = manifest()[:3]
-    assert clip_digests([*away(rows[:2]), rows[2]], ["a", "b", None]) == [
-        "a",
-        "b",
-        *digests(rows[2:]),
-    ]
-    with pytest.raises(ValueError, match="shorter"):
-        clip_digests(rows, ["a", "b"])
+def test_at_least_so_many_percent_are_kept_and_every_quantity_has_a_line():
+    rng = np.random.default_rng(0)
+    codes, texts = (np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int) for _ in range(2))
+    found = report(codes.tolist(), texts.tolist())
+    assert found.limit_codes % 64 == 0 and found.limit_tokens % 64 == 0
+    assert (codes <= found.limit_codes).mean() >= 0.995
+    over = (codes > found.limit_codes) | (codes + texts + 6 > found.limit_tokens)
+    assert found.beyond == over.sum()
+    lines = report([10, 20, 300], [1, 2, 3]).percentiles
+    assert list(lines) == ["text ids", "codes", "tokens", "seconds"]
+    assert lines["codes"].startswith("50 %: 20, 90 %: 300,"), "lengths that occur"
 
 
-def test_a_changed_recording_is_noticed_by_its_bytes(tmp_path):
-    paths = [shutil.copy(row.audio, tmp_path) for row in manifest()[:4]]
-    rows = [dataclasses.replace(r, audio=p) for r, p in zip(manifest(), paths)]
-    first = CodeCache(build(tmp_path / "cache", rows))
-    stat = os.stat(paths[2])
-    data = bytearray(Path(paths[2]).read_bytes())
-    data[1000:9000] = data[9000:17000]
-    Path(paths[2]).write_bytes(data)
-    os.utime(paths[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as an honest clock might not
-    reported = []
-    second = CodeCache(build(tmp_path / "cache", rows, progress=lambda *now: reported.append(now)))
-    assert reported == [(3, 4), (4, 4)]
-    changed = [
-        not (a.shape == b.shape and (a == b).all()) for a, b in zip(first.codes, second.codes)
-    ]
-    assert changed == [False, False, True, False]
+def test_fixed_lengths_are_few_and_cost_little_and_hold_the_rows_of_every_split():
+    made = lengths_only([10] * 50 + [30] * 50 + [200], [5] * 101, last_split="held_out")
+    assert fixed_lengths(made) == (24, 48, 216)
+    rng = np.random.default_rng(0)
+    made = lengths_only(rng.integers(60, 500, 2000).tolist(), rng.integers(20, 60, 2000).tolist())
+    tokens = made.lengths(range(2000)) + 6
+    fixed = fixed_lengths(made)
+    assert all(length % 8 == 0 for length in fixed) and fixed[-1] >= max(tokens)
+    config = DataConfig(grid_lengths=fixed)
+    assert sum(padded(int(n), config) for n in tokens) <= 1.04 * sum(tokens)
+    fewer = list(itertools.islice(best_grids(np.bincount(tokens), 8), len(fixed) - 1))[-1]
+    assert fewer[1] > 1.04 * sum(tokens)
 
 
-def test_one_recording_under_two_names_is_encoded_once(tmp_path):
-    rows = [
-        manifest()[0],
-        manifest()[1],
-        dataclasses.replace(manifest()[0], id="again", text="ሰላም"),
-    ]
-    reported = []
-    cache = CodeCache(build(tmp_path, rows, progress=lambda *now: reported.append(now)))
-    assert reported == [(0, 2), (2, 2)]
-    assert cache.codes[0].tolist() == cache.codes[2].tolist()
-    assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
+# --- files that check themselves ----------------------------------------------------------------
 
-
-def test_a_deleted_shard_alone_is_made_again(built, copy):
-    first, second = shards(copy.parent)
-    os.utime(first, (1, 1))
-    inode = first.stat().st_ino
-    second.unlink()
-    build(copy.parent)
-    assert contents(copy.parent) == contents(built.parent) and first.stat().st_ino == inode
-
-
-def test_an_interrupted_build_resumes_where_it_stopped(built, tmp_path):
-    def interrupt(done, total):
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path, progress=interrupt)
-    assert len(list(tmp_path.iterdir())) == 1  # the first shard, whole, and no litter
-    build(tmp_path)
-    assert contents(tmp_path) == contents(built.parent)
-
-
-DAMAGE = {
-    "empty": lambda whole: b"",
-    "truncated": lambda whole: whole[:-50],
-    "junk": lambda whole: b"x" * 99,
-    "one bit": lambda whole: whole[:-3000] + bytes([whole[-3000] ^ 1]) + whole[-2999:],
-    "another file's": lambda whole: (world() / "codec.safetensors").read_bytes(),
+TENSORS = {
+    "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,
+    "half": np.arange(10, dtype=np.int32)[::2],
+    "none": np.zeros(0, dtype=np.int64),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage):
-    shard = shards(copy.parent)[1]
-    shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
-    with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged.*01_data_prep"):
-        CodeCache(copy)
-    reported = []
-    assert build(copy.parent, say=reported.append) == copy
-    assert len(reported) == 1 and shard.name in reported[0] and "encoded again" in reported[0]
-    assert contents(copy.parent) == contents(built.parent)
+def write(path, way: str) -> bytes:
+    """Write TENSORS to `path` from memory, or as columns without a copy; return its bytes."""
+    if way == "packed":
+        path.write_bytes(pack_tensors(TENSORS))
+    else:
+        save_columns(TENSORS, path)
+    return path.read_bytes()
 
 
-def test_a_missing_shard_or_index_names_the_notebook(copy):
-    shard = shards(copy.parent)[0]
-    shard.unlink()
-    with pytest.raises(DamagedFileError, match=rf"{shard.name}.*01_data_prep"):
-        CodeCache(copy)
-    with pytest.raises(DamagedFileError, match=r"none.*01_data_prep"):
-        CodeCache(copy.parent / "none.safetensors")
+def mapped(path) -> dict[str, np.ndarray]:
+    return {name: MappedFile(path, verify=True)[name] for name in TENSORS}
 
 
-def test_a_damaged_index_is_reported_and_made_again(built, copy):
-    copy.write_bytes(copy.read_bytes()[:-1])
-    with pytest.raises(DamagedFileError, match=copy.name):
-        CodeCache(copy)
-    assert build(copy.parent) == copy and same(CodeCache(copy), CodeCache(built))
+@pytest.fixture(params=[load_tensors, mapped], ids=["read", "mapped"])
+def read(request):
+    return request.param
 
 
-def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
-    trained_codec()
-    path = world() / "codec.safetensors"
-    key = cache_key(path, DEFAULT_MEL, DATA)
-    assert key == cache_key(
-        path, DEFAULT_MEL, dataclasses.replace(DATA, seed=9, micro_batch=8, shard=7)
+def equal(found: dict) -> bool:
+    return all(
+        found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
+        for name, tensor in TENSORS.items()
     )
-    assert key != cache_key(path, DEFAULT_MEL, dataclasses.replace(DATA, reference_frames=21))
-    assert key != cache_key(path, dataclasses.replace(DEFAULT_MEL, hop_length=128), DATA)
-    (tmp_path / "codec").write_bytes(path.read_bytes() + b" ")
-    assert key != cache_key(tmp_path / "codec", DEFAULT_MEL, DATA)
 
 
-def gib(folder) -> float:
-    return sum(len(data) for data in contents(folder).values()) / 2**30
+def test_no_single_byte_can_change_unseen(tmp_path, read):
+    path = tmp_path / "a"
+    whole = write(path, "columns")
+    assert equal(read(path)) and write(path, "columns") == whole
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            found = read(path)
+        except DamagedFileError as error:
+            assert str(path) in str(error)
+        else:  # a byte that says nothing, as spaces after the header do
+            assert equal(found)
 
 
-def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
-    old = build(tmp_path, manifest()[:10], SMALL)
-    for age, path in enumerate(shards(tmp_path)):
-        os.utime(path, (1000 + age, 1000 + age))
-    os.utime(old, (2000, 2000))
-    oldest, *_, youngest = shards(tmp_path)
-    cap = gib(tmp_path) * 1.3
-    config = dataclasses.replace(SMALL, max_cache_gib=cap)
-    new = build(tmp_path, manifest()[9:16], config)  # row 9 is cached: its shard is in use
-    assert not oldest.exists() and youngest.exists()
-    assert gib(tmp_path) <= cap
-    assert len(CodeCache(new).rows) == 7
-    with pytest.raises(DamagedFileError, match="01_data_prep"):
-        CodeCache(old)
+def test_no_file_can_be_shorter_or_longer_unseen(tmp_path, read):
+    path = tmp_path / "a"
+    whole = write(path, "packed")
+    assert equal(read(path)) and write(path, "packed") == whole
+    for damage in (*(whole[:length] for length in range(len(whole))), whole + b"x"):
+        path.write_bytes(damage)
+        with pytest.raises(DamagedFileError, match="damaged"):
+            read(path)
+    with pytest.raises(DamagedFileError, match="There is no"):
+        read(tmp_path / "none")
 
 
-def test_reading_a_cache_counts_as_use(copy):
-    for path in copy.parent.iterdir():
-        os.utime(path, (1, 1))
-    CodeCache(copy)
-    assert min(path.stat().st_mtime for path in copy.parent.iterdir()) > 1e9
-
-
-def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_path):
-    config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
-    with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
-        build(tmp_path, config=config)
-    assert 0 < gib(tmp_path) <= config.max_cache_gib
-
-
-def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
-    usage = collections.namedtuple("usage", "total used free")(10, 9, 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DiskError, match="needs about"):
-        build(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_litter_of_killed_builds_goes_with_time(tmp_path):
-    old, young = tmp_path / ".codes-k-a.safetensors.x8gh2", tmp_path / ".codes-k-b.safetensors.y"
-    for path in (old, young):
-        path.touch()
-    os.utime(old, (1, 1))
-    build(tmp_path)
-    assert not old.exists() and young.exists()
-
-
-def build_apart(folder: str) -> None:
-    """The body of the processes below: everything from files, as another notebook would."""
-    codec = load_codec(world() / "codec.safetensors")
-    words = Tokenizer(world() / "tokenizer.model")
-    build_cache(read_manifest(world())[:ROWS], codec, Mel(), words, folder, "k", SMALL)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory, processes) -> Path:
-    """Ten shards, made by one process undisturbed."""
-    code_cache()  # leaves manifest, codec and tokenizer in files
-    folder = tmp_path_factory.mktemp("small")
-    run(processes, folder, 1)
-    return folder
-
-
-def start(processes, folder: Path):
-    child = processes.Process(target=build_apart, args=(str(folder),))
-    child.start()
-    return child
-
-
-def run(processes, folder: Path, count: int) -> None:
-    children = [start(processes, folder) for _ in range(count)]
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * count
-
-
-def test_two_processes_build_the_same_cache_at_once(processes, small, tmp_path):
-    run(processes, tmp_path, 2)
-    assert contents(tmp_path) == contents(small)
-    assert len(CodeCache(next(tmp_path.glob("index-*"))).rows) == ROWS
-
-
-def test_a_build_killed_again_and_again_ends_as_if_it_had_not_been(processes, small, tmp_path):
-    rng = random.Random(0)
-    for wanted in (0, 1, 3, 4, 6, 9):  # shards to wait for, then a moment more
-        child = start(processes, tmp_path)
-        while child.is_alive() and len(shards(tmp_path)) < wanted:
-            time.sleep(0.001)
-        time.sleep(0.02 * rng.random())
-        child.kill()
-        child.join(20)
-        for path in shards(tmp_path):  # what is there is whole
-            assert path.read_bytes() == contents(small)[path.name]
-    run(processes, tmp_path, 1)
-    assert contents(tmp_path) == contents(small)
-
-
-def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
-    alone = build(tmp_path / "alone", config=SMALL)
-    apart = tmp_path / "apart"
-    with pytest.raises(KeyboardInterrupt):
-        build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
-    made = shards(apart)
-    assert 0 < len(made) < 10
-    reported = []
-    group = PretendedGroup(2)
-    index = build(apart, config=SMALL, group=group, progress=lambda *now: reported.append(now))
-    assert index.name == alone.name and contents(apart) == contents(alone.parent)
-    assert reported[0] == (3 * len(made), ROWS) and reported[-1] == (ROWS, ROWS)
-    assert not list(apart.glob(".*"))
-
-
-def test_every_speaker_gets_a_reference():
-    found = speaker_references(code_cache())
-    assert sorted(found) == ["voice0", "voice1", "voice2"]
-    assert all(mel.shape == (80, DATA.reference_frames) for mel in found.values())
-
-
-@pytest.mark.parametrize("size", [0, 3000])
-def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size):
-    path = tmp_path / "bad.wav"
-    path.write_bytes((corpus() / "wavs" / "train_000000.wav").read_bytes()[:size])
-    rows = [dataclasses.replace(manifest()[0], audio=str(path))]
-    with pytest.raises(DatasetError, match=r"bad\.wav .*is (truncated|empty)"):
-        build(tmp_path / "cache", rows)
-
-
-def test_a_recording_that_has_gone_names_its_path_and_the_fix(tmp_path):
-    with pytest.raises(DatasetError, match=r"nowhere\.wav cannot be read.*01_data_prep"):
-        build(tmp_path, away(manifest()[:2]))
+def test_a_mapped_file_outlives_its_name_and_travels_as_its_path(tmp_path):
+    write(tmp_path / "a", "columns")
+    sent = pickle.dumps(MappedFile(tmp_path / "a"))
+    assert len(sent) < 300 and equal(pickle.loads(sent).arrays)
+    found = MappedFile(tmp_path / "a")
+    (tmp_path / "a").unlink()
+    for _ in range(2):
+        assert equal(found.arrays)
+        found.release()
+    with pytest.raises(DamagedFileError, match="no column `other`"):
+        found["other"]

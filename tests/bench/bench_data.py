@@ -24,8 +24,7 @@ import soundfile
 from rows import apart, record, result
 
 from kit.audio.clip import measure_clip
-from kit.batches.batching import DataConfig
-from kit.batches.lengths import padding_waste
+from kit.batches.batching import DataConfig, padding_waste
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig

@@ -23,9 +23,11 @@ FILES = {
 }
 MODES = {".tar": "w:", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz"}
 CONFIG = ArchiveConfig()
+FORK = multiprocessing.get_context("fork")
 
 
-def pack(path: Path, files: dict[str, bytes]) -> Path:
+def pack(path: Path, files: dict[str, bytes], last: tarfile.TarInfo | None = None) -> Path:
+    """An archive of `files`; `last` is the last member, in place of a plain one of its name."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
             for name, data in files.items():
@@ -34,19 +36,14 @@ def pack(path: Path, files: dict[str, bytes]) -> Path:
     suffix = next(s for s in MODES if path.name.endswith(s))
     with tarfile.open(path, MODES[suffix]) as packed:
         for name, data in files.items():
-            member = tarfile.TarInfo(name)
+            member = last if last and name == last.name else tarfile.TarInfo(name)
             member.size = len(data)
             packed.addfile(member, io.BytesIO(data))
     return path
 
 
 def pack_member(path: Path, member: tarfile.TarInfo, data: bytes = b"") -> Path:
-    """A tar with an honest file, then `member`."""
-    member.size = len(data)
-    with tarfile.open(path, "w:gz") as packed:
-        packed.addfile(tarfile.TarInfo("honest.txt"))
-        packed.addfile(member, io.BytesIO(data))
-    return path
+    return pack(path, {"honest.txt": b"", member.name: data}, member)
 
 
 def link(kind: bytes, name: str, target: str) -> tarfile.TarInfo:
@@ -94,29 +91,24 @@ def test_no_path_leads_out(tmp_path, suffix, name):
 
 
 MEMBERS = {
-    "symlink to a file outside": link(tarfile.SYMTYPE, "link", "/etc/passwd"),
-    "symlink to a folder outside": link(tarfile.SYMTYPE, "link", ".."),
+    "symlink outside": link(tarfile.SYMTYPE, "link", "/etc/passwd"),
     "symlink inside": link(tarfile.SYMTYPE, "link", "honest.txt"),
     "hard link outside": link(tarfile.LNKTYPE, "link", "../../secret"),
     "character device": link(tarfile.CHRTYPE, "null", ""),
     "block device": link(tarfile.BLKTYPE, "disk", ""),
     "named pipe": link(tarfile.FIFOTYPE, "pipe", ""),
     "unknown kind": link(b"Q", "thing", ""),
+    "sparse file": tarfile.TarInfo("a.bin"),
 }
+SPARSE = {"GNU.sparse.size": "10", "GNU.sparse.map": "0,1"}
+MEMBERS["sparse file"].pax_headers = SPARSE
 
 
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_nothing_but_files_and_folders_is_made(tmp_path, kind):
-    archive = pack_member(tmp_path / "evil.tar.gz", MEMBERS[kind])
+    data = bytes(2048) if kind == "sparse file" else b""
+    archive = pack_member(tmp_path / "evil.tar.gz", MEMBERS[kind], data)
     refused(archive, tmp_path / "into", "link, a device or a sparse file")
-
-
-def test_a_file_through_a_link_is_never_written(tmp_path):
-    (tmp_path / "outside").mkdir()
-    with tarfile.open(tmp_path / "evil.tar", "w") as packed:
-        packed.addfile(link(tarfile.SYMTYPE, "d", str(tmp_path / "outside")))
-        packed.addfile(tarfile.TarInfo("d/planted.txt"))
-    refused(tmp_path / "evil.tar", tmp_path / "into", "'d', which is a link")
 
 
 def test_no_right_but_reading_and_writing_is_taken_over(tmp_path):
@@ -151,7 +143,6 @@ def test_a_tar_comes_out_of_a_python_without_filters_too(tmp_path, monkeypatch):
 
 
 def test_a_zip_that_declares_less_than_it_holds_is_refused(tmp_path):
-    """The declared sizes are counted."""
     archive = pack(tmp_path / "evil.zip", {"a": bytes(2**24)})
     data = bytearray(archive.read_bytes())
     promise = data.index(b"PK\1\2") + 24
@@ -164,15 +155,6 @@ def test_a_zip_with_a_name_that_is_not_utf_8_is_refused(tmp_path):
     archive = pack(tmp_path / "evil.zip", {"aé.txt": b"x"})
     archive.write_bytes(archive.read_bytes().replace("é".encode(), b"\xff\xfe"))
     refused(archive, tmp_path / "into", "damaged.*utf-8")
-
-
-def test_a_sparse_file_is_refused(tmp_path):
-    with tarfile.open(tmp_path / "evil.tar", "w:", format=tarfile.PAX_FORMAT) as packed:
-        member = tarfile.TarInfo("a.bin")
-        member.size = 2048
-        member.pax_headers = {"GNU.sparse.size": "10", "GNU.sparse.map": "0,1"}
-        packed.addfile(member, io.BytesIO(bytes(2048)))
-    refused(tmp_path / "evil.tar", tmp_path / "into", "sparse file")
 
 
 def test_a_member_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, monkeypatch):
@@ -226,14 +208,10 @@ def test_a_broken_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(tmp_pat
     refused(archive, tmp_path / "into", "broken header")
 
 
-def test_a_name_that_is_both_file_and_folder_is_refused(tmp_path):
-    archive = pack(tmp_path / "evil.tar", {"a": b"", "a/b": b""})
-    refused(archive, tmp_path / "into", "'a/b', which cannot be written here")
-
-
-def test_a_name_too_long_for_the_disk_is_refused(tmp_path):
-    archive = pack(tmp_path / "evil.tar", {"a" * 400: b""})
-    refused(archive, tmp_path / "into", "cannot be written here")
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a" * 400,)], ids=["file and folder", "long"])
+def test_a_name_that_the_disk_cannot_have_is_refused(tmp_path, names):
+    archive = pack(tmp_path / "evil.tar", dict.fromkeys(names, b""))
+    refused(archive, tmp_path / "into", f"'{names[-1][:200]}', which cannot be written here")
 
 
 def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
@@ -245,7 +223,7 @@ def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
     assert (tmp_path / "into/corpus/mine.txt").read_text() == "mine"
 
 
-def test_what_is_no_archive_is_said_to_be_none(tmp_path):
+def test_what_is_no_archive_is_reported(tmp_path):
     (tmp_path / "a.rar").write_bytes(b"x")
     for path in (tmp_path / "a.rar", tmp_path / "missing.zip", tmp_path):
         with pytest.raises(DatasetError, match=r"not an archive.*\.tar\.gz"):
@@ -259,9 +237,7 @@ def unpack_slowly(archive: Path, into: Path) -> None:
 def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
     files = {f"{i}.bin": bytes([i]) * 100 for i in range(200)}
     archive, into = pack(tmp_path / "many.tar.gz", files), tmp_path / "into"
-    process = multiprocessing.get_context("fork").Process(
-        target=unpack_slowly, args=(archive, into)
-    )
+    process = FORK.Process(target=unpack_slowly, args=(archive, into))
     process.start()
     partial = into / "not yet"
     while not (partial.is_dir() and len(list(partial.iterdir())) > 5):
@@ -279,11 +255,9 @@ def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
 def test_two_that_unpack_one_archive_get_the_same_whole_folder(tmp_path):
     files = {f"{i}.bin": bytes([i]) * 100 for i in range(200)}
     archive, into = pack(tmp_path / "many.tar.gz", files), tmp_path / "into"
-    several = []
-    for _ in range(2):
-        target = {"target": unpack_slowly, "args": (archive, into)}
-        several.append(multiprocessing.get_context("fork").Process(**target))
-        several[-1].start()
+    several = [FORK.Process(target=unpack_slowly, args=(archive, into)) for _ in range(2)]
+    for process in several:
+        process.start()
         time.sleep(0.3)  # the second finds the first in the middle
     waiting = []
     assert contents(unpack(archive, into, CONFIG, say=waiting.append)) == files
@@ -310,9 +284,3 @@ def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
     with pytest.raises(KitError, match="process 7 on elsewhere"):
         unpack(archive, into, CONFIG, taken_over)
     assert not (into / "many").exists()
-
-
-@pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_ratio": 0.5}])
-def test_limits_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(KitError, match=next(iter(wrong))):
-        ArchiveConfig(**wrong)

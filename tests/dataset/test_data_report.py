@@ -1,18 +1,33 @@
-"""The book-keeping: hours lost, the threshold, the table a person reads."""
+"""The book-keeping: hours lost, the threshold, the table a person reads; rows in a file."""
+
+import dataclasses
+import pickle
+import tracemalloc
 
 import pytest
 from clips import TEXT
+from helpers import dataset
+from test_checks import SOUND
 
+from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError, KitError
+from kit.dataset import checks, data_report
+from kit.dataset.alignment import AlignConfig
+from kit.dataset.archive import ArchiveConfig
 from kit.dataset.data_report import (
     FIXES,
     DataReport,
     Finding,
     ManifestConfig,
+    Spool,
     Utterance,
     by_kind,
     findings_table,
 )
+from kit.dataset.fetch import HubConfig
+from kit.dataset.layouts import read_dataset
+from kit.dataset.manifest import write_manifest
+from kit.dataset.segmentation import SegmentConfig
 
 
 def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:
@@ -43,10 +58,8 @@ def test_clips_of_unknown_length_count_as_average_ones():
 
 def test_too_much_refused_stops_with_reasons_and_fix(tmp_path):
     result = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
-    message = (
-        r"10\.0 % .*limit 5 %\): 2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*rejected_percent=10"
-    )
-    with pytest.raises(DatasetError, match=message):
+    rows = r"2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*MAX_REJECTED_PERCENT.*01_data_prep"
+    with pytest.raises(DatasetError, match=rf"10\.0 % .*limit 5 %\): {rows}.*_percent=10"):
         result.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
     result.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
 
@@ -67,38 +80,114 @@ def test_nothing_to_train_on_is_reported(tmp_path):
 
 def test_findings_are_grouped_by_kind_the_commonest_first():
     one, two, three = finding(1, "clipped", 5), finding(2, "silent", 1), finding(3, "silent", 2)
-    assert list(by_kind([one, two, three]).items()) == [
-        ("silent", [two, three]),
-        ("clipped", [one]),
-    ]
-    assert by_kind([]) == {}
+    grouped = [("silent", [two, three]), ("clipped", [one])]
+    assert list(by_kind([one, two, three]).items()) == grouped and by_kind([]) == {}
 
 
 def test_the_table_shows_the_worst_first_and_counts_the_rest():
-    head, first, *others = findings_table(
-        [finding(i, "silent", i) for i in range(1, 31)], max_rows=5
-    )
+    head, first, *others = findings_table([finding(i, "silent", i) for i in range(1, 31)])
     assert head[0] == "where" and first[:3] == ("metadata.csv:30", "r30", "30.0")
-    assert len(others) == 5 and others[-1][0] == "and 25 more"
-
-
-def test_the_table_of_nothing_is_empty_and_an_unmeasured_clip_has_no_length():
+    assert len(others) == 20 and others[-1][0] == "and 10 more"
     assert findings_table([]) == []
-    assert findings_table([finding(1, "row")])[1][2] == "?"
+    assert findings_table([finding(1, "row")])[1][2] == "?", "an unmeasured clip"
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("min_clip_s", 30),
-        ("characters_per_s", (40, 2)),
-        ("max_rejected_percent", 101),
-        ("held_out_percent", -1),
-        ("odd_share", 0.7),
-        ("pace_deviations", 0),
-        ("most_repeats", 0),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused_by_name(field, value):
-    with pytest.raises(KitError, match=rf"ManifestConfig\.{field} = "):
-        ManifestConfig(**{field: value})
+SENSELESS = [
+    *((AlignConfig, "batch", 0), (AlignConfig, "spread", 0.0), (AlignConfig, "least_gap", -1.0)),
+    *((ArchiveConfig, "most_gib", 0.0), (ArchiveConfig, "most_ratio", 0.5)),
+    *((HubConfig, "most_hours", 0.0), (HubConfig, "save_every", 0)),
+    *((ManifestConfig, "min_clip_s", 30), (ManifestConfig, "characters_per_s", (40, 2))),
+    *((ManifestConfig, "max_rejected_percent", 101), (ManifestConfig, "held_out_percent", -1)),
+    *((ManifestConfig, "odd_share", 0.7), (ManifestConfig, "pace_deviations", 0)),
+    *((ManifestConfig, "most_repeats", 0), (SegmentConfig, "min_s", 0.0)),
+    *((SegmentConfig, "min_s", 15.0), (SegmentConfig, "least_pause_s", 0.0)),
+    (SegmentConfig, "margin_s", -0.1),
+]
+
+
+@pytest.mark.parametrize(("config", "field", "value"), SENSELESS)
+def test_limits_that_make_no_sense_are_refused_by_name(config, field, value):
+    with pytest.raises(KitError, match=rf"{config.__name__}\.{field} = "):
+        config(**{field: value})
+
+
+def test_the_report_begins_with_hours_and_the_commonest_reasons():
+    kinds = ["silent"] * 4 + ["missing"] * 3 + ["clipped"] * 2 + ["noisy"]
+    refused = [finding(i, kind, reason=f"why {kind}") for i, kind in enumerate(kinds, 1)]
+    first, *reasons = book(kept(10, seconds=3600), refused).summary()
+    assert "10.00 hours kept in 10 utterances" in first
+    assert "10.00 hours (50.00 %) lost in 10" in first
+    commonest = ["4 clips, silent", "3 clips, missing", "2 clips, clipped"]
+    assert [reason.split(":")[0].strip() for reason in reasons] == commonest
+    assert "metadata.csv:1 r1" in reasons[0] and "why silent" in reasons[0]
+
+
+# --- rows in a file -----------------------------------------------------------------------------
+
+MEASURE = dataclasses.replace(SOUND, seconds=4.0)
+
+
+@pytest.fixture(params=[2**24, 1], ids=["in memory", "in a file"])
+def values(request, monkeypatch) -> Spool:
+    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", request.param)
+    return Spool({"n": n} for n in range(9))
+
+
+def test_it_reads_like_a_list(values):
+    plain = [{"n": n} for n in range(9)]
+    assert list(values) == plain and values == plain and plain == values
+    assert (values[0], values[-1], values[2:5]) == (plain[0], plain[-1], plain[2:5])
+    assert values != plain[:-1] and len(values) == 9 and not Spool()
+    assert list(zip(values, values[1:])) == list(zip(plain, plain[1:]))
+    with pytest.raises(IndexError):
+        values[9]
+
+
+def test_some_of_it_keep_their_order_and_travel(values, monkeypatch):
+    odd = data_report.rows_where(values, lambda value: value["n"] % 2)
+    assert isinstance(odd, Spool) and [value["n"] for value in odd] == [1, 3, 5, 7]
+    assert pickle.loads(pickle.dumps(odd)) == odd
+    monkeypatch.setattr(data_report, "BLOCK", 4)
+    assert list(Spool(range(1000))) == list(range(1000))
+
+
+def made_dataset(folder, rows: int):
+    lines = [f"clip_{number:07d}|{TEXT} {TEXT} {TEXT} {number % 7919}\n" for number in range(rows)]
+    dataset(folder, "".join(lines))
+    for number in range(rows):
+        (folder / "wavs" / f"clip_{number:07d}.wav").touch()
+    return folder
+
+
+class MadeMeasures:
+    def __getitem__(self, path: str) -> ClipMeasure:
+        return MEASURE
+
+    def items(self):
+        return ()
+
+
+def peak_bytes(folder, rows: int) -> int:
+    data = made_dataset(folder / "data", rows)
+    tracemalloc.start()
+    try:
+        checks.check_dataset(data, ManifestConfig(most_characters=200), folder / "run")
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_row_costs_few_bytes_until_it_is_in_the_manifest(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(checks, "measure_clips", lambda *_, **__: MadeMeasures())
+    few, many = (peak_bytes(tmp_path / str(rows), rows) for rows in (1000, 3000))
+    assert (many - few) / 2000 < 500  # a folder's own listing is most of it
+
+
+def test_the_manifest_is_that_of_a_list(tmp_path):
+    rows = read_dataset(made_dataset(tmp_path / "data", 50), ManifestConfig()).rows
+    assert isinstance(rows, Spool) and {row.split for row in rows} == {"train", "held_out"}
+    for name, given in (("a", rows), ("b", list(rows))):
+        write_manifest(given, tmp_path / name)
+    manifests = [(tmp_path / name / "manifest.jsonl").read_bytes() for name in "ab"]
+    assert manifests[0] == manifests[1] and manifests[0].count(b"\n") == 50

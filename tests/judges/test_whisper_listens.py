@@ -9,7 +9,8 @@ from judges import whisper_folder
 
 from kit.audio.clip import load_wave
 from kit.audio.recognizer import alphabet_of, cer
-from kit.dataset.alignment import AlignConfig, align_clips, match
+from kit.dataset.alignment import AlignConfig, align_clips
+from kit.dataset.checks import match
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.segmentation import SegmentConfig, Segmenter

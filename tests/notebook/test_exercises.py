@@ -14,8 +14,7 @@ from helpers import CPU
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
-from kit.batches.batching import DataConfig
-from kit.batches.lengths import padding_waste
+from kit.batches.batching import DataConfig, padding_waste
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import GPTConfig
 from kit.notebook import exercises

@@ -45,14 +45,10 @@ def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
         assert torch.equal(own[: len(theirs)], theirs)
 
 
-def test_fewer_positions_than_the_other_model_had_are_its_first():
-    short = larger(max_text=8, max_code=12)
-    model = warm_start_model(short, BASE, spelt([0]))
-    assert torch.equal(model.text_position.weight, BASE.text_position.weight[:8])
-
-
 def test_positions_that_a_run_did_without_are_there_again_at_its_end():
-    short = warm_start_model(larger(max_text=8, max_code=12), BASE, spelt([0])).eval()
+    short = warm_start_model(larger(max_text=8, max_code=12, dropout=0.3), BASE, spelt([0])).eval()
+    assert short.config.dropout == 0.3, "the run's own"
+    assert torch.equal(short.text_position.weight, BASE.text_position.weight[:8])
     torch.nn.init.normal_(short.text_position.weight)
     whole = extend_positions(short, BASE)
     assert torch.equal(whole.text_position.weight[:8], short.text_position.weight)
@@ -61,11 +57,6 @@ def test_positions_that_a_run_did_without_are_there_again_at_its_end():
     assert torch.equal(whole.code_head.weight, short.code_head.weight)
     longer = warm_start_model(larger(), BASE, spelt([0]))
     assert extend_positions(longer, BASE) is longer
-
-
-def test_dropout_and_the_weight_of_the_text_are_the_runs_own():
-    model = warm_start_model(larger(dropout=0.3, text_weight=0.2), BASE, spelt([0]))
-    assert model.config.dropout == 0.3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,390 @@
+"""The code cache: made once, whole or not at all, whatever happens to it or to its makers."""
+
+import collections
+import dataclasses
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from helpers import DATA, code_cache, corpus, manifest, tokenizer, trained_codec, world
+from shared_work import PretendedGroup
+
+from kit.audio.clip import KEPT_SILENCE_S, load_wave
+from kit.audio.codec import load_codec
+from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
+from kit.base.errors import DamagedFileError, DatasetError, DiskError
+from kit.batches.code_cache import CodeCache, speaker_references, touch
+from kit.batches.encoding import build_cache, cache_key, clip_digests, make_room, narrow
+from kit.dataset.manifest import read_manifest
+from kit.text.tokenizer import Tokenizer
+
+ROWS = 30  # of the manifest, for caches built here
+SMALL = dataclasses.replace(DATA, shard=3)  # ten shards
+
+
+def build(folder, rows=None, config=DATA, **over) -> Path:
+    rows = rows or manifest()[:ROWS]
+    return build_cache(rows, trained_codec()[0], Mel(), tokenizer(), folder, "k", config, **over)
+
+
+def build_noted(folder, rows=None, **over) -> tuple[Path, list]:
+    """The index, and the progress that was reported."""
+    reported = []
+    return build(folder, rows, progress=lambda *now: reported.append(now), **over), reported
+
+
+def digests(rows=None) -> list[str]:
+    return clip_digests(rows or manifest()[:ROWS])
+
+
+def away(rows) -> list:
+    """`rows` whose recordings nobody can read."""
+    return [dataclasses.replace(row, audio="/nowhere.wav") for row in rows]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def copy(built, tmp_path) -> Path:
+    """The index of a cache of one's own."""
+    return Path(shutil.copytree(built.parent, tmp_path / "cache")) / built.name
+
+
+def shards(folder) -> list[Path]:
+    return sorted(Path(folder).glob("codes-*.safetensors"))
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in Path(folder).glob("*.safetensors")}
+
+
+def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
+    cache, codec = code_cache(), trained_codec()[0]
+    shapes = {name: mel.shape for name, mel in speaker_references(cache).items()}
+    assert shapes == dict.fromkeys(("voice0", "voice1", "voice2"), (80, DATA.reference_frames))
+    assert [r["id"] for r in cache.rows] == [r.id for r in manifest()]
+    for i in (0, 25, 70):
+        wave = load_wave(manifest()[i].audio, codec.sample_rate)
+        alone = codec.encode(wave[None])[0]
+        assert len(cache.codes[i]) == len(alone)
+        assert (torch.from_numpy(cache.codes[i]) == alone).float().mean() > 0.9
+        assert cache.texts[i].tolist() == tokenizer().encode(manifest()[i].text)
+        mel = codec.mel(wave[None])[0][0]
+        wanted = reference_mel(mel, DATA.reference_frames)
+        assert (torch.from_numpy(cache.references[i]) - wanted).abs().mean() < 0.05
+
+
+def test_silence_around_speech_has_no_codes(tmp_path):
+    codec = trained_codec()[0]
+    wave = load_wave(manifest()[0].audio, codec.sample_rate).numpy()
+    silence = np.zeros(codec.sample_rate // 2, np.float32)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.concatenate([silence, wave, silence]), codec.sample_rate)
+    row = dataclasses.replace(manifest()[0], audio=str(path))
+    cache = CodeCache(build(tmp_path / "cache", [row]))
+    found, spoken = len(cache.codes[0]), codec.encode(torch.from_numpy(wave)[None]).shape[1]
+    kept = 2 * KEPT_SILENCE_S * codec.frame_rate
+    assert spoken - 2 <= found <= spoken + kept + 1
+
+
+def test_a_second_build_reads_no_audio_and_changes_nothing(built):
+    before, rows = contents(built.parent), away(manifest()[:ROWS])
+    again, reported = build_noted(built.parent, rows, digests=digests())
+    assert again == built and contents(built.parent) == before and reported == [(30, 30)]
+
+
+def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
+    build(tmp_path, manifest()[:20])
+    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
+    index, reported = build_noted(tmp_path, rows, digests=digests())
+    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
+    cache, wanted = CodeCache(index), CodeCache(built)
+    assert list(cache.rows) == list(wanted.rows)
+    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
+    for a, b in zip(cache.references, wanted.references):
+        assert abs(a - b).mean() < 0.05
+
+
+def test_fewer_rows_in_another_order_with_other_texts_and_speakers_cost_nothing(copy):
+    order = [*range(29, 9, -1)]
+    rows = [manifest()[i] for i in order]
+    changed = [dataclasses.replace(row, text="ሰላም ለአለም", speaker="x") for row in away(rows)]
+    made = shards(copy.parent)
+    index = build(copy.parent, changed, digests=digests(rows))
+    cache, whole = CodeCache(index), CodeCache(copy)
+    assert shards(copy.parent) == made
+    for i, at in enumerate(order):
+        assert cache.codes[i].tolist() == whole.codes[at].tolist()
+        assert (cache.references[i] == whole.references[at]).all()
+        assert cache.rows[i] == whole.rows[at] | {"speaker": "x"}
+        assert cache.texts[i].tolist() == tokenizer().encode("ሰላም ለአለም")
+
+
+def test_digests_that_are_known_are_used_and_the_others_computed():
+    rows = manifest()[:3]
+    known = clip_digests([*away(rows[:2]), rows[2]], ["a", "b", None])
+    assert known == ["a", "b", *digests(rows[2:])]
+    with pytest.raises(ValueError, match="shorter"):
+        clip_digests(rows, ["a", "b"])
+
+
+def test_a_changed_recording_is_noticed_by_its_bytes(tmp_path):
+    paths = [shutil.copy(row.audio, tmp_path) for row in manifest()[:4]]
+    rows = [dataclasses.replace(r, audio=p) for r, p in zip(manifest(), paths)]
+    first = CodeCache(build(tmp_path / "cache", rows))
+    stat = os.stat(paths[2])
+    data = bytearray(Path(paths[2]).read_bytes())
+    data[1000:9000] = data[9000:17000]
+    Path(paths[2]).write_bytes(data)
+    os.utime(paths[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as an honest clock might not
+    index, reported = build_noted(tmp_path / "cache", rows)
+    assert reported == [(3, 4), (4, 4)]
+    same = [np.array_equal(a, b) for a, b in zip(first.codes, CodeCache(index).codes)]
+    assert same == [True, True, False, True]
+
+
+def test_one_recording_under_two_names_is_encoded_once(tmp_path):
+    rows = [*manifest()[:2], dataclasses.replace(manifest()[0], id="again", text="ሰላም")]
+    index, reported = build_noted(tmp_path, rows)
+    cache = CodeCache(index)
+    assert reported == [(0, 2), (2, 2)]
+    assert cache.codes[0].tolist() == cache.codes[2].tolist()
+    assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
+
+
+def test_an_interrupted_build_resumes_where_it_stopped(built, tmp_path):
+    def interrupt(done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path, progress=interrupt)
+    assert len(list(tmp_path.iterdir())) == 1  # the first shard, whole, and no litter
+    build(tmp_path)
+    assert contents(tmp_path) == contents(built.parent)
+
+
+DAMAGE = {
+    "empty": lambda whole: b"",
+    "truncated": lambda whole: whole[:-50],
+    "junk": lambda whole: b"x" * 99,
+    "one bit": lambda whole: whole[:-3000] + bytes([whole[-3000] ^ 1]) + whole[-2999:],
+    "another file's": lambda whole: (world() / "codec.safetensors").read_bytes(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage):
+    sound, shard = shards(copy.parent)
+    inode = sound.stat().st_ino
+    shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
+    with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged.*01_data_prep"):
+        CodeCache(copy)
+    reported = []
+    assert build(copy.parent, say=reported.append) == copy
+    assert len(reported) == 1 and shard.name in reported[0] and "encoded again" in reported[0]
+    assert contents(copy.parent) == contents(built.parent) and sound.stat().st_ino == inode
+
+
+def test_a_missing_shard_or_index_names_the_notebook(copy):
+    shard = shards(copy.parent)[0]
+    shard.unlink()
+    with pytest.raises(DamagedFileError, match=rf"{shard.name}.*01_data_prep"):
+        CodeCache(copy)
+    with pytest.raises(DamagedFileError, match=r"none.*01_data_prep"):
+        CodeCache(copy.parent / "none.safetensors")
+    assert build(copy.parent) == copy and shard.is_file()
+
+
+def test_a_damaged_index_is_reported_and_made_again(built, copy):
+    copy.write_bytes(copy.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match=copy.name):
+        CodeCache(copy)
+    assert build(copy.parent) == copy and contents(copy.parent) == contents(built.parent)
+
+
+def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
+    trained_codec()
+    path = world() / "codec.safetensors"
+    key = cache_key(path, DEFAULT_MEL, DATA)
+    other = dataclasses.replace(DATA, seed=9, micro_batch=8, shard=7)
+    assert key == cache_key(path, DEFAULT_MEL, other)
+    assert key != cache_key(path, DEFAULT_MEL, dataclasses.replace(DATA, reference_frames=21))
+    assert key != cache_key(path, dataclasses.replace(DEFAULT_MEL, hop_length=128), DATA)
+    (tmp_path / "codec").write_bytes(path.read_bytes() + b" ")
+    assert key != cache_key(tmp_path / "codec", DEFAULT_MEL, DATA)
+
+
+def gib(folder) -> float:
+    return sum(len(data) for data in contents(folder).values()) / 2**30
+
+
+def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
+    old = build(tmp_path, manifest()[:10], SMALL)
+    for age, path in enumerate(shards(tmp_path)):
+        os.utime(path, (1000 + age, 1000 + age))
+    os.utime(old, (2000, 2000))
+    oldest, *_, youngest = shards(tmp_path)
+    cap = gib(tmp_path) * 1.3
+    config = dataclasses.replace(SMALL, max_cache_gib=cap)
+    new = build(tmp_path, manifest()[9:16], config)  # row 9 is cached: its shard is in use
+    assert not oldest.exists() and youngest.exists()
+    assert gib(tmp_path) <= cap
+    assert len(CodeCache(new).rows) == 7
+    with pytest.raises(DamagedFileError, match="01_data_prep"):
+        CodeCache(old)
+
+
+def test_reading_a_cache_counts_as_use(copy):
+    for path in copy.parent.iterdir():
+        os.utime(path, (1, 1))
+    CodeCache(copy)
+    assert min(path.stat().st_mtime for path in copy.parent.iterdir()) > 1e9
+    touch({copy.parent / "gone"})
+
+
+def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_path):
+    config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
+    with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
+        build(tmp_path, config=config)
+    assert 0 < gib(tmp_path) <= config.max_cache_gib
+
+
+def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")(10, 9, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DiskError, match="needs about"):
+        build(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_litter_of_killed_builds_goes_with_time(tmp_path):
+    old, young = tmp_path / ".codes-k-a.safetensors.x8gh2", tmp_path / ".codes-k-b.safetensors.y"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1, 1))
+    build(tmp_path)
+    assert not old.exists() and young.exists()
+
+
+def build_apart(folder: str) -> None:
+    """The body of the processes below: everything from files, as another notebook would."""
+    codec = load_codec(world() / "codec.safetensors")
+    words = Tokenizer(world() / "tokenizer.model")
+    build_cache(read_manifest(world())[:ROWS], codec, Mel(), words, folder, "k", SMALL)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, processes) -> Path:
+    """Ten shards, made by one process undisturbed."""
+    code_cache()  # leaves manifest, codec and tokenizer in files
+    folder = tmp_path_factory.mktemp("small")
+    run(processes, folder, 1)
+    return folder
+
+
+def start(processes, folder: Path):
+    child = processes.Process(target=build_apart, args=(str(folder),))
+    child.start()
+    return child
+
+
+def run(processes, folder: Path, count: int) -> None:
+    children = [start(processes, folder) for _ in range(count)]
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * count
+
+
+def test_two_processes_build_the_same_cache_at_once(processes, small, tmp_path):
+    run(processes, tmp_path, 2)
+    assert contents(tmp_path) == contents(small)
+    assert len(CodeCache(next(tmp_path.glob("index-*"))).rows) == ROWS
+
+
+def test_a_build_killed_again_and_again_ends_as_if_it_had_not_been(processes, small, tmp_path):
+    rng = random.Random(0)
+    for wanted in (0, 1, 3, 4, 6, 9):  # shards to wait for, then a moment more
+        child = start(processes, tmp_path)
+        while child.is_alive() and len(shards(tmp_path)) < wanted:
+            time.sleep(0.001)
+        time.sleep(0.02 * rng.random())
+        child.kill()
+        child.join(20)
+        for path in shards(tmp_path):  # what is there is whole
+            assert path.read_bytes() == contents(small)[path.name]
+    run(processes, tmp_path, 1)
+    assert contents(tmp_path) == contents(small)
+
+
+def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
+    alone = build(tmp_path / "alone", config=SMALL)
+    apart = tmp_path / "apart"
+    with pytest.raises(KeyboardInterrupt):
+        build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
+    made = shards(apart)
+    assert 0 < len(made) < 10
+    index, reported = build_noted(apart, config=SMALL, group=PretendedGroup(2))
+    assert index.name == alone.name and contents(apart) == contents(alone.parent)
+    assert reported[0] == (3 * len(made), ROWS) and reported[-1] == (ROWS, ROWS)
+    assert not list(apart.glob(".*"))
+
+
+@pytest.mark.parametrize("size", [0, 3000])
+def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size):
+    path = tmp_path / "bad.wav"
+    path.write_bytes((corpus() / "wavs" / "train_000000.wav").read_bytes()[:size])
+    rows = [dataclasses.replace(manifest()[0], audio=str(path))]
+    with pytest.raises(DatasetError, match=r"bad\.wav .*is (truncated|empty)"):
+        build(tmp_path / "cache", rows)
+    with pytest.raises(DatasetError, match=r"nowhere\.wav cannot be read.*01_data_prep"):
+        build(tmp_path, away(manifest()[:2]))
+
+
+@pytest.mark.parametrize("largest, bits", [(0, 8), (255, 8), (256, 16), (70_000, 32), (2**40, 64)])
+def test_numbers_take_no_more_room_than_they_need(largest, bits):
+    found = narrow(np.array([0, largest]))
+    assert found.dtype == f"uint{bits}" and found.tolist() == [0, largest]
+
+
+def files(folder, ages) -> list:
+    """A file of a thousand bytes for each of `ages` (seconds)."""
+    paths = [folder / f"codes-{i}.safetensors" for i in range(len(ages))]
+    for path, age in zip(paths, ages):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (2e9 - age, 2e9 - age))
+    return paths
+
+
+@pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
+def test_the_longest_unused_go_first_and_no_more_than_needed(tmp_path, needed, left):
+    paths = files(tmp_path, [1, 9, 5, 7])
+    make_room(tmp_path, 4000 / 2**30, needed, set())
+    kept = [paths[i] for i in (0, 2, 3, 1)][:left]  # from young to old
+    assert {p for p in paths if p.exists()} == set(kept)
+
+
+def test_what_is_in_use_stays_however_old(tmp_path):
+    paths = files(tmp_path, [1, 9, 5])
+    make_room(tmp_path, 3000 / 2**30, 1000, {paths[1]})
+    assert [p.exists() for p in paths] == [True, True, False]
+    with pytest.raises(DamagedFileError, match="max_cache_gib"):
+        make_room(tmp_path, 3000 / 2**30, 2500, {paths[1]})
+    assert paths[1].exists()
+
+
+def test_room_is_made_of_the_caches_own_files_alone(tmp_path):
+    for name in ("codes-a.safetensors", "model-ema.safetensors", "codec.safetensors"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    make_room(tmp_path, 0.5 * 2000 / 2**30, 1000, set())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model-ema.safetensors", "codec.safetensors"}

@@ -1,0 +1,165 @@
+"""Recordings however a table spells them, and splits and speakers by the names of folders."""
+
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from folders import CSV, RULES, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wavs
+
+from kit.audio.container import SUFFIXES
+from kit.dataset.checks import check_dataset
+from kit.dataset.data_report import ManifestConfig
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.recordings import canonical_split
+
+TRAIN, HELD = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
+LIST = parts("wavs/c{i}.wav|{t}")
+SPLITS = {
+    "JSONL manifests": {"train_manifest.jsonl": TRAIN, "val_manifest.jsonl": HELD},
+    "NeMo": {
+        "train_manifest.json": TRAIN.replace('"audio"', '"audio_filepath"'),
+        "dev_manifest.json": HELD.replace('"audio"', '"audio_filepath"'),
+        "config.json": "{}",
+    },
+    "with a hyphen": dict(zip(("metadata-train.csv", "metadata-eval.csv"), parts("c{i}|{t}"))),
+    "beside a list of all": {
+        "metadata.csv": "".join(CSV),
+        **dict(zip(("metadata_train.csv", "metadata_val.csv"), parts("c{i}|{t}"))),
+    },
+    "capitals": {"train_data.jsonl": TRAIN, "Validation.jsonl": HELD},
+    "VITS": {
+        "x_audio_train_filelist.txt": LIST[0],
+        "x_audio_val_filelist.txt": LIST[1],
+        "README.txt": "One voice | read aloud\n",
+    },
+    "a key": {
+        "all.jsonl": TRAIN.replace("}", ', "split": "Training"}')
+        + HELD.replace("}", ', "split": "Validation"}')
+    },
+    "a column": {
+        "metadata.csv": "split|id|text\n" + parts("TRAIN|c{i}|{t}")[0] + parts("dev|c{i}|{t}")[1]
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_the_usual_names_of_splits_are_known(tmp_path, kind):
+    result = read(folder_of(tmp_path, wavs(), **SPLITS[kind]))
+    assert not result.refused
+    assert {row.text: row.split for row in result.rows} == SPLIT_OF
+
+
+def test_a_folder_for_each_split_is_one_dataset(tmp_path):
+    train, held_out = ("file_name,transcription\n" + part for part in parts("c{i}.wav,{t}"))
+    tables = {"train__metadata.csv": train, "validation__metadata.csv": held_out}
+    files = [f"{'validation' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
+    folder = fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into")
+    result = read(folder)
+    assert {row.text: row.split for row in result.rows} == SPLIT_OF
+    assert {row.file for row in result.rows} == {"train/metadata.csv", "validation/metadata.csv"}
+
+
+def test_names_of_splits():
+    assert {canonical_split(name) for name in ("train-clean-100", "train_nodev")} == {"train"}
+    held_out = ("Validation", "dev_clean", "train_dev", "held-out")
+    assert {canonical_split(name) for name in held_out} == {"held_out"}
+    assert [canonical_split(name) for name in ("test-clean", "unseen", "")] == [
+        "test-clean",
+        "unseen",
+        "",
+    ]
+
+
+NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+
+
+PATHS = {
+    "composed": (f"{NFC}.wav", f"wavs/{NFD}.wav"),
+    "decomposed": (NFD, f"wavs/{NFC}.wav"),
+    "capitals": ("x", "wavs/x.WAV"),
+    "a backslash": ("wavs\\x.wav", "wavs/x.wav"),
+    "a full path": ("/home/me/corpus/wavs/x.wav", "wavs/x.wav"),
+    "a full path of Windows": ("D:\\corpus\\wavs\\x.wav", "wavs/x.wav"),
+    "the folder": ("wavs/x.wav", "wavs/x.wav"),
+    "another suffix": ("x.mp3", "wavs/x.wav"),
+    "a dot in the name": ("x.1", "wavs/x.1.flac"),
+    "a folder below": ("s1/x", "wavs/s1/x.ogg"),
+    "a variable": ("$root/wavs/x.wav", "wavs/x.wav"),
+}
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_recordings_are_found_however_the_table_spells_them(tmp_path, kind):
+    name, path = PATHS[kind]
+    table = {"metadata.csv": f"{name}|{TEXTS[0]}\n"}
+    (row,) = read(folder_of(tmp_path, [*wavs(3), path], **table)).rows
+    assert Path(row.audio) == tmp_path / path and not Path(row.id).is_absolute()
+
+
+def test_what_is_missing_names_what_is_there(tmp_path):
+    files = [*wavs(5), "wavs/s1/y.wav", "wavs/s2/y.wav", "wavs/z.sph", "rejected/q.wav"]
+    bad = "".join(f"{name}|{TEXTS[9]}\n" for name in ("x", "y", "z", "q", "other/c1"))
+    result = read(folder_of(tmp_path, files, **{"metadata.csv": "".join(CSV[:5]) + bad}))
+    reasons = {finding.id: finding.reason for finding in result.refused}
+    assert "c0.wav, c1.wav, c2.wav and 4 more" in reasons["x"]
+    assert "s1/y.wav" in reasons["y"].replace("y, ", "y.wav, ") and "2 have" in reasons["y"]
+    assert "z.sph" in reasons["z"] and "convert" in reasons["z"]
+    assert "no recording" in reasons["q"] and "there is c1.wav" in reasons["other/c1"]
+    assert len(result.rows) == 5
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".aiff", ".webm", ".M4A"])
+def test_an_id_finds_every_format_that_can_be_read(tmp_path, suffix):
+    result = read(folder_of(tmp_path, [f"wavs/c0{suffix}"], **{"metadata.csv": CSV[0]}))
+    assert [(row.id, Path(row.audio).name) for row in result.rows] == [("c0", f"c0{suffix}")]
+
+
+def test_a_format_that_needs_pyav_names_it_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    folder = folder_of(tmp_path / "mine", wavs(2), **{"metadata.csv": "".join(CSV[:3])})
+    (folder / "wavs/c2.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(64))
+    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run")
+    (reason,) = [finding.reason for finding in report.refused if finding.id == "c2"]
+    assert "pip install av" in reason
+
+
+def test_recordings_may_be_in_a_folder_for_each_speaker(tmp_path):
+    files = [f"audio/s{i % 2}/c{i}.wav" for i in range(10)]
+    table = "name,speaker,text\n" + lines("c{i},{s},{t}")
+    result = read(folder_of(tmp_path, files, **{"all.csv": table}))
+    assert [Path(row.audio) for row in result.rows] == [tmp_path / name for name in files]
+    assert [row.speaker for row in result.rows] == TWO
+
+
+def test_a_name_in_two_folders_is_a_question(tmp_path):
+    files = [f"{folder}/{i}.wav" for folder in "ab" for i in range(5)]
+    table = "".join(f"{i}|{TEXTS[i]}\n" for i in range(5))
+    folder = folder_of(tmp_path, files, **{"metadata.csv": table})
+    result = read(folder)
+    assert not result.rows and "a/0.wav, b/0.wav" in result.refused[0].reason
+    assert "audio_root" in result.refused[0].cure
+    assert len(read(folder, audio_root=str(folder / "b")).rows) == 5
+
+
+def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
+    table = f"Ab|{TEXTS[0]}\nwavs\\aB.wav|{TEXTS[1]}\nAB|{TEXTS[2]}\n"
+    folder = folder_of(tmp_path / "a", ["wavs/Ab.wav", "wavs/aB.wav"], **{"metadata.csv": table})
+    if len(list((folder / "wavs").iterdir())) < 2:
+        pytest.skip("this disk does not tell capitals from small letters")
+    result = read(folder)
+    names = {"Ab.wav": TEXTS[0], "aB.wav": TEXTS[1]}
+    assert {Path(row.audio).name: row.text for row in result.rows} == names
+    (refused,) = result.refused
+    assert refused.id == "AB" and "Ab.wav, aB.wav" in refused.reason
+    own = folder_of(tmp_path / "b", ["Ab.wav", "aB.wav"], **{"Ab.txt": TEXTS[0]})
+    assert [row.id for row in read(own).rows] == ["Ab"] and "aB.txt" in read(own).refused[0].reason
+
+
+def test_linked_folders_are_searched_and_circles_left(tmp_path):
+    table = "path,text\n" + lines("c{i},{t}")
+    folder = folder_of(tmp_path / "mine", [], **{"audio__list.csv": table})
+    folder_of(tmp_path / "away", wavs())
+    (folder / "audio" / "x").symlink_to(tmp_path / "away")
+    (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
+    assert len(read(folder).rows) == 10
