@@ -22,9 +22,15 @@ from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
-from kit.inference.generate import GeneratedCodes, decode_stream, generate, without_unsupported_cfg
+from kit.inference.generate import (
+    GenerateConfig,
+    GeneratedCodes,
+    candidate_seed,
+    decode_stream,
+    generate,
+    without_unsupported_cfg,
+)
 from kit.inference.linear_formats import default_format
-from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.gpt import SpeechGPT
 from kit.model.text_attention import AlignmentHead
 from kit.text.normalize import normalize

@@ -16,20 +16,18 @@ from kit.base.formatting import format_gib
 from kit.base.run import Run
 from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import (
+    Check,
     EvaluateConfig,
     Scores,
-    save_samples,
-    score_codes,
-    transcribe,
-)
-from kit.inference.verdicts import (
-    Check,
     WordPair,
     count_kinds,
     ending_checks,
     gate_checks,
     problems_of,
+    save_samples,
+    score_codes,
     suggest_fix,
+    transcribe,
     word_stats,
 )
 from kit.model.weights import WEIGHTS

@@ -4,6 +4,7 @@ A step that runs out of memory is repeated in smaller passes; one that is not fi
 Several ranks take every step together and decide together before the weights change.
 """
 
+import itertools
 import math
 import time
 import traceback
@@ -19,11 +20,10 @@ from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
 from kit.base.hardware import autocast, is_oom, memory_in_use, peak_memory_bytes, release_memory
 from kit.model.gpt import weighted_loss
-from kit.model.sequence import EffectiveBatch
+from kit.model.sequence import Batch, EffectiveBatch
 from kit.model.text_attention import max_text_tokens
 from kit.training import checkpoint
 from kit.training.config import StepEvent
-from kit.training.micro_batches import cut, start_stream
 from kit.training.trainer import Trainer
 
 KIT = Path(__file__).parents[1]  # the folder of the kit's code
@@ -159,6 +159,62 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         trainer.scaler.scale(torch.zeros((), device=trainer.hw.device))
     return loss
+
+
+def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
+    """Iterate over `batches` without changing the random numbers at the start.
+
+    A DataLoader draws a seed when it starts; a resumed run starts one more.
+    """
+    before = checkpoint.random_state()
+    stream = iter(batches)
+    first = next(stream, None)
+    checkpoint.restore_random_state(before)
+    return itertools.chain([first] if first else [], stream)
+
+
+def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:
+    """The micro-batches of `batch` in passes of at most `rows` rows; 0 leaves them as they are."""
+    if not rows:
+        return batch.micro
+    return [part for micro in batch.micro for part in split_batch(micro, rows)]
+
+
+def split_batch(batch: Batch, rows: int) -> list[Batch]:
+    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way.
+
+    A part is as wide as its longest row; a batch that was padded beyond its longest row, to a fixed
+    shape for the compiler, keeps its width.
+    """
+    count, width = batch.tokens.shape
+    if count <= rows:
+        return [batch]
+    fixed = bool(batch.lengths.max() < width)
+    parts = []
+    for first in range(0, count, rows):
+        last = min(first + rows, count)
+        part_width = width if fixed else int(batch.lengths[first:last].max())
+        parts.append(_select_rows(batch, first, last, part_width))
+    return parts
+
+
+def _select_rows(batch: Batch, first: int, last: int, width: int) -> Batch:
+    """Rows `first` to `last` of `batch`, `width` tokens wide."""
+    old_width = batch.tokens.shape[1]
+    columns = {
+        "cond": batch.cond[first:last],
+        "tokens": batch.tokens[first:last, :width],
+        "positions": batch.positions[first:last, :width],
+    }
+    for kind in ("text", "code"):
+        indices = getattr(batch, f"{kind}_indices")  # of the targets, in the flattened batch
+        targets = getattr(batch, f"{kind}_targets")
+        selected = (indices >= first * old_width) & (indices < last * old_width)
+        row = indices[selected] // old_width - first
+        column = indices[selected] % old_width
+        columns[f"{kind}_indices"] = row * width + column
+        columns[f"{kind}_targets"] = targets[selected]
+    return Batch(**columns)
 
 
 @contextmanager

@@ -35,10 +35,9 @@ from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
-from kit.training.config import StepEvent, TrainConfig
+from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
 from kit.training.logs import jsonl_log
-from kit.training.loop import train
-from kit.training.micro_batches import cut, prefetch_if_on
+from kit.training.loop import cut, train
 from kit.training.ranks import (
     ALONE,
     ANOTHER_ENDED,
@@ -47,8 +46,7 @@ from kit.training.ranks import (
     require_same,
     seed_rank,
 )
-from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Base, Finetuning
+from kit.training.switches import SpeedConfig, prefetch_if_on
 from kit.training.trainer import Trainer
 
 FINISHED = "train-finished"  # a file in a run's folder: the number of its steps

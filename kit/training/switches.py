@@ -7,6 +7,9 @@ SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing:
 
 import dataclasses
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,7 +28,7 @@ from kit.base.hardware import (
     why_no_kernel,
 )
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import GPTConfig
+from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.optim import eight_bit_adamw
 
 
@@ -299,3 +302,35 @@ def compilations() -> int:
     """
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
+
+
+def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
+    """Return `batches` prefetched and pinned where the switch `pinned_memory` is on."""
+    if applied.on("pinned_memory"):
+        return prefetched(map(pin, batches))
+    return batches
+
+
+def pin(batch: EffectiveBatch) -> EffectiveBatch:
+    """Return `batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
+    micro = []
+    for part in batch.micro:
+        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
+        micro.append(dataclasses.replace(part, **pinned))
+    return dataclasses.replace(batch, micro=micro)
+
+
+def prefetched(batches: Iterable, count: int = 2) -> Iterator:
+    """Yield what `batches` yields, `count` of them made ahead in a thread.
+
+    An exception is raised where its batch would have come. The thread ends with the iterator.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+    try:
+        source = iter(batches)
+        ready = deque(thread.submit(next, source, None) for _ in range(count))
+        while (batch := ready.popleft().result()) is not None:
+            ready.append(thread.submit(next, source, None))
+            yield batch
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The state of a training run: model, average, optimizers, position in the data, adaptation.
+"""The state of a training run: model, what of it trains, average, optimizers, position, adaptation.
 
 `tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
 one would have, bit for bit on a CPU.
@@ -9,18 +9,22 @@ import dataclasses
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.formatting import describe_error, format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
+from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
+from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
+from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
-from kit.training.config import CHECKPOINTS, PHASES, TrainConfig
+from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
 from kit.training.optim import (
     EMA,
     Adaptation,
@@ -31,7 +35,90 @@ from kit.training.optim import (
 )
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.switches import SpeedConfig, apply, compile_layers
-from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
+
+
+class Trainable:
+    """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
+
+    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
+    are 0, and they have no weight decay: such rows stay to the last bit.
+    """
+
+    def __init__(self, model: SpeechGPT, finetuning: Finetuning):
+        self.tables_first = finetuning.config.tables_first
+        self.kept_rows: dict[str, int] = {}
+        wanted = set(dict(model.named_parameters()))
+        if finetuning.adapters:
+            wanted = self._beside_adapters(model.config, finetuning)
+            add_adapters(model, finetuning.lora)
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            trains = name in wanted or is_adapter(name)
+            parameter.requires_grad_(trains)
+            if trains:
+                self.parameters[name] = parameter
+        for name, rows in self.kept_rows.items():
+            self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
+        if self.tables_first and not self.first_rows:
+            raise KitError(
+                f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
+                "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
+            )
+
+    def _beside_adapters(self, config: GPTConfig, finetuning: Finetuning) -> set[str]:
+        if finetuning.config.tables == "all":
+            return set(TABLES)
+        if finetuning.base:
+            for name, field in TABLES.items():  # those that have more rows than the base's
+                rows = getattr(finetuning.base.config, field)
+                if rows < getattr(config, field):
+                    self.kept_rows[name] = rows
+        return set(self.kept_rows)
+
+    @property
+    def first_rows(self) -> dict[str, int]:
+        """Of each table that trains, the number of the first row that does."""
+        return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
+
+    @property
+    def undecayed(self) -> set[nn.Parameter]:
+        """Parameters of which rows must stay."""
+        return {self.parameters[name] for name in self.kept_rows}
+
+    @property
+    def count(self) -> int:
+        """How many numbers learn: of a table with rows that stay, the others."""
+        whole = sum(parameter.numel() for parameter in self.parameters.values())
+        kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
+        return whole - sum(kept)
+
+    def set_phase(self, step: int) -> bool:
+        """Let those train that do in optimiser step `step`, from 0; whether others did before."""
+        first = step < self.tables_first
+        changed = False
+        for name, parameter in self.parameters.items():
+            trains = not first or name in TABLES
+            changed = changed or parameter.requires_grad != trains
+            parameter.requires_grad_(trains)
+        return changed
+
+
+def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
+    """Store the frozen matrices in `dtype` (half the bytes); `weights` is their file.
+
+    Autocast rounds them to that precision anyway, so the matmuls do not change. Merging reads the
+    exact weights from the file, so exported and spoken weights are not rounded.
+    """
+    for name, module in adapted_layers(model):
+        module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
+
+
+def _without_gradient(rows: int):
+    def forget(parameter: nn.Parameter) -> None:
+        gradient: Tensor = parameter.grad
+        gradient[:rows] = 0
+
+    return forget
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -18,9 +18,9 @@ import torch
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.optim import TOGETHER, eight_bit_bytes, make_optimizers
-from kit.training.trainable import FULL, Finetuning, Trainable
+from kit.training.trainer import Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2

@@ -22,11 +22,10 @@ from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import clip, forward_backward, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, plan_bytes
 

@@ -49,18 +49,17 @@ from kit.batches.batching import (
 )
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import train
-from kit.training.micro_batches import prefetch_if_on
 from kit.training.switches import (
     BASELINE,
     LABELS,
     SpeedConfig,
     compilations,
+    prefetch_if_on,
     switches,
     wants_few_shapes,
 )
-from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.doctor import step_shares
 from kit.tuning.memory_plan import LAYER_MATRICES

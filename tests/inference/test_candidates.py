@@ -26,8 +26,7 @@ from kit.inference.candidates import (
     text_attention,
 )
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import decode, generate
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import GenerateConfig, candidate_seed, decode, generate
 from kit.model.sequence import pack
 from kit.model.text_attention import AlignmentHead, find_alignment_head, text_attention_maps
 

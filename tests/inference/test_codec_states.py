@@ -17,7 +17,7 @@ from kit.base.errors import SpeechError
 from kit.base.tensor_file import contents, file_bytes
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_references, save_references
 from kit.releases.xtts_v2.codec import xtts_codec

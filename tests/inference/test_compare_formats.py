@@ -29,8 +29,8 @@ from kit.inference.compare_formats import (
     voices_by_format,
 )
 from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import has_bf16, weight_bytes
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.sequence import pack
 

@@ -16,8 +16,7 @@ from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig, attend
 from kit.inference.decoder_steps import KVCache
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.model.sequence import pack
 
 COMPILED = DecoderConfig(compile=True)

@@ -18,10 +18,17 @@ from helpers import (
 )
 
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
-from kit.inference.evaluate import Scores, gate_evaluator, save_samples, score, transcribe
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
-from kit.inference.verdicts import gate_checks, problems_of, suggest_fix
+from kit.inference.evaluate import (
+    Scores,
+    gate_checks,
+    gate_evaluator,
+    problems_of,
+    save_samples,
+    score,
+    suggest_fix,
+    transcribe,
+)
+from kit.inference.generate import GenerateConfig, generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.recipes.evaluation_data import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor

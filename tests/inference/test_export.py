@@ -30,10 +30,9 @@ from kit.inference.export import (
     read_card,
     unpacked,
 )
-from kit.inference.generate import generate
+from kit.inference.generate import GenerateConfig, generate
 from kit.inference.linear_formats import int8
 from kit.inference.program_export import export_program
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,15 @@ from helpers import (
 
 from kit.base.errors import Note, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import best_of, decode, decode_stream, generate, length_limit
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import (
+    GenerateConfig,
+    best_of,
+    candidate_seed,
+    decode,
+    decode_stream,
+    generate,
+    length_limit,
+)
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)

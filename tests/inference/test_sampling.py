@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kit.base.errors import KitError
-from kit.inference.sampling import (
+from kit.inference.generate import (
     GenerateConfig,
     Noise,
     candidate_seed,

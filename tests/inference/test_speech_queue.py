@@ -7,7 +7,7 @@ import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
 from kit.base.errors import SpeechError
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import SpeechQueue
 
 CONFIG = GenerateConfig(temperature=0.7, seed=3, exact_codes=6)

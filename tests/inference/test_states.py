@@ -9,8 +9,7 @@ from torch import Tensor
 
 from kit.base.compiler import compiler_available
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GeneratedCodes, generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, GeneratedCodes, generate
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)

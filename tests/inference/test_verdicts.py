@@ -3,7 +3,7 @@
 import pytest
 
 from kit.audio.recognizer import edit_distance
-from kit.inference.verdicts import KINDS, align_words, count_kinds, word_stats
+from kit.inference.evaluate import KINDS, align_words, count_kinds, word_stats
 
 TEXT = "my mother bought fresh bread from the market"
 TRANSCRIPTS = {

@@ -11,7 +11,7 @@ from helpers import manifest, real_config, real_voice
 
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.text.normalize import letters, normalize

@@ -16,7 +16,7 @@ from kit.audio.spectrogram import MelConfig
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.tensor_file import contents, file_bytes
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_references, load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT

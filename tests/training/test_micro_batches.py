@@ -19,12 +19,12 @@ from helpers import (
 
 from kit.model.sequence import pack
 from kit.model.weights import load_model
-from kit.training.micro_batches import cut, prefetched, split_batch
-from kit.training.switches import Applied
+from kit.training.loop import cut, split_batch
+from kit.training.switches import Applied, prefetched
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "batches"]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 def until_none() -> None:
@@ -79,7 +79,7 @@ def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatc
     """Stopped in the middle, too: what was made ahead is made again."""
     train_in(str(tmp_path / "plain"))
     really_on = Applied.on
-    monkeypatch.setattr("kit.training.micro_batches.pin", lambda batch: batch)
+    monkeypatch.setattr("kit.training.switches.pin", lambda batch: batch)
     monkeypatch.setattr(
         Applied, "on", lambda self, name: name == "pinned_memory" or really_on(self, name)
     )

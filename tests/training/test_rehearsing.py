@@ -19,15 +19,13 @@ from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GeneratedCodes, decode
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, collate
 from kit.recipes.rehearsal import BaseSample, measure_divergence
-from kit.training.config import TrainConfig
+from kit.training.config import Base, Finetuning, TrainConfig
 from kit.training.run import validation_loss
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, Finetuning
 
 LETTERS = 6  # of each language
 FIRST = range(LETTERS)

@@ -18,9 +18,9 @@ from helpers import CPU, TRAIN, code_index, real_config, stream_in, tiny_session
 from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
 from kit.training import checkpoint
+from kit.training.config import FULL
 from kit.training.logs import read_log, summary
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL
 from kit.tuning.preflight import trial_rows
 
 ON = {"ema": True}

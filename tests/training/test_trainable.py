@@ -29,10 +29,10 @@ from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
 from kit.recipes.training_samples import AttentionLog, load_attention_maps
 from kit.training import checkpoint
+from kit.training.config import Base, FinetuneConfig, Finetuning
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, FinetuneConfig, Finetuning, Trainable
-from kit.training.trainer import Trainer
+from kit.training.trainer import Trainable, Trainer
 
 ON = {"ema": True}
 LORA = Finetuning(

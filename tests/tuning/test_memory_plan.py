@@ -13,10 +13,9 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import save_model
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.optim import INSTALL
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import Workload, trial_peak
 

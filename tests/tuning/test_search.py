@@ -11,7 +11,7 @@ from kit.batches.batching import DataConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import Workload, changed_settings
-from kit.tuning.tune import (
+from kit.tuning.recommend import (
     Target,
     axes_of,
     fastest,

@@ -19,7 +19,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.batches.batching import padding_lengths
 from kit.model.gpt import SpeechGPT
-from kit.training import micro_batches
+from kit.training import switches
 from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials as trials
 from kit.tuning.recommend import LEFT_OUT, Variant
@@ -130,7 +130,7 @@ def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
     monkeypatch.setattr(Applied, "on", on)
     monkeypatch.setattr(trials, "collate", watched_collate)
     monkeypatch.setattr(trials, "train", watched_train)
-    monkeypatch.setattr(micro_batches, "pin", watched_pin)
+    monkeypatch.setattr(switches, "pin", watched_pin)
     run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
     return order, tokens
 
