@@ -163,7 +163,7 @@ def save_samples(
 
 class Check(NamedTuple):
     what: str
-    found: str
+    measured: str
     wanted: str
     problem: str  # what is wrong and what to do; "" if it passes
 

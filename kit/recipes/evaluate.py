@@ -346,7 +346,7 @@ def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
     """Rows of a table of `checks`, the headings first."""
     grid = [("", "asked of a voice", "found", "wanted")]
     for check in checks:
-        grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
+        grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
     return grid
 
 

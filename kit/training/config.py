@@ -11,8 +11,10 @@ from kit.model.sequence import GPTConfig
 
 CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
-AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
-AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
+AT_LEAST_ONE = """max_steps min_steps muon_steps eval_steps save_steps save_total_limit
+    guided_attention_steps""".split()
+NOT_NEGATIVE = """num_train_epochs eval_epochs save_epochs warmup_steps spike gate_every gate_epochs
+    gate_patience patience rollbacks lr_plateau_patience early_stopping_patience""".split()
 PHASES = {  # of a step, in their order, and what each is called in the record
     "data": "waiting for data",
     "copy": "copying",  # the batch to the device
@@ -21,9 +23,6 @@ PHASES = {  # of a step, in their order, and what each is called in the record
     "reduce": "summing gradients",  # of several ranks
     "update": "update",  # clipping, optimizers and the average of the weights
 }
-NOT_NEGATIVE = ("num_train_epochs", "eval_epochs", "save_epochs", "warmup_steps", "spike")
-NOT_NEGATIVE += ("gate_every", "gate_epochs", "gate_patience", "patience", "rollbacks")
-NOT_NEGATIVE += ("lr_plateau_patience", "early_stopping_patience")
 
 
 def constant(done: float) -> float:
@@ -104,12 +103,8 @@ class TrainConfig:
         require_within(self, 0, 100, "guided_attention_weight")
         require_within(self, 0, MAX_SEED, "seed")
         has_gate = not self.gate_patience or self.gate_every or self.gate_epochs
-        require(
-            has_gate,
-            self,
-            "gate_patience",
-            "needs `gate_every` or `gate_epochs`: without them there is no gate.",
-        )
+        fix = "needs `gate_every` or `gate_epochs`: without them there is no gate."
+        require(has_gate, self, "gate_patience", fix)
 
     @property
     def end_patience(self) -> int:
@@ -160,10 +155,9 @@ class FinetuneConfig:
     method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
     tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
     tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
-    # Share of an epoch's rows in which the voice that the run began with says what it could say
-    # before, so that it is not forgotten; 0: none.
+    # Share of an epoch's rows that the base voice speaks, so that it is not forgotten; 0: none.
     rehearsal: float = 0.0
-    rehearsal_rows: int = 320  # that are spoken for it, before the first step
+    rehearsal_rows: int = 320  # rows spoken for it, before the first step
     rehearsal_sentences: str = ""  # a YAML file of them, by language; "": the kit's
 
     def __post_init__(self):
@@ -194,7 +188,7 @@ class Finetuning:
 
     @property
     def adapters(self) -> bool:
-        """Whether adapters train in place of the matrices beside which they lie."""
+        """Whether adapters train in place of the matrices that they are added to."""
         return self.config.method == "lora"
 
     @property

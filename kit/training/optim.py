@@ -310,26 +310,19 @@ AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow` holds the average of `averaged` (None: all parameters) by name, in fp32.
-
-    It is on `device`; None: the model's.
-    """
+    """`shadow` holds the average of `parameters` by name, in fp32, on `device`; None: on theirs."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        decay: float = 0.999,
-        device: str | None = None,
-        averaged: dict[str, nn.Parameter] | None = None,
+        self, parameters: dict[str, nn.Parameter], decay: float, device: str | None = None
     ):
-        self.averaged = dict(model.named_parameters()) if averaged is None else averaged
+        self.parameters = parameters
         self.decay = decay
         self.every = AWAY_STEPS if device else 1
         self.updates = 0
         self.kept = 1.0  # share of the average that remains after the steps since the last update
         self.shadow = {
             name: p.detach().to(device or p.device, torch.float32, copy=True)
-            for name, p in self.averaged.items()
+            for name, p in self.parameters.items()
         }
 
     def update(self) -> None:
@@ -345,9 +338,8 @@ class EMA:
         if self.kept == 1.0:
             return
         shadow = list(self.shadow.values())
-        now = [
-            p.detach().to(s.device, torch.float32) for p, s in zip(self.averaged.values(), shadow)
-        ]
+        pairs = zip(self.parameters.values(), shadow)
+        now = [p.detach().to(s.device, torch.float32) for p, s in pairs]
         torch._foreach_lerp_(shadow, now, 1 - self.kept)
         self.kept = 1.0
 
@@ -357,7 +349,7 @@ class EMA:
         self._move()
         own = {
             name: p.detach().to(self.shadow[name].device, copy=True)
-            for name, p in self.averaged.items()
+            for name, p in self.parameters.items()
         }
         self._copy_in(self.shadow)
         try:
@@ -367,7 +359,7 @@ class EMA:
 
     @torch.no_grad()
     def _copy_in(self, weights: dict[str, Tensor]) -> None:
-        for name, p in self.averaged.items():
+        for name, p in self.parameters.items():
             p.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Tensor]:

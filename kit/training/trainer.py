@@ -115,8 +115,7 @@ def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
 
 def _without_gradient(rows: int):
     def forget(parameter: nn.Parameter) -> None:
-        gradient: Tensor = parameter.grad
-        gradient[:rows] = 0
+        parameter.grad[:rows] = 0
 
     return forget
 
@@ -221,10 +220,10 @@ class Trainer:
         self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
-        if not self.speed.ema:
-            return None
+        """A new average of the weights, where it is on."""
         away = "cpu" if self.applied.on("ema_offload") else None
-        return EMA(self.model, self.config.ema_decay, away, self.trainable.parameters)
+        parameters = self.trainable.parameters
+        return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
 
     def set_rates(self) -> float:
         """Set every parameter group's learning rate for the next step; returns AdamW's."""
@@ -360,11 +359,12 @@ class Trainer:
             names = ["method"]  # the others are settings of that method
         before |= {name: trained_before[name] for name in names if name in trained_before}
         now |= {name: trained_now[name] for name in names if name in trained_now}
-        changed = differences(before, now)
+        pairs = [(n, before.get(n, "unknown"), now.get(n, "unknown")) for n in before | now]
+        changed = [shorten(f"{name} {old} -> {new}") for name, old, new in pairs if old != new]
         if changed:
             raise KitError(
-                f"The checkpoint was trained with other settings: {changed}. Set them as they "
-                "were, or choose another KIT_RUN for a new run."
+                f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "
+                "as they were, or choose another KIT_RUN for a new run."
             )
 
     def restore(self, tree: dict) -> None:
@@ -469,11 +469,3 @@ def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) ->
         if not isinstance(tensor, Tensor) or tensor.shape != shape:
             actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
             raise DamagedFileError(f"its `{where}|{name}` is {actual}, not {tuple(shape)}")
-
-
-def differences(before: dict, now: dict) -> str:
-    """'layers 6 -> 12, ...' from settings before to those of now; "" when they are the same."""
-    names = list(before | now)
-    changed = [n for n in names if before.get(n, "unknown") != now.get(n, "unknown")]
-    pairs = (f"{n} {before.get(n, 'unknown')} -> {now.get(n, 'unknown')}" for n in changed)
-    return ", ".join(shorten(pair) for pair in pairs)

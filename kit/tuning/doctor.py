@@ -1,4 +1,4 @@
-"""Is a training going well, and what holds it back? All from the rows of its log.
+"""Does a training learn, and what holds it back? All from the rows of its log.
 
 `training_checks` judges whether it learns; `diagnose` says what its steps wait for, each with the
 one setting that changes it. Thresholds are well above the noise of a healthy run.
@@ -126,15 +126,15 @@ def cost(rows: list[dict]) -> float:
 
 
 def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
-    """Return (what, found, wanted, problem) of each check; problem is "" where it passes.
+    """Return (what, measured, wanted, problem) of each check; problem is "" where it passes.
 
     `rows` are the log's, thinned or not. What cannot be judged yet is left out.
     """
     checks = []
     recent = rows[-RECENT:]
 
-    def check(what: str, found: str, wanted: str, passed: bool, problem: str) -> None:
-        checks.append((what, found, wanted, "" if passed else problem))
+    def check(what: str, measured: str, wanted: str, passed: bool, problem: str) -> None:
+        checks.append((what, measured, wanted, "" if passed else problem))
 
     if rows:
         skipped = sum(row["loss"] is None for row in recent)
@@ -221,8 +221,8 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
 def health_line(rows: list[dict]) -> str:
     """Return every check on one line, for a panel; "" before there is a row."""
     lines = []
-    for what, found, _, problem in training_checks(rows):
-        lines.append(f"✗ {what} ({found}): {problem}" if problem else f"✓ {what}")
+    for what, measured, _, problem in training_checks(rows):
+        lines.append(f"✗ {what} ({measured}): {problem}" if problem else f"✓ {what}")
     return "   ".join(lines)
 
 

@@ -83,16 +83,14 @@ def use_advice(name: str) -> list[Advice]:
     return [Advice(setting, value, why[setting]) for setting, value in values.items()]
 
 
+def format_setting(value: object) -> str:
+    """A setting's value as a person reads it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
 def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
     """One line a setting, for a notebook."""
     return {a.setting: f"{format_setting(a.value)}: {a.reason}" for a in advice}
-
-
-def format_setting(value: object) -> str:
-    """A setting's value as a person reads it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,12 +274,13 @@ def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> lis
     if current is together:
         return list(decisions)
     times = current.steps_per_s / together.steps_per_s
-    found = []
+    faster = f"{current.label} is {times:.2f}x as fast as the chosen set"
+    preferred = []
     for each in decisions:
         on = each.name in current.on or (each.on and each.name in ON_BY_DEFAULT)
-        reason = f"{each.reason}; {current.label} is {times:.2f}x as fast as the chosen set"
-        found.append(each if on == each.on else dataclasses.replace(each, on=on, reason=reason))
-    return found
+        reason = each.reason if on == each.on else f"{each.reason}; {faster}"
+        preferred.append(dataclasses.replace(each, on=on, reason=reason))
+    return preferred
 
 
 def chosen(decisions: Sequence[Decision]) -> Variant:
@@ -442,12 +441,12 @@ def search(
         # The best so far is measured again beside its rivals, and in long trials both twice, in
         # turns: the machine's load may change.
         turns = range(1 if count == few else 2)
-        found = [fastest(t) for t in zip(*([measure(w, count) for w in works] for _ in turns))]
+        figures = [fastest(t) for t in zip(*([measure(w, count) for w in works] for _ in turns))]
         if count not in first:
-            first[count] = found[0] if works[0] == start else measure(start, count)
+            first[count] = figures[0] if works[0] == start else measure(start, count)
         if "error" in first[count]:
             raise KitError(f"The settings as they are do not train here: {first[count]['error']}")
-        rows = [judge(w, count, f, first[count], target) for w, f in zip(works, found)]
+        rows = [judge(w, count, f, first[count], target) for w, f in zip(works, figures)]
         for row in rows:
             if not any(t.work == row.work and t.steps > count for t in tried):
                 tried[:] = [t for t in tried if t.work != row.work] + [row]

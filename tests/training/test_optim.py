@@ -246,7 +246,7 @@ def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
 def test_the_average_is_the_closed_form(decay):
     module = model()
-    ema = EMA(module, decay)
+    ema = EMA(dict(module.named_parameters()), decay)
     seen = walk(module, ema, 30)
     for i, shadow in enumerate(ema.shadow.values()):
         wanted = seen[0][i].double()
@@ -259,7 +259,7 @@ def test_the_average_is_the_closed_form(decay):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
     module = model()
-    ema = EMA(module, 0.9)
+    ema = EMA(dict(module.named_parameters()), 0.9)
     walk(module, ema, 5)
     own, average = snapshot(module), [s.clone() for s in ema.shadow.values()]
     with ema.swapped_in():
@@ -274,7 +274,7 @@ def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
 
 def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
     module = model().bfloat16()
-    ema = EMA(module, 0.9)
+    ema = EMA(dict(module.named_parameters()), 0.9)
     own = snapshot(module)
     ema.update()
     with ema.swapped_in():
@@ -285,7 +285,7 @@ def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
 
 def test_a_restored_average_continues_as_the_first_would_have():
     module = model()
-    ema, again = EMA(module, 0.9), EMA(module, 0.9)
+    ema, again = EMA(dict(module.named_parameters()), 0.9), EMA(dict(module.named_parameters()), 0.9)
     walk(module, ema, 5)
     again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
     walk(module, ema, 0)
@@ -307,14 +307,14 @@ def drift(module, averages: list[EMA], steps: int) -> None:
 
 def away(module, decay: float) -> EMA:
     """An average in the CPU's memory of a model that is elsewhere."""
-    return EMA(module, decay, device="cpu")
+    return EMA(dict(module.named_parameters()), decay, device="cpu")
 
 
 @pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05), (3003, 0.02)])
 def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
     """It differs by a share of its distance from the weights, less the more steps it remembers."""
     module = model()
-    exact, rare = EMA(module, 0.999), away(module, 0.999)
+    exact, rare = EMA(dict(module.named_parameters()), 0.999), away(module, 0.999)
     drift(module, [exact, rare], steps)
     wanted, found = exact.state_dict(), rare.state_dict()
     assert wanted["updates"] == found["updates"] == steps
