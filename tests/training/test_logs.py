@@ -263,10 +263,12 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
 
 @needs_wandb
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     sample = spoken_sample(step=10)
     given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: sample)
-    log, reason = wandb_log(*given, mode="online")
+    assert "disabled" in wandb_log(*given)[1]
+    monkeypatch.delenv("WANDB_MODE")
+    log, reason = wandb_log(*given)
     assert "offline" in reason
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))

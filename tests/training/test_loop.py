@@ -10,7 +10,15 @@ import threading
 
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
+from helpers import (
+    CPU,
+    GPT,
+    TRAIN,
+    effective_batch,
+    random_batches,
+    random_rows,
+    tiny_model,
+)
 from torch import nn
 from torch._inductor.exc import CppCompileError
 from torch.overrides import TorchFunctionMode
@@ -18,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
-from kit.model.sequence import EffectiveBatch
+from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
-from kit.training.loop import accumulate, clip, train, update
+from kit.training.loop import accumulate, clip, cut, split_batch, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, listen, validation_loss
 from kit.training.switches import SpeedConfig
@@ -601,3 +609,32 @@ def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
 def test_settings_that_cannot_train_are_refused(field, value):
     with pytest.raises(KitError, match=f"TrainConfig.{field}"):
         TrainConfig(**{field: value})
+
+
+# Passes of a batch.
+
+
+def same(a, b) -> bool:
+    names = [field.name for field in dataclasses.fields(a)]
+    return all(torch.equal(getattr(a, n), getattr(b, n)) for n in names)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_pieces_are_what_packing_fewer_rows_would_have_given(rows):
+    columns = random_rows(GPT, 8, seed=3)
+    pieces = split_batch(pack(GPT, *columns), rows)
+    wanted = [pack(GPT, *(c[i : i + rows] for c in columns)) for i in range(0, 8, rows)]
+    assert len(pieces) == len(wanted) and all(map(same, pieces, wanted))
+
+
+def test_a_width_that_was_chosen_is_kept():
+    columns = random_rows(GPT, 4)
+    pieces = split_batch(pack(GPT, *columns, 64), 2)
+    wanted = [pack(GPT, *(c[i : i + 2] for c in columns), 64) for i in (0, 2)]
+    assert [p.tokens.shape for p in pieces] == [(2, 64)] * 2 and all(map(same, pieces, wanted))
+
+
+def test_a_batch_that_fits_is_left_as_it_is():
+    batch = effective_batch(GPT, random_rows(GPT, 8), parts=2)
+    for rows in (0, 4, 9):
+        assert all(a is b for a, b in zip(cut(batch, rows), batch.micro, strict=True))

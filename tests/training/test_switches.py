@@ -2,18 +2,39 @@
 
 import dataclasses
 import functools
+import itertools
+import threading
+import time
 
 import pytest
 import torch
-from helpers import CPU, GPT, random_rows, tiny_model
+from helpers import (
+    CPU,
+    GPT,
+    TRAIN,
+    random_rows,
+    tiny_model,
+    tiny_session,
+    train_in,
+    until,
+)
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import pack
+from kit.model.weights import load_model
 from kit.training.config import TrainConfig
-from kit.training.switches import LABELS, SpeedConfig, apply, compilations, switches
+from kit.training.switches import (
+    LABELS,
+    Applied,
+    SpeedConfig,
+    apply,
+    compilations,
+    prefetched,
+    switches,
+)
 from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
@@ -245,3 +266,78 @@ def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recomput
             model.eval()(rows)
         made.append(compilations() - before)
     assert made[0] == 1 and made[-1] == 1, made
+
+
+# Batches made ahead.
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def until_none() -> None:
+    """No thread is left behind."""
+    until(lambda: not threads())
+
+
+def test_everything_comes_once_and_in_order():
+    assert list(prefetched(range(100))) == list(range(100))
+    assert list(prefetched([])) == []
+    until_none()
+
+
+def test_only_so_many_are_made_ahead_and_closing_ends_the_thread():
+    made = []
+    stream = prefetched((made.append(i) or i for i in itertools.count()), count=3)
+    assert next(stream) == 0
+    time.sleep(0.3)
+    assert len(made) <= 5, "one taken, three waiting, one in the maker's hands"
+    stream.close()
+    until_none()
+
+
+def test_an_error_in_the_making_arrives_where_its_batch_would_have():
+    def broken():
+        yield 1
+        raise ValueError("The shard is damaged.")
+
+    stream = prefetched(broken())
+    assert next(stream) == 1
+    with pytest.raises(ValueError, match="shard is damaged"):
+        next(stream)
+    until_none()
+
+
+def test_batches_are_made_while_the_step_waits():
+    """As on a GPU: the step sleeps in the driver, the next batch is made meanwhile."""
+    made = threading.Semaphore(0)
+
+    def counted():
+        for i in range(3):
+            yield i
+            made.release()  # asked for the one behind i
+
+    stream = prefetched(counted())
+    assert next(stream) == 0
+    assert made.acquire(timeout=60), "nothing was made while the step had the first"
+    assert list(stream) == [1, 2]
+
+
+def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatch):
+    """Stopped in the middle, too: what was made ahead is made again."""
+    train_in(str(tmp_path / "plain"))
+    really_on = Applied.on
+    monkeypatch.setattr("kit.training.switches.pin", lambda batch: batch)
+    monkeypatch.setattr(
+        Applied, "on", lambda self, name: name == "pinned_memory" or really_on(self, name)
+    )
+    stop, session = threading.Event(), tiny_session(tmp_path / "ahead", TRAIN)
+    for event in session.run({"ema": True}, stop):
+        if event.step == 5:
+            stop.set()
+    train_in(str(tmp_path / "ahead"))
+    until_none()
+    for name in ("model-raw.safetensors", "model-ema.safetensors"):
+        plain, ahead = (load_model(tmp_path / way / name) for way in ("plain", "ahead"))
+        for mine, theirs in zip(ahead.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)

@@ -146,11 +146,11 @@ def test_without_the_prefetch_thread_every_batch_is_made_in_its_step(monkeypatch
 def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_thread(monkeypatch):
     order, tokens = watched_trial(monkeypatch, pinned=True)
     made = [each for each in order if each[0] != "step"]
-    assert made == [("collate", "batches"), ("pin", "batches")] * 6
+    assert made == [("collate", "batches_0"), ("pin", "batches_0")] * 6
     monkeypatch.undo()
     _, inline = watched_trial(monkeypatch, pinned=False)
     assert all(torch.equal(a, b) for a, b in zip(tokens, inline, strict=True)), "the same batches"
-    until(lambda: "batches" not in [thread.name for thread in threading.enumerate()])
+    until(lambda: "batches_0" not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.fixture(scope="module")
