@@ -253,6 +253,10 @@ def snapshot(module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in module.parameters()]
 
 
+def average(module, decay: float, device: str | None = None) -> EMA:
+    return EMA(dict(module.named_parameters()), decay, device)
+
+
 def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
     """Random weight changes with an update after each; the weights after every step."""
     seen = [snapshot(module)]
@@ -267,7 +271,7 @@ def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
 def test_the_average_is_the_closed_form(decay):
     module = model()
-    ema = EMA(dict(module.named_parameters()), decay)
+    ema = average(module, decay)
     seen = walk(module, ema, 30)
     for i, shadow in enumerate(ema.shadow.values()):
         wanted = seen[0][i].double()
@@ -280,7 +284,7 @@ def test_the_average_is_the_closed_form(decay):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
     module = model()
-    ema = EMA(dict(module.named_parameters()), 0.9)
+    ema = average(module, 0.9)
     walk(module, ema, 5)
     own, average = snapshot(module), [s.clone() for s in ema.shadow.values()]
     with ema.swapped_in():
@@ -295,7 +299,7 @@ def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
 
 def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
     module = model().bfloat16()
-    ema = EMA(dict(module.named_parameters()), 0.9)
+    ema = average(module, 0.9)
     own = snapshot(module)
     ema.update()
     with ema.swapped_in():
@@ -307,8 +311,8 @@ def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
 def test_a_restored_average_continues_as_the_first_would_have():
     module = model()
     ema, again = (
-        EMA(dict(module.named_parameters()), 0.9),
-        EMA(dict(module.named_parameters()), 0.9),
+        average(module, 0.9),
+        average(module, 0.9),
     )
     walk(module, ema, 5)
     again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
@@ -329,16 +333,11 @@ def drift(module, averages: list[EMA], steps: int) -> None:
             ema.update()
 
 
-def away(module, decay: float) -> EMA:
-    """An average in the CPU's memory of a model that is elsewhere."""
-    return EMA(dict(module.named_parameters()), decay, device="cpu")
-
-
 @pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05), (3003, 0.02)])
 def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
     """It differs by a share of its distance from the weights, less the more steps it remembers."""
     module = model()
-    exact, rare = EMA(dict(module.named_parameters()), 0.999), away(module, 0.999)
+    exact, rare = average(module, 0.999), average(module, 0.999, "cpu")
     drift(module, [exact, rare], steps)
     wanted, found = exact.state_dict(), rare.state_dict()
     assert wanted["updates"] == found["updates"] == steps
@@ -348,7 +347,7 @@ def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
 
 def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(monkeypatch):
     module = model()
-    ema = away(module, 0.9)
+    ema = average(module, 0.9, "cpu")
     moves = []
     monkeypatch.setattr(torch, "_foreach_lerp_", lambda *args: moves.append(ema.updates))
     drift(module, [ema], 17)
@@ -361,7 +360,7 @@ def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(mon
 @pytest.mark.parametrize("use", ["swapped in", "saved"])
 def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
     module = model()
-    ema = away(module, 0.9)
+    ema = average(module, 0.9, "cpu")
     before = snapshot(module)
     drift(module, [ema], 3)
     own = snapshot(module)
@@ -444,9 +443,7 @@ def test_state_bytes_are_counted_by_hand():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
     """Six batches again and again, almost memorised: the mean of the curve within 1 %."""
-    config = TrainConfig(
-        max_steps=60, warmup_steps=10, lr=2e-3, schedule="linear", optimizer=optimizer
-    )
+    config = TrainConfig(max_steps=60, warmup_steps=10, schedule="linear", optimizer=optimizer)
     few = list(itertools.islice(random_batches(GPT), 6))
     plain, small = (
         losses(state(config, adamw_8bit=on), itertools.cycle(few)) for on in (False, True)
@@ -464,9 +461,8 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
     s = state(config, adamw_8bit=True, fused_adamw=True)
     losses(s)
     kept = [t for o in s.optimizers for m in moments_of(o).values() for t in numbers(m)]
-    step = Step(
-        rows=1, text_ids=1, codes=1, reference_frames=1, eight_bit=True, optimizer=optimizer
-    )
+    sizes = {"rows": 1, "text_ids": 1, "codes": 1, "reference_frames": 1}
+    step = Step(**sizes, eight_bit=True, optimizer=optimizer)
     planned = plan_bytes(s.model.config, step).parts["optimizer"]
     assert sum(t.nbytes for t in kept) == planned
     whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
