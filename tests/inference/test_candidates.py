@@ -1,4 +1,4 @@
-"""The reader of codes: what it learns, how badly a reading fits its text, what its file keeps."""
+"""The code reader: what it learns, how badly codes fit a text, its file; alignment scores."""
 
 import dataclasses
 import itertools
@@ -32,9 +32,8 @@ from kit.model.text_attention import AlignmentHead, find_alignment_head, text_at
 
 LETTERS = "abcdef"
 LEVELS = (4, 3)  # 12 codes: two of them spell each letter
-CONFIG = CodeReaderConfig(
-    width=32, blocks=1, steps=150, minutes=0, batch=8, lr=1e-2, rows=1, look_every=50
-)
+QUICK = {"steps": 150, "minutes": 0, "batch": 8, "lr": 1e-2, "look_every": 50}
+CONFIG = CodeReaderConfig(width=32, blocks=1, rows=1, **QUICK)
 PARTS = {"codec.safetensors": "a", "tokenizer.model": "b"}
 
 
@@ -79,7 +78,7 @@ def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
 
 
 def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained):
-    reader, _ = trained
+    reader = trained[0]
     codes, texts = spoken(20, seed=2)
     own = reader.text_mismatch(texts, codes)
     others = reader.text_mismatch([text[2:] + text[:1] for text in texts], codes)
@@ -157,7 +156,7 @@ HEAD = AlignmentHead(1, 1)
 
 @pytest.fixture(scope="module")
 def model():
-    """A random model whose heads look at some pieces more than at others."""
+    """A random model whose heads attend to some tokens more than to others."""
     made = tiny_model().eval()
     for layer in made.gpt.h:
         layer.attn.c_attn.weight.data *= 10
@@ -223,7 +222,7 @@ def test_a_piece_left_out_or_said_twice_costs_and_too_few_codes_are_the_worst():
     assert worst == pytest.approx(math.log(FLOOR))
 
 
-def test_readings_are_scored_alike_alone_and_together(model, monkeypatch):
+def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
     texts, codes, cond = readings()
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     together = alignment_scores(decoder, texts, cond, codes)
@@ -245,9 +244,8 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
     choices = []
     for follow in (0.0, 1.5, 1e6):
-        found = generate(
-            decoder, texts, cond, dataclasses.replace(config, follow=follow, retries=0)
-        )
+        weighed = dataclasses.replace(config, follow=follow, retries=0)
+        found = generate(decoder, texts, cond, weighed)
         worth = [row.log_prob + follow * nats for row, nats in zip(rows, sure)]
         for number, kept in enumerate(found):
             own = range(5 * number, 5 * number + 5)
@@ -260,8 +258,5 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
 
 
 def test_a_model_that_has_not_learnt_to_read_has_no_such_head(model):
-    texts, codes, cond = readings()
-    rows = [
-        pack(GPT, [t], [c.tolist()], cond[i : i + 1]) for i, (t, c) in enumerate(zip(texts, codes))
-    ]
+    rows = [pack(GPT, [t], [c.tolist()], mel[None]) for t, c, mel in zip(*readings())]
     assert find_alignment_head(model, rows) is None

@@ -170,9 +170,8 @@ def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
     assert not decoder.memory.in_use
     decoder.free_memory()
     assert not decoder.memory.graphs_memory and not decoder.compiled.ready
-    torch.testing.assert_close(
-        decoded(decoder, texts, codes, cond), decoded(Decoder(model), texts, codes, cond)
-    )
+    wanted = decoded(Decoder(model), texts, codes, cond)
+    torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
 
 
 def out_of_memory(*_):
@@ -274,7 +273,7 @@ def check_compiled_int8(model, count: int) -> None:
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
-def test_compiled_int8_speaks_on_with_another_number_of_threads(one_layer, compiler):
+def test_compiled_int8_speaks_with_another_number_of_threads(one_layer, compiler):
     check_compiled_int8(one_layer, 8)
 
 
@@ -331,17 +330,14 @@ def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, 
 
 
 def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
-    decoder, (texts, codes, cond) = graphed(model, monkeypatch), rows(2)
-    alone = [
-        decoded(Decoder(model), texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]) for i in (0, 1)
-    ]
+    decoder, request = graphed(model, monkeypatch), rows(2)
+    single = [tuple(part[i : i + 1] for part in request) for i in (0, 1)]
+    alone = [decoded(Decoder(model), *each) for each in single]
     for first in (0, 1):
-        mine, other = (
-            (texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]) for i in (first, 1 - first)
-        )
+        mine, other = single[first], single[1 - first]
         with torch.inference_mode():
             x, padding = decoder.prompt(mine[0], mine[2])
-            logits, cache = decoder.prefill(x, padding, codes.shape[1])
+            logits, cache = decoder.prefill(x, padding, mine[1].shape[1])
             found = [logits.clone()]
             for n, code in enumerate(mine[1][0]):
                 found.append(decoder.decode_one(code[None], n + 1, cache))
@@ -355,15 +351,13 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
 
 def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
     def refuse(*_args):
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+        raise RuntimeError("CUDA error: not permitted\nmore")
 
     decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
     wanted = said(Decoder(model), texts, cond)
     for _ in range(2):
         assert said(decoder, texts, cond) == wanted
-    assert decoder.ran.endswith(
-        "; no CUDA graph: CUDA error: operation not permitted when stream is capturing"
-    )
+    assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
 
 
 def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
@@ -387,9 +381,7 @@ def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
 
 
 @pytest.mark.parametrize("compiles", [True, False])
-def test_a_capture_that_runs_out_of_memory_is_no_reason_to_speak_without_graphs(
-    model, compiles, monkeypatch
-):
+def test_a_capture_that_runs_out_of_memory_leaves_the_graphs_on(model, compiles, monkeypatch):
     def fail(*_args, **_more):
         try:
             out_of_memory()

@@ -61,9 +61,8 @@ def test_scores_are_counted_by_hand(voice, recognizer):
     assert scores.eos_rate == sum(s.stopped for s in speech) / 5
     seconds = sum(len(s.wave) for s in speech) / RATE
     assert scores.duration_ratio == pytest.approx(seconds / sum(r.seconds for r in rows))
-    assert len(scores.transcripts) == 5 and scores.cer == cer(
-        list(scores.transcripts), [r.text for r in rows]
-    )
+    assert len(scores.transcripts) == 5
+    assert scores.cer == cer(list(scores.transcripts), [r.text for r in rows])
     long = [len(s.wave) / RATE > 2 * r.seconds for s, r in zip(speech, rows)]
     assert scores.runaway_rate == sum(long) / 5
     assert set(scores.figures()) == {f.name for f in dataclasses.fields(Scores)} - {"transcripts"}
@@ -73,9 +72,8 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     rows = [r for r in manifest() if r.split == "train"][:4]
     broken = SpeechGPT(real_config())
     broken.code_head.bias.data[broken.config.stop_code] = -100.0  # never finds its end
-    figures = gate_evaluator(voice, rows, recognizer, GenerateConfig(max_codes_per_text_id=30))(
-        broken
-    )
+    config = GenerateConfig(max_codes_per_text_id=30)
+    figures = gate_evaluator(voice, rows, recognizer, config)(broken)
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
     reasons = "; ".join(problems_of(gate_checks(Scores(**figures), 0.01, 0.12)))
     assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
@@ -106,9 +104,8 @@ def test_samples_are_written_where_the_report_looks(tmp_path):
     rows = save_samples(named, "held_out", RATE, tmp_path, most=3)
     assert [r["text"] for r in rows] == ["ሰላም", "ለሁሉ", "ሰው"]
     for row in rows:
-        assert (
-            row["split"] == "held_out" and soundfile.info(tmp_path / row["wav"]).samplerate == RATE
-        )
+        assert row["split"] == "held_out"
+        assert soundfile.info(tmp_path / row["wav"]).samplerate == RATE
 
 
 def test_a_sound_voice_passes():
@@ -148,15 +145,12 @@ def two_speakers(tmp_path_factory) -> Voice:
 
 def recordings(voice: Voice, count: int = 20) -> list[LabeledClip]:
     chance = torch.Generator().manual_seed(0)
-    texts = ["ሰላም", "ሰላም ሰላም"]
-    return [
-        LabeledClip(
-            text=texts[i % 2],
-            speaker=voice.speakers[i % 2],
-            wave=0.1 * torch.randn(4000 + 100 * i, generator=chance),
-        )
-        for i in range(count)
-    ]
+    clips = []
+    for i in range(count):
+        wave = 0.1 * torch.randn(4000 + 100 * i, generator=chance)
+        text = ("ሰላም", "ሰላም ሰላም")[i % 2]
+        clips.append(LabeledClip(text=text, speaker=voice.speakers[i % 2], wave=wave))
+    return clips
 
 
 def test_it_is_the_models_own_loss_whatever_is_read_together(two_speakers):
@@ -166,10 +160,9 @@ def test_it_is_the_models_own_loss_whatever_is_read_together(two_speakers):
     for speaker in two_speakers.speakers:
         assert together[speaker].own != together[speaker].other
         alone = [
-            loss_by_speaker(two_speakers, [row])[speaker] for row in rows if row.speaker == speaker
+            loss_by_speaker(two_speakers, [r])[speaker].own for r in rows if r.speaker == speaker
         ]
-        assert min(found.own for found in alone) < together[speaker].own
-        assert together[speaker].own < max(found.own for found in alone)
+        assert min(alone) < together[speaker].own < max(alone)
 
 
 def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
@@ -196,10 +189,8 @@ def test_one_speaker_is_nobody_elses(two_speakers):
 def test_what_is_too_long_for_the_model_is_left_out(two_speakers):
     rows = recordings(two_speakers, 2)
     long = LabeledClip(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
-    stranger = LabeledClip(text="ሰላም", speaker="nobody", wave=rows[0].wave)
-    assert loss_by_speaker(two_speakers, [*rows, long, stranger]) == loss_by_speaker(
-        two_speakers, rows
-    )
+    more = [*rows, long, dataclasses.replace(rows[0], speaker="nobody")]
+    assert loss_by_speaker(two_speakers, more) == loss_by_speaker(two_speakers, rows)
     assert loss_by_speaker(two_speakers, [long]) == {}
 
 
@@ -220,11 +211,8 @@ def readings(base) -> list[BaseSample]:
     mels = torch.randn(2, base.config.n_mels, 30)
     texts = [[3, 4, 5], [6, 7, 8, 9]]
     config = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, retries=0)
-    said = generate(base, texts, mels, config)
-    return [
-        BaseSample(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
-        for ids, row, mel in zip(texts, said, mels)
-    ]
+    rows = zip(texts, generate(base, texts, mels, config), mels)
+    return [BaseSample(base_ids=t, tuned_ids=t, spoken=row, mel=mel) for t, row, mel in rows]
 
 
 def moved(model, by: float):
@@ -257,10 +245,8 @@ def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
         places = len(reading.spoken.codes) + reading.spoken.stopped
         assert ours.shape == (places, base.config.code_vocab)
         wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
-    each = torch.cat(wanted).sum(-1)
-    assert measure_divergence(base, other, readings).forgotten == pytest.approx(
-        float(each.mean()), rel=1e-4
-    )
+    mean = float(torch.cat(wanted).sum(-1).mean())
+    assert measure_divergence(base, other, readings).forgotten == pytest.approx(mean, rel=1e-4)
 
 
 def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
@@ -276,11 +262,9 @@ def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
 
 
 def test_the_end_counts_where_it_was_found(base, readings):
-    spoken = readings[0].spoken
     for stopped in (False, True):
-        reading = dataclasses.replace(
-            readings[0], spoken=dataclasses.replace(spoken, stopped=stopped)
-        )
+        spoken = dataclasses.replace(readings[0].spoken, stopped=stopped)
+        reading = dataclasses.replace(readings[0], spoken=spoken)
         assert len(code_log_probs(base, reading.base_ids, reading)) == len(spoken.codes) + stopped
 
 

@@ -1,10 +1,8 @@
 """Number formats: small, near, biases kept, and what cannot run here is said."""
 
-import dataclasses
-
 import pytest
 import torch
-from helpers import GPT, random_rows, tiny_model
+from helpers import random_rows, tiny_model
 from torch import nn
 
 from kit.inference.compare_formats import RecordedExample, compare_decoders, linear_bytes
@@ -140,15 +138,11 @@ def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
     assert choose_layer(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
-@pytest.mark.parametrize(
-    ("shared_s", "whole_s", "kind"), [(1, 2, SplitByThread), (2, 1, PlainLinear)]
-)
-def test_fp32_is_shared_out_among_threads_only_where_that_is_quicker(
-    shared_s, whole_s, kind, monkeypatch
-):
+@pytest.mark.parametrize(("times", "kind"), [((1, 2), SplitByThread), ((2, 1), PlainLinear)])
+def test_fp32_is_split_among_threads_only_where_that_is_faster(times, kind, monkeypatch):
     if not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
-    seconds = iter((shared_s, whole_s))
+    seconds = iter(times)
     monkeypatch.setattr("kit.inference.linear_formats.best_seconds", lambda work: next(seconds))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     split_is_faster.cache_clear()
@@ -171,16 +165,14 @@ def plain_cpu(monkeypatch):
 
 
 def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
-    kind, dtype, ran = choose_layer("bf16", CPU, compiled=True)
-    assert (kind, dtype) == (PlainLinear, FP32)
-    assert ran == "fp32; this processor has no bf16 products"
+    why = "this processor has no bf16 products"
+    assert choose_layer("bf16", CPU, compiled=True) == (PlainLinear, FP32, f"fp32; {why}")
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
     kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
-    assert (kind, dtype) == (Fbgemm16, FP32)
-    assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
+    assert (kind, dtype) == (Fbgemm16, FP32) and ran.startswith("fp16 weights") and why in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
-    assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
+    _, dtype, ran = choose_layer("bf16", CPU, compiled=False)
+    assert dtype == FP32 and ran.startswith("fp32") and why in ran
 
 
 def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
@@ -201,9 +193,8 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     for compiled in (False, True):
         assert choose_layer("fp32", CUDA, compiled) == (PlainLinear, FP32, "fp32")
         assert choose_layer("fp16", CUDA, compiled) == (PlainLinear, FP16, "fp16")
-        kind, dtype, ran = choose_layer("bf16", CUDA, compiled)
-        assert (kind, dtype) == (PlainLinear, half)
-        assert ran == ("bf16" if bf16 else "fp16: this GPU has no bf16")
+        ran = "bf16" if bf16 else "fp16: this GPU has no bf16"
+        assert choose_layer("bf16", CUDA, compiled) == (PlainLinear, half, ran)
         for weights in ("int8", "int8-weight-only"):
             kind, dtype, ran = choose_layer(weights, CUDA, compiled)
             assert (kind, dtype) == (WeightOnlyInt8, half)
@@ -259,10 +250,9 @@ COSTS = [
 
 @pytest.mark.parametrize(("weights", "size", "error"), COSTS)
 def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
-    shape = {"width": 64, "heads": 2}
-    model = tiny_model(**shape).eval()
-    config = dataclasses.replace(GPT, **shape)
-    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
+    model = tiny_model(width=64, heads=2).eval()
+    columns = zip(*random_rows(model.config, 3))
+    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in columns]
     full, small = Decoder(model), Decoder(model, DecoderConfig(weights=weights))
     cost = compare_decoders(full, small, rows)
     assert cost.linear_size_ratio <= size
@@ -273,11 +263,8 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
 
 def test_bytes_are_those_that_are_held():
     linear, tensors = nn.Linear(128, 64), 64 * 128
-    assert (
-        weight_bytes(PlainLinear(linear))
-        == weight_bytes(SplitByThread(linear))
-        == 4 * (tensors + 64)
-    )
+    for kind in (PlainLinear, SplitByThread):
+        assert weight_bytes(kind(linear)) == 4 * (tensors + 64)
     assert weight_bytes(PlainLinear(linear, BF16)) == 2 * (tensors + 64)
     assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
     if has_fbgemm():

@@ -28,15 +28,13 @@ from kit.training.logs import (
     wandb_log,
 )
 
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
-)
-needs_trackio = pytest.mark.skipif(
-    importlib.util.find_spec("trackio") is None, reason="trackio is not installed"
-)
-needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
-)
+
+def needs(name: str):
+    missing = importlib.util.find_spec(name) is None
+    return pytest.mark.skipif(missing, reason=f"{name} is not installed")
+
+
+needs_tensorboard = needs("tensorboard")
 
 
 def event(step: int, **more) -> StepEvent:
@@ -261,7 +259,7 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
         assert board is None and reason.endswith(f"is not installed (pip install {name})")
 
 
-@needs_wandb
+@needs("wandb")
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     sample = spoken_sample(step=10)

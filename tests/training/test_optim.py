@@ -253,7 +253,7 @@ def snapshot(module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in module.parameters()]
 
 
-def average(module, decay: float, device: str | None = None) -> EMA:
+def ema_of(module, decay: float, device: str | None = None) -> EMA:
     return EMA(dict(module.named_parameters()), decay, device)
 
 
@@ -271,7 +271,7 @@ def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
 def test_the_average_is_the_closed_form(decay):
     module = model()
-    ema = average(module, decay)
+    ema = ema_of(module, decay)
     seen = walk(module, ema, 30)
     for i, shadow in enumerate(ema.shadow.values()):
         wanted = seen[0][i].double()
@@ -284,7 +284,7 @@ def test_the_average_is_the_closed_form(decay):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
     module = model()
-    ema = average(module, 0.9)
+    ema = ema_of(module, 0.9)
     walk(module, ema, 5)
     own, average = snapshot(module), [s.clone() for s in ema.shadow.values()]
     with ema.swapped_in():
@@ -299,7 +299,7 @@ def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
 
 def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
     module = model().bfloat16()
-    ema = average(module, 0.9)
+    ema = ema_of(module, 0.9)
     own = snapshot(module)
     ema.update()
     with ema.swapped_in():
@@ -311,8 +311,8 @@ def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
 def test_a_restored_average_continues_as_the_first_would_have():
     module = model()
     ema, again = (
-        average(module, 0.9),
-        average(module, 0.9),
+        ema_of(module, 0.9),
+        ema_of(module, 0.9),
     )
     walk(module, ema, 5)
     again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
@@ -337,7 +337,7 @@ def drift(module, averages: list[EMA], steps: int) -> None:
 def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
     """It differs by a share of its distance from the weights, less the more steps it remembers."""
     module = model()
-    exact, rare = average(module, 0.999), average(module, 0.999, "cpu")
+    exact, rare = ema_of(module, 0.999), ema_of(module, 0.999, "cpu")
     drift(module, [exact, rare], steps)
     wanted, found = exact.state_dict(), rare.state_dict()
     assert wanted["updates"] == found["updates"] == steps
@@ -347,7 +347,7 @@ def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
 
 def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(monkeypatch):
     module = model()
-    ema = average(module, 0.9, "cpu")
+    ema = ema_of(module, 0.9, "cpu")
     moves = []
     monkeypatch.setattr(torch, "_foreach_lerp_", lambda *args: moves.append(ema.updates))
     drift(module, [ema], 17)
@@ -360,7 +360,7 @@ def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(mon
 @pytest.mark.parametrize("use", ["swapped in", "saved"])
 def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
     module = model()
-    ema = average(module, 0.9, "cpu")
+    ema = ema_of(module, 0.9, "cpu")
     before = snapshot(module)
     drift(module, [ema], 3)
     own = snapshot(module)

@@ -137,12 +137,15 @@ def test_chosen_switches_are_set_and_a_baseline_takes_them_back(bf16):
     assert not any(layer.attn.fused for layer in model.gpt.h)
 
 
-def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch, bf16):
+@pytest.fixture
+def backend(monkeypatch):
+    """An attention backend without asking the GPU."""
+    picked = Choice(value="flash", reason="test")
+    monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
+
+
+def test_low_level_switches_set_what_they_name_and_off_sets_it_back(backend, bf16):
     ampere = dataclasses.replace(GPU, capability=(8, 0))
-    picked = Choice(value="flash", reason="said")
-    monkeypatch.setattr(
-        "kit.training.switches.attention_backend", lambda *_: picked
-    )  # asks the GPU
     cudnn = torch.backends.cudnn
     for on in (True, False):
         applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
@@ -157,9 +160,7 @@ def test_what_only_a_gpu_can_use_says_so(name):
     assert not offered[name].on and not offered[name].available and "GPU" in offered[name].reason
 
 
-def test_tf32_wants_compute_capability_8(monkeypatch):
-    picked = Choice(value="math", reason="said")
-    monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
+def test_tf32_wants_compute_capability_8(backend):
     offered = {s.name: s for s in switches(SpeedConfig(), GPU)}
     assert not offered["tf32"].available and "7.5 is below 8.0" in offered["tf32"].reason
     assert all(offered[name].available for name in ON_GPU if name != "tf32")
@@ -242,11 +243,8 @@ def test_an_attention_kernel_that_this_device_lacks_is_a_sentence():
         SpeedConfig(attention_kernel="fast")
 
 
-GRID = (40, 56, 64)  # tokens
-
-
 SHAPES = {"any length": ((0,) * 6, False), "recomputed": ((0,) * 6, True)}
-SHAPES |= {"fixed lengths": (GRID * 2, False)}
+SHAPES |= {"fixed lengths": ((40, 56, 64) * 2, False)}  # tokens
 
 
 @pytest.mark.parametrize(("lengths", "recompute"), SHAPES.values(), ids=SHAPES)
@@ -271,13 +269,9 @@ def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recomput
 # Batches made ahead.
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
-
-
 def until_none() -> None:
     """No thread is left behind."""
-    until(lambda: not threads())
+    until(lambda: not any(t.name.startswith("batches") for t in threading.enumerate()))
 
 
 def test_everything_comes_once_and_in_order():
@@ -309,17 +303,10 @@ def test_an_error_in_the_making_arrives_where_its_batch_would_have():
 
 
 def test_batches_are_made_while_the_step_waits():
-    """As on a GPU: the step sleeps in the driver, the next batch is made meanwhile."""
-    made = threading.Semaphore(0)
-
-    def counted():
-        for i in range(3):
-            yield i
-            made.release()  # asked for the one behind i
-
-    stream = prefetched(counted())
+    made = []
+    stream = prefetched(made.append(i) or i for i in range(3))
     assert next(stream) == 0
-    assert made.acquire(timeout=60), "nothing was made while the step had the first"
+    until(lambda: 1 in made)  # while the step has the first
     assert list(stream) == [1, 2]
 
 

@@ -35,9 +35,8 @@ from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainable, Trainer
 
 ON = {"ema": True}
-LORA = Finetuning(
-    config=FinetuneConfig(method="lora"), lora=LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
-)
+FOUR = LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
+LORA = Finetuning(config=FinetuneConfig(method="lora"), lora=FOUR)
 PHASES = Finetuning(config=FinetuneConfig(tables_first=5))
 BOTH = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables_first=5))
 WAYS = {"lora": LORA, "two phases": PHASES, "lora in two phases": BOTH}
@@ -167,9 +166,7 @@ def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
 
 
 def test_all_of_the_tables_train_when_they_are_set_to(tmp_path):
-    config = FinetuneConfig(method="lora", tables="all")
-    session = finetune_session(tmp_path, TRAIN, dataclasses.replace(LORA, config=config))
-    list(session.run(ON, Event()))
+    finetune_in(str(tmp_path), TRAIN, ALL_TABLES)
     base = tiny_model(**vars(BASE))
     trained = load_model(tmp_path / "model-raw.safetensors").state_dict()
     for name in TABLES:
@@ -209,13 +206,8 @@ def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, 
 
     plain = losses()
     assert plain[-1] < plain[0]
-    switched = losses(
-        sdpa=True,
-        mixed_precision=True,
-        fused_adamw=True,
-        gradient_checkpointing=True,
-        ema=True,
-    )
+    names = "sdpa mixed_precision fused_adamw gradient_checkpointing ema"
+    switched = losses(**dict.fromkeys(names.split(), True))
     assert switched == pytest.approx(plain, rel=2e-5 if precision == "fp32" else 3e-3)
 
 
@@ -246,25 +238,19 @@ def test_a_checkpoint_holds_what_trains_and_no_more(whole):
     assert set(tree["ema"]) - {"updates"} == names
 
 
-@pytest.mark.parametrize(
-    ("then", "said"),
-    [
-        (Finetuning(), r"method lora -> full"),
-        (dataclasses.replace(LORA, lora=LoRAConfig(rank=8)), r"rank 4 -> 8, alpha 8.0 -> 32.0"),
-        (
-            dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all")),
-            "tables new -> all",
-        ),
-    ],
-    ids=["full", "rank", "tables"],
-)
-def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path, then, said):
-    for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
-        pass
+ALL_TABLES = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all"))
+RANK_8 = dataclasses.replace(LORA, lora=LoRAConfig(rank=8))
+OTHERS = {"method lora -> full": Finetuning(), "rank 4 -> 8, alpha 8.0 -> 32.0": RANK_8}
+OTHERS |= {"tables new -> all": ALL_TABLES}
+
+
+def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path):
+    list(itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4))
     saved = left(tmp_path / "checkpoints")
-    with pytest.raises(KitError, match=said):
-        finetune_in(str(tmp_path), OFTEN, then)
-    assert left(tmp_path / "checkpoints") == saved
+    for change, then in OTHERS.items():
+        with pytest.raises(KitError, match=change):
+            finetune_in(str(tmp_path), OFTEN, then)
+        assert left(tmp_path / "checkpoints") == saved
     session = finetune_session(tmp_path, OFTEN, LORA)
     session.finetuning = dataclasses.replace(LORA, base=Base(config=BASE, sha256="another"))
     with pytest.raises(KitError, match=r"base_sha256 .* -> another"):
@@ -302,18 +288,14 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
     assert len(evaluated) == 3 and not torch.equal(evaluated[0][name], evaluated[2][name])
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"method": "qlora"}, "choose full, lora or auto"),
-        ({"tables": "none"}, "choose new or all"),
-        ({"tables_first": -1}, "must be 0 or more"),
-        ({"methd": "lora"}, "Did you mean .*method"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(values, said):
-    with pytest.raises(KitError, match=said):
-        build(FinetuneConfig, values)
+WRONG = [("method", "qlora", "choose full, lora or auto"), ("tables", "none", "choose new or all")]
+WRONG += [("tables_first", -1, "must be 0 or more"), ("methd", "lora", "Did you mean .*method")]
+
+
+@pytest.mark.parametrize(("field", "value", "fix"), WRONG)
+def test_settings_that_cannot_be_are_refused(field, value, fix):
+    with pytest.raises(KitError, match=fix):
+        build(FinetuneConfig, {field: value})
 
 
 def test_a_first_phase_must_train_something_and_end():

@@ -24,15 +24,12 @@ from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, StepProfil
 MIB = 2**20
 
 
-def alone(test: str) -> None:
-    """`test` of this file in a process of its own: where others ran, their workers still end."""
+@pytest.mark.parametrize("test", ["memory_is_given_back", "a_child_ends"])
+def test_memory_of_all_processes_is_sampled_and_its_peak_stays_in_the_summary(test):
+    """In a process of its own: where others ran, their workers still end."""
     run = f"import test_monitor; test_monitor.{test}()"
     paths = {"PYTHONPATH": python_path(__file__)}
     subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
-
-
-def test_memory_that_was_given_back_is_still_in_the_summary():
-    alone("memory_is_given_back")
 
 
 def memory_is_given_back():
@@ -60,10 +57,6 @@ def test_load_is_the_share_of_the_cores_that_was_busy():
     assert 0.05 < probe.read().load < 0.75  # one of two cores at most, others may hold it up
     time.sleep(0.3)
     assert probe.read().load < 0.2
-
-
-def test_children_count_and_may_end():
-    alone("a_child_ends")
 
 
 def a_child_ends():
@@ -167,10 +160,11 @@ def test_it_waits_warms_up_and_records_six_steps(done):
     rows = {o["name"]: o for o in found["operators"]}
     assert rows["Optimizer.step#AdamW.step"]["calls"] == ACTIVE
     assert {"aten::addmm", "aten::mm"} <= rows.keys()
-    times = [o["self_ms"] for o in rows.values()]
+    times, shares, sizes = (
+        [o[n] for o in rows.values()] for n in ("self_ms", "share", "memory_bytes")
+    )
     assert times == sorted(times, reverse=True) and times[0] > 0
-    assert 0.5 < sum(o["share"] for o in rows.values()) <= 1 + 1e-9
-    assert any(o["memory_bytes"] > 0 for o in rows.values())
+    assert 0.5 < sum(shares) <= 1 + 1e-9 and max(sizes) > 0
     with gzip.open(done.folder / found["trace"]) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in names) == ACTIVE

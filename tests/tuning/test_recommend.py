@@ -1,6 +1,7 @@
 """Advice with reasons; what measured switches are worth; the search for the fastest settings."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -53,10 +54,8 @@ CARDS = {  # GiB as the driver reports them, compute capability
 
 def card(name: str) -> Hardware:
     gib, capability = CARDS[name]
-    size = int(gib * 2**30)
-    return dataclasses.replace(
-        CPU, device="cuda", name=name, memory_bytes=size, capability=capability
-    )
+    gpu = dataclasses.replace(CPU, device="cuda", name=name, capability=capability)
+    return dataclasses.replace(gpu, memory_bytes=int(gib * 2**30))
 
 
 def values(advice: list[Advice]) -> dict:
@@ -118,20 +117,10 @@ ALL = [
 
 
 def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over) -> dict:
-    return {
-        "on": list(on),
-        "seconds": seconds,
-        "steps": 20,
-        "tokens": 4000,
-        "peak_memory_bytes": int(memory * 2**20),
-        "warmup_s": 1.0,
-        "recompilations": 0,
-        "loss": 5.0,
-        "skipped": 0,
-        "precision": "fp32",
-        "attention": "explicit softmax",
-        "notes": [],
-    } | over
+    made = {"on": list(on), "seconds": seconds, "steps": 20, "tokens": 4000, "loss": 5.0}
+    made |= {"peak_memory_bytes": int(memory * 2**20), "warmup_s": 1.0, "recompilations": 0}
+    made |= {"skipped": 0, "precision": "fp32", "attention": "explicit softmax", "notes": []}
+    return made | over
 
 
 def rows(*results: dict, dropout: float = 0.0) -> list:
@@ -165,11 +154,7 @@ def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
     lacking = Variant(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
     failed = {"on": ["sdpa"], "error": "its process was ended by SIGKILL"}
     found = compare([BASELINE, ALONE[0], lacking], [result(), failed], 0.0)
-    assert [r.reason for r in found] == [
-        "",
-        "its process was ended by SIGKILL",
-        "only a GPU has it",
-    ]
+    assert [r.reason for r in found] == ["", failed["error"], lacking.reason]
     assert [r.loss for r in found] == [5.0, None, None]
     assert [d.on for d in choose_switches(found)] == [False, False]
     assert [d.reason for d in choose_switches(found)] == [r.reason for r in found[1:]]
@@ -397,9 +382,8 @@ def test_a_setting_that_moves_the_loss_is_refused_however_fast():
 
 def test_a_loss_that_is_no_number_is_refused():
     row = judge(START, 4, figures(START, loss=math.nan), figures(START), Target())
-    assert row.reason and not is_better(
-        row, judge(START, 4, figures(START), figures(START), Target())
-    )
+    start = judge(START, 4, figures(START), figures(START), Target())
+    assert row.reason and not is_better(row, start)
 
 
 def test_what_fails_is_a_row_with_its_reason():
@@ -431,12 +415,10 @@ def test_when_time_is_up_the_best_so_far_stays():
 
 def test_the_best_is_measured_again_beside_its_rivals():
     """The machine becomes busy: what was measured before must not look faster than all rivals."""
-    calls = []
+    loads = itertools.count(1.1, 0.1)
 
     def measure(work, steps):
-        calls.append(work)
-        load = 1 + len(calls) / 10
-        made = figures(work)
+        made, load = figures(work), next(loads)
         return made | {"step_seconds": [load * s for s in made["step_seconds"]]}
 
     best, _ = found("", measure)

@@ -58,14 +58,8 @@ def fits(plan) -> bool:
 
 # Steps from the data.
 
-EPOCHS = TrainConfig(
-    max_steps=20_000,
-    num_train_epochs=16,
-    min_steps=4000,
-    warmup_steps=500,
-    eval_steps=250,
-    gate_every=1000,
-)
+EPOCHS = TrainConfig(max_steps=20_000, num_train_epochs=16, min_steps=4000)
+EPOCHS = dataclasses.replace(EPOCHS, warmup_steps=500, eval_steps=250, gate_every=1000)
 
 
 @pytest.mark.parametrize(("epoch_steps", "steps"), [(10, 4000), (500, 8000), (5000, 20_000)])
@@ -111,10 +105,8 @@ def test_steps_are_reported_in_epochs_and_hours():
     said = describe_epochs(resolve_steps(patient, 500), 500, 8.7)
     assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 gate evaluations")
     assert "10 validations" in describe_epochs(patient.without_gate(), 500, 8.7)
-    assert (
-        describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
-        == "340 steps = 3.4 epochs over 1.65 hours"
-    )
+    few = describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
+    assert few == "340 steps = 3.4 epochs over 1.65 hours"
 
 
 # Time.
@@ -156,14 +148,12 @@ LONG = dataclasses.replace(CONFIG, max_steps=3400, schedule="linear")
     ("step_s", "budget", "fixed"),
     [(0.2, BUDGET, False), (60.0, TimeBudget(), False), (5.8, BUDGET, True)],
 )
-def test_all_steps_are_trained_where_there_is_time_or_no_budget_or_a_person_set_them(
-    step_s, budget, fixed
-):
+def test_all_steps_are_trained_in_time_without_a_budget_or_if_set(step_s, budget, fixed):
     config, said = shortened(LONG, step_s, budget, SLOW, fixed)
     assert config == LONG and said.startswith(f"Training: 3,400 steps of {step_s:.2g} s, about")
 
 
-def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
+def test_a_slower_machine_trains_what_fits_into_the_budget_and_says_why():
     config, said = shortened(LONG, 0.72, BUDGET, SLOW)
     assert config.max_steps == 1000 and config.schedule == LONG.schedule
     assert "3,400 steps would take 40:48 here, over the budget of 12 minutes" in said
@@ -196,7 +186,7 @@ def test_the_time_of_the_whole_demo_is_announced():
 
 
 @pytest.mark.parametrize("field", ["minutes", "min_steps", "other_steps"])
-def test_a_promise_below_nothing_is_refused(field):
+def test_a_negative_budget_is_refused(field):
     with pytest.raises(KitError, match=f"TimeBudget.{field}"):
         TimeBudget(**{field: -1})
 
@@ -219,16 +209,14 @@ def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
     config = dataclasses.replace(CONFIG, save_steps=5000)
     limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
-    assert not fits(found)
-    assert found.table["sessions of 1 h"] == "never done"
+    assert not fits(found) and found.table["sessions of 1 h"] == "never done"
     assert "set `save_steps` to 1,800 or less" in found.advice[0]
     config = dataclasses.replace(CONFIG, save_steps=1800)
     assert fits(make(tmp_path, config=config, limits=limits))
 
 
 def test_saving_too_seldom_is_reported(tmp_path, disk):
-    seldom = dataclasses.replace(CONFIG, save_steps=5000)
-    (advice,) = make(tmp_path, config=seldom).advice
+    (advice,) = make(tmp_path, config=dataclasses.replace(CONFIG, save_steps=5000)).advice
     assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
 
 
@@ -237,21 +225,16 @@ def test_saving_too_seldom_is_reported(tmp_path, disk):
 
 def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk):
     (tmp_path / "step-0000100.safetensors").write_bytes(bytes(1000))
-    found = make(tmp_path)
-    said = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
-    assert found.table["disk at most"] == said
+    room = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
+    assert make(tmp_path).table["disk at most"] == room
     assert fits(make(tmp_path / "run" / "checkpoints")), "a folder that is not there yet"
 
 
 def test_a_checkpoint_is_as_large_as_what_it_holds():
-    assert on_disk(1000, 8000, ema=True) == DiskSizes(
-        full_bytes=16_000, weights_bytes=4000, models_bytes=8000
-    )
-    assert on_disk(1000, 2100, ema=False) == DiskSizes(
-        full_bytes=6100, weights_bytes=2000, models_bytes=4000
-    )
-    adapters = on_disk(1000, 80, ema=True, saved=10)
-    assert (adapters.full_bytes, adapters.models_bytes) == (160, 8000)
+    figures = lambda *given, **more: [*vars(on_disk(*given, **more)).values()]  # noqa: E731
+    assert figures(1000, 8000, ema=True) == [16_000, 4000, 8000]
+    assert figures(1000, 2100, ema=False) == [6100, 2000, 4000]
+    assert figures(1000, 80, ema=True, saved=10) == [160, 40, 8000]
 
 
 def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_path, disk):

@@ -77,14 +77,10 @@ def test_batches_have_the_rows_lengths_and_are_the_same_each_time():
 FEW = {*padding_lengths(np.bincount([text + codes + 6 for text, codes in TASK.rows]))}
 
 
-@pytest.mark.parametrize(
-    ("over", "few_shapes", "lengths"),
-    [
-        ({"grid_lengths": (32, 64)}, False, {32, 64}),
-        ({"length_multiple": 64}, False, {64}),
-        ({}, True, FEW),
-    ],
-)
+PADDED = [({"grid_lengths": (32, 64)}, False, {32, 64}), ({"length_multiple": 64}, False, {64})]
+
+
+@pytest.mark.parametrize(("over", "few_shapes", "lengths"), [*PADDED, ({}, True, FEW)])
 def test_batches_are_padded_as_the_data_are(over, few_shapes, lengths):
     task = dataclasses.replace(TASK, data=dataclasses.replace(DATA, **over))
     batches = itertools.islice(make_batches(task, few_shapes), 10)
@@ -102,27 +98,22 @@ def test_every_preset_has_a_task_whose_rows_fit_its_model(name):
 
 
 def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
-    """A trial as on a GPU with the switch on or off.
-
-    Returns the threads that collated and pinned and the end of each step, in order, and the tokens
-    of each batch.
-    """
+    """A trial with the switch on or off: (what, thread) in order, and the tokens of each batch."""
     order, tokens = [], []
     collate, train = trials.collate, trials.train
 
+    def note(what: str) -> None:
+        order.append((what, threading.current_thread().name))
+
     def watched_collate(model, parts, position):
-        order.append(("collate", threading.current_thread().name))
+        note("collate")
         batch = collate(model, parts, position)
         tokens.append(torch.cat([micro.tokens.flatten() for micro in batch.micro]))
         return batch
 
-    def watched_pin(batch):
-        order.append(("pin", threading.current_thread().name))
-        return batch
-
     def watched_train(*given):
         for event in train(*given):
-            order.append(("step", threading.current_thread().name))
+            note("step")
             yield event
 
     really_on = Applied.on
@@ -130,7 +121,7 @@ def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
     monkeypatch.setattr(Applied, "on", on)
     monkeypatch.setattr(trials, "collate", watched_collate)
     monkeypatch.setattr(trials, "train", watched_train)
-    monkeypatch.setattr(switches, "pin", watched_pin)
+    monkeypatch.setattr(switches, "pin", lambda batch: note("pin") or batch)
     run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
     return order, tokens
 
@@ -156,8 +147,8 @@ def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_threa
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder, ticks = tmp_path_factory.mktemp("trials"), []
-    tick = lambda *said: ticks.append(said)  # noqa: E731
-    rows = run_trials(TASK, SHORT, folder, variants(TASK, SHORT), tick)
+    wanted = variants(TASK, SHORT)
+    rows = run_trials(TASK, SHORT, folder, wanted, lambda *given: ticks.append(given))
     return folder, rows, ticks
 
 
@@ -166,14 +157,11 @@ def test_every_variant_has_a_row_and_the_loss_stays(measured):
     ran = [row for row in rows if row.loss is not None]
     # Baseline, two alone, both, EMA; attention written out and the CPU's two kernels.
     assert len(ran) == 8
-    attention = {row.label: row for row in rows if row.label.startswith("Attention: ")}
-    assert attention["Attention: explicit"].ran == "fp32, explicit softmax"
-    for name in ("flash", "math"):
-        assert attention[f"Attention: {name}"].ran == f"fp32, {name}"
-    for name in ("efficient", "cudnn"):
-        assert attention[f"Attention: {name}"].reason
-    (graphs,) = (row for row in rows if row.label == "CUDA graphs")
-    assert graphs.loss is None and graphs.reason
+    by_label = {row.label: row for row in rows}
+    for name in ("explicit softmax", "flash", "math"):
+        assert by_label[f"Attention: {name.partition(' ')[0]}"].ran == f"fp32, {name}"
+    for label in ("Attention: efficient", "Attention: cudnn", "CUDA graphs"):
+        assert by_label[label].loss is None and by_label[label].reason
     assert all(row.parity and row.steps_per_s > 0 and row.peak_memory_bytes > 0 for row in ran)
     assert rows[0].ran == "fp32, explicit softmax" and rows[1].ran == "fp32, flash"
     assert all(row.reason for row in rows if row.loss is None)
@@ -187,18 +175,15 @@ def test_rounds_are_interleaved_and_every_result_is_a_line(measured):
 
 
 def test_finished_trials_are_not_run_again(measured, monkeypatch):
-    folder, rows, _ = measured
     monkeypatch.setattr(trials, "measure_variant", lambda *_: pytest.fail("measured again"))
-    again = run_trials(TASK, SHORT, folder, variants(TASK, SHORT))
-    assert again == rows
+    assert run_trials(TASK, SHORT, measured[0], variants(TASK, SHORT)) == measured[1]
 
 
 def test_an_interrupted_benchmark_resumes_where_it_was(measured, tmp_path):
     (path,) = measured[0].glob("*.jsonl")
     lines = path.read_text().splitlines()
     (tmp_path / path.name).write_text("\n".join([*lines[:8], lines[8][:40]]))
-    wanted = variants(TASK, SHORT)
-    rows = run_trials(TASK, SHORT, tmp_path, wanted)
+    rows = run_trials(TASK, SHORT, tmp_path, variants(TASK, SHORT))
     kept = (tmp_path / path.name).read_text().splitlines()
     assert kept[:8] == lines[:8] and len(read_results(tmp_path / path.name)) == 14
     assert [row.loss for row in rows] == [row.loss for row in measured[1]]
@@ -216,7 +201,8 @@ def killed(*_):
     os.kill(os.getpid(), 9)
 
 
-def test_a_variant_whose_process_dies_is_a_row_with_its_reason(monkeypatch):
+def test_a_variant_whose_process_dies_or_takes_too_long_is_a_row_with_its_reason(monkeypatch):
+    assert "not finished" in measure_variant(TASK, SHORT, (), 0.01)["error"]
     monkeypatch.setattr(trials, "_child", killed)
     found = measure_variant(TASK, SHORT, ())
     assert found == {"error": "its process was ended by SIGKILL: most likely memory ran out"}
@@ -277,8 +263,3 @@ def test_the_matmuls_of_a_token_are_counted(monkeypatch):
 def test_settings_have_names_and_back():
     speed = SpeedConfig(sdpa=True, attention_kernel="math", compile=True, recompute_every=2)
     assert speed_of(names_of(speed)) == speed and names_of(SpeedConfig()) == ()
-
-
-def test_a_trial_that_takes_too_long_is_a_row():
-    found = measure_variant(TASK, SHORT, (), 0.01)
-    assert "not finished" in found["error"]
