@@ -30,8 +30,7 @@ def chunks_of(job) -> list:
     """All chunks; those of random weights often have no end."""
     chunks = []
     try:
-        for chunk in job:
-            chunks.append(chunk)
+        chunks.extend(job)
     except SpeechError:
         assert job.truncated
     return chunks

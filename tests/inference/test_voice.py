@@ -136,8 +136,7 @@ def collected(stream) -> list[torch.Tensor]:
     """The pieces; an exact number of codes never ends by STOP, which the stream tells."""
     pieces = []
     with contextlib.suppress(SpeechError):
-        for piece in stream:
-            pieces.append(piece)
+        pieces.extend(stream)
     return pieces
 
 
