@@ -84,7 +84,7 @@ def _open_log(path: Path):
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab", buffering=0)
-    data = path.read_bytes()
+    data = path.read_bytes() if path.is_file() else b""  # a device may never end
     complete_bytes = data.rfind(b"\n") + 1
     if complete_bytes < len(data):
         file.truncate(complete_bytes)

@@ -83,13 +83,18 @@ def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     assert len({len(codes) for codes, _ in together}) > 1  # some left before others
 
 
-def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> torch.Tensor:
-    """What the training path expects at each code and after the last, (N + 1, V)."""
+def trained_states(model, text: list[int], codes: list[int], mel: Tensor) -> Tensor:
+    """The training path's states (N + 1, D) at START and at every code."""
     batch = pack(GPT, [text], [codes], mel[None])
-    return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_indices])[: len(codes) + 1]
+    return model.hidden(batch).flatten(0, 1)[batch.code_indices][: len(codes) + 1]
 
 
-def mean_log_prob(logits: torch.Tensor, row) -> float:
+def code_logits(model, *row) -> Tensor:
+    """What the training path expects at each code and after the last, (N + 1, V)."""
+    return model.code_head(trained_states(model, *row))
+
+
+def mean_log_prob(logits: Tensor, row) -> float:
     """Of the codes of `row`, by what was expected at each; START is ruled out."""
     logits[:, GPT.start_code] = float("-inf")
     said = torch.tensor([*row.codes, GPT.stop_code])[: len(row.codes) + row.stopped, None]
@@ -122,10 +127,12 @@ def test_a_model_that_always_had_a_text_speaks_without_guidance(model):
     assert plain(generate(untaught, *requests(), GUIDED)) == wanted
 
 
-def test_a_seed_decides_every_code(model):
-    one, again = (plain(generate(model, *requests(), SAMPLED)) for _ in range(2))
+def test_a_seed_decides_every_code_and_the_global_generator_is_left_alone(model):
+    before = torch.get_rng_state()
+    one = plain(generate(model, *requests(), SAMPLED))
+    assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    assert one == again == plain(generate(model, *requests(), SAMPLED))
+    assert one == plain(generate(model, *requests(), SAMPLED))
     assert one != plain(generate(model, *requests(), dataclasses.replace(SAMPLED, seed=4)))
 
 
@@ -153,23 +160,12 @@ def test_of_several_candidates_the_likeliest_is_kept(model):
         assert any(torch.equal(kept.codes, r.codes) for r in ended)
 
 
-def test_generation_leaves_the_global_generator_alone(model):
-    before = torch.get_rng_state()
-    generate(model, *requests(), SAMPLED)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def with_stop(model, bias: float):
     """The model, likelier or less likely to end."""
     stopping = tiny_model()
     stopping.load_state_dict(model.state_dict())
     stopping.code_head.bias.data[GPT.stop_code] = bias
     return stopping
-
-
-def test_a_row_that_ends_says_so(model):
-    for row in generate(with_stop(model, 1e4), *requests(), GREEDY):
-        assert row.stopped and len(row.codes) == 0
 
 
 @pytest.fixture
@@ -227,9 +223,11 @@ def test_the_codes_so_far_are_reported_at_every_step(model):
     assert plain(said.spoken(0.0)) == plain(wanted)
 
 
-def test_a_row_that_is_cut_says_so(model):
+def test_a_row_says_whether_it_ended_or_was_cut(model):
     texts, cond = requests()
     config = dataclasses.replace(GREEDY, max_codes_per_text_id=0.5)
+    for row in generate(with_stop(model, 1e4), texts, cond, GREEDY):
+        assert row.stopped and len(row.codes) == 0
     spoken = generate(with_stop(model, -1e4), texts, cond, config)
     assert not any(row.stopped for row in spoken)
     limits = [length_limit(GPT, config, len(t)) for t in texts]
@@ -250,9 +248,11 @@ def test_an_exact_number_of_codes_is_spoken(model, count, bias):
     assert [len(row.codes) for row in spoken] == [count] * 8
 
 
-def test_more_exact_codes_than_positions_are_refused(model):
+def test_more_exact_codes_than_positions_and_too_many_references_are_refused(model):
     with pytest.raises(SpeechError, match="39 codes"):
         generate(model, *requests(), dataclasses.replace(GREEDY, exact_codes=100))
+    with pytest.raises(SpeechError, match="2 texts and 3 references"):
+        generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
 @pytest.mark.parametrize("length", [0, 19, 500])
@@ -264,11 +264,6 @@ def test_a_text_that_does_not_fit_names_the_limit(model, length):
 def test_the_longest_text_fits_and_no_text_is_no_codes(model):
     assert generate(model, [[1] * 18], torch.randn(1, 8, 5), GREEDY)[0].codes.numel() <= 39
     assert generate(model, [], torch.randn(0, 8, 5), SAMPLED) == []
-
-
-def test_every_text_needs_a_reference(model):
-    with pytest.raises(SpeechError, match="2 texts and 3 references"):
-        generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
 def test_numbers_that_outgrow_their_format_are_reported(model, monkeypatch):
@@ -405,17 +400,11 @@ KEPT = DecoderConfig(states=True)
 
 
 @torch.inference_mode()
-def trained(model, text: list[int], codes: Tensor, mel: Tensor) -> Tensor:
-    """The states (N, D) of the training path at START and at every code but the last."""
-    batch = pack(model.config, [text], [codes.tolist()], mel[None])
-    return model.hidden(batch)[0, batch.code_indices[: len(codes)]]
-
-
 def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> None:
     for text, mel, row in zip(texts, cond, found, strict=True):
         assert row.states.shape == (len(row.codes), GPT.width)
         assert row.states.dtype == torch.float32
-        wanted = trained(model, text, row.codes, mel)
+        wanted = trained_states(model, text, row.codes.tolist(), mel)[:-1]
         torch.testing.assert_close(row.states, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -441,8 +430,8 @@ def test_keeping_them_changes_no_code_and_not_asked_for_there_are_none(model):
 
 
 def test_a_graphs_states_are_not_written_over(model, monkeypatch):
-    decoder = graphed(model, monkeypatch, states=True)
     texts, cond = requests(3)
+    decoder = graphed(model, monkeypatch, states=True)
     require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
 
 
@@ -473,11 +462,11 @@ SETTINGS = [
 ]
 
 
-def random_logits(rows: int = 10, codes: int = 40) -> torch.Tensor:
+def random_logits(rows: int = 10, codes: int = 40) -> Tensor:
     return 2 * torch.randn(rows, codes, generator=torch.Generator().manual_seed(0))
 
 
-def filtered(logits: torch.Tensor, config: GenerateConfig) -> torch.Tensor:
+def filtered(logits: Tensor, config: GenerateConfig) -> Tensor:
     """The shortlist as full rows (B, V): -inf where a code may not be drawn."""
     best, codes = filter_logits(logits, config)
     return torch.full_like(logits, float("-inf")).scatter(1, codes, best)
@@ -508,7 +497,7 @@ def test_filters_follow_their_definitions(config):
     assert torch.allclose(found[inside], logits[inside] / config.temperature)
 
 
-def test_filters_are_transformers_own():
+def test_filters_and_repetition_penalty_are_transformers_own():
     tf = pytest.importorskip("transformers", reason="transformers is not installed")
     logits = random_logits()
     for config in SETTINGS:
@@ -519,12 +508,8 @@ def test_filters_are_transformers_own():
         for step in chain:
             wanted = step(None, wanted)
         assert torch.allclose(filtered(logits, config), wanted), config
-
-
-def test_repetition_penalty_is_transformers_own():
-    tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    logits, ids = random_logits(3, 20), torch.arange(18).view(3, 6)
-    seen = torch.zeros(3, 20, dtype=torch.bool).scatter(1, ids, True)
+    ids = torch.arange(30).view(10, 3)
+    seen = torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, True)
     wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
     assert torch.allclose(penalize(logits, seen, 1.4), wanted)
 

@@ -19,16 +19,9 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest
 from kit.base.hardware import peak_resident_bytes
 from kit.base.tensor_file import contents, file_bytes
+from kit.inference import export
 from kit.inference.candidates import READER, CodeReader, CodeReaderConfig
-from kit.inference.export import (
-    CARD,
-    FILES,
-    SCALE,
-    export_voice,
-    load_export,
-    read_card,
-    size_and_digest,
-)
+from kit.inference.export import CARD, FILES, SCALE
 
 MUTATIONS = 500
 MAX_GROWTH_BYTES = 300 * 2**20
@@ -47,7 +40,7 @@ def exports(tmp_path_factory) -> list[Path]:
     reader = CodeReader(CodeReaderConfig(width=8, blocks=1), alphabet, voice.codec.levels)
     vectors = {name: torch.randn(4) for name in voice.speakers}
     voice = dataclasses.replace(voice, pieces={"alma": [5, 7]}, vectors=vectors, reader=reader)
-    return [export_voice(voice, folder / weights, weights) for weights in ("fp32", "int8")]
+    return [export.export_voice(voice, folder / weights, weights) for weights in ("fp32", "int8")]
 
 
 @pytest.fixture
@@ -58,7 +51,7 @@ def folder(exports, tmp_path) -> Path:
 def seal(folder: Path, **over) -> None:
     """Write the card again, so that it names the files as they are, with `over` laid on top."""
     card = json.loads((folder / CARD).read_text(encoding="utf-8")) | over
-    card["files"] = {name: size_and_digest(folder / name) for name in card["files"]}
+    card["files"] = {name: export.size_and_digest(folder / name) for name in card["files"]}
     write_card(folder, card)
 
 
@@ -191,8 +184,8 @@ KINDS = (mutate_card, mutate_header, mutate_tensors, mutate_bytes, mutate_files)
 
 def speak(folder: Path) -> None:
     """Load the voice and speak; a mutation without an effect does."""
-    voice = load_export(folder)
-    settings = dataclasses.replace(read_card(folder).settings, best_of=1, retries=0)
+    voice = export.load_export(folder)
+    settings = dataclasses.replace(export.read_card(folder).settings, best_of=1, retries=0)
     speech = voice.speak(LINES[:1], voice.speakers[0], settings)[0]
     assert torch.isfinite(speech.wave).all()
 
@@ -237,7 +230,7 @@ def rewrite(folder: Path, name: str, tensors: dict | None = None, **over) -> Non
 
 def refused(folder: Path, match: str) -> None:
     with pytest.raises(SpeechError, match=match):
-        load_export(folder)
+        export.load_export(folder)
 
 
 @pytest.mark.parametrize("pieces", [[], "alma", 7, {"alma": 12}, {"alma": [5.0, 7.0]}, {"x": [1]}])

@@ -61,9 +61,10 @@ def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
     torch.manual_seed(0)
-    wanted, found = both(kind, dtype, nn.Linear(256, 72), rows)
-    assert found.shape == wanted.shape
-    assert (found - wanted).norm() / wanted.norm() < near
+    for bias in (True, False):
+        wanted, found = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
+        assert found.shape == wanted.shape
+        assert (found - wanted).norm() / wanted.norm() < near
 
 
 @formats
@@ -76,22 +77,10 @@ def test_biases_are_kept_as_they_are(kind, dtype, near):
     assert torch.equal(found, linear.bias.to(dtype).float().expand(rows, -1))
 
 
-@formats
-def test_a_layer_without_bias_works_too(kind, dtype, near):
-    torch.manual_seed(0)
-    wanted, found = both(kind, dtype, nn.Linear(64, 40, bias=False), FEW_ROWS + 1)
-    assert (found - wanted).norm() / wanted.norm() < near
-
-
 @pytest.mark.parametrize("kind", [PlainLinear, SplitByThread])
 def test_fp32_takes_no_memory_of_its_own(kind):
     linear = nn.Linear(64, 40)
     assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
-
-
-def test_inputs_the_kernel_cannot_take_are_refused():
-    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
-        WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_every_weight_is_within_half_a_step_of_its_channel():
@@ -105,11 +94,13 @@ def test_every_weight_is_within_half_a_step_of_its_channel():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", [DynamicInt8, WeightOnlyInt8])
-def test_damaged_weights_do_not_pass_for_numbers(kind, value):
+def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind, value):
     linear = nn.Linear(64, 40)
     linear.weight.data[3, 3] = value
     with pytest.raises(ValueError, match="not finite"):
         kind(linear)
+    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
+        WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_fp16_does_not_overflow_where_the_product_is_small():

@@ -28,17 +28,7 @@ from kit.recipes.settings import check_settings
 from kit.training import checkpoint, optim
 from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.loop import train
-from kit.training.optim import (
-    EMA,
-    Adaptation,
-    Muon,
-    eight_bit_adamw,
-    eight_bit_bytes,
-    lr_factor,
-    make_optimizers,
-    moments_of,
-    orthogonalize,
-)
+from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
@@ -59,15 +49,15 @@ PEERS = {
 def test_schedules_are_transformers_own_as_recorded(schedule, final_lr):
     config = TrainConfig(max_steps=20, warmup_steps=5, schedule=schedule, final_lr=final_lr)
     wanted = [float(x) for x in PEERS[schedule, final_lr].split()]
-    assert [lr_factor(config, s) for s in range(20)] == pytest.approx(wanted, abs=1e-6)
+    assert [optim.lr_factor(config, s) for s in range(20)] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
 def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
     config = TrainConfig(max_steps=1000, warmup_steps=10, schedule=schedule)
-    assert [lr_factor(config, s) for s in (0, 5, 10)] == pytest.approx([0, 0.5, 1.0])
-    assert lr_factor(config, 1000) == pytest.approx(end)
-    assert lr_factor(config, 5000) == pytest.approx(end)
+    assert [optim.lr_factor(config, s) for s in (0, 5, 10)] == pytest.approx([0, 0.5, 1.0])
+    assert optim.lr_factor(config, 1000) == pytest.approx(end)
+    assert optim.lr_factor(config, 5000) == pytest.approx(end)
 
 
 def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
@@ -76,7 +66,7 @@ def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
     check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
     config = TrainConfig(max_steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
-    rates = [lr_factor(config, step) for step in (5, 10, 20, 30)]
+    rates = [optim.lr_factor(config, step) for step in (5, 10, 20, 30)]
     assert rates == pytest.approx([0.5, 1.0, 0.4, 0.2])
 
 
@@ -84,29 +74,29 @@ def test_every_parameter_is_in_exactly_one_optimizer_group():
     for optimizer in ("adamw", "muon"):
         config = dataclasses.replace(TRAIN, optimizer=optimizer)
         model = tiny_model()
-        made = make_optimizers(model, config, fused=False)
+        made = optim.make_optimizers(model, config, fused=False)
         held = [p for o in made for g in o.param_groups for p in g["params"]]
         assert len(held) == len(set(held)) == len(list(model.parameters()))
 
 
 def test_adamw_that_is_not_fused_is_torchs_default():
-    [adamw] = make_optimizers(tiny_model(), TRAIN, fused=False)
+    [adamw] = optim.make_optimizers(tiny_model(), TRAIN, fused=False)
     assert adamw.defaults["foreach"] is None and adamw.defaults["fused"] is None
-    [fused] = make_optimizers(tiny_model(), TRAIN, fused=True)
+    [fused] = optim.make_optimizers(tiny_model(), TRAIN, fused=True)
     assert fused.defaults["fused"] and not fused.defaults["foreach"]
 
 
 def test_what_listens_to_references_has_its_own_rate():
     config = dataclasses.replace(TRAIN, optimizer="muon", lr=0.006, conditioner_lr=0.0006)
     model = tiny_model()
-    made = make_optimizers(model, config, fused=False)
+    made = optim.make_optimizers(model, config, fused=False)
     rates = {p: g["peak_lr"] for o in made for g in o.param_groups for p in g["params"]}
     assert set(rates) == set(model.parameters())
     assert {rates[p] for p in model.conditioner.parameters()} == {0.0006}
     assert 0.0006 not in {rates[p] for p in model.gpt.parameters()}
     for p in model.conditioner.parameters():  # a frozen one has no group
         p.requires_grad_(False)
-    [adamw, _] = make_optimizers(model, config, fused=False)
+    [adamw, _] = optim.make_optimizers(model, config, fused=False)
     assert len(adamw.param_groups) == 2
 
 
@@ -130,7 +120,7 @@ class Dtypes(TorchDispatchMode):
 def test_muon_multiplies_in_the_precision_of_the_run(precision, dtype):
     model = tiny_model()
     config = dataclasses.replace(TRAIN, optimizer="muon")
-    _, muon = make_optimizers(model, config, fused=False, precision=precision)
+    _, muon = optim.make_optimizers(model, config, fused=False, precision=precision)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with Dtypes() as used:
@@ -174,7 +164,7 @@ def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype,
         u, s, v = torch.linalg.svd(wanted, full_matrices=False)
         wanted = u * (a * s + b * s**3 + c * s**5)[:, None] @ v
     for turned in (matrices, matrices.mT):
-        found = orthogonalize(turned, iterations, dtype).double()
+        found = optim.orthogonalize(turned, iterations, dtype).double()
         found = found if turned is matrices else found.mT
         assert (found - wanted).norm() < near * wanted.norm()
 
@@ -428,15 +418,15 @@ def broken(groups, **settings):
 def test_a_package_that_does_not_run_here_says_why(monkeypatch, fresh, version, why):
     monkeypatch.setattr(optim, "version", lambda name: version)
     monkeypatch.setattr(optim, "adamw_8bit", broken)
-    choice = eight_bit_adamw(CPU)
+    choice = optim.eight_bit_adamw(CPU)
     assert choice.value == "no" and why in choice.reason
 
 
 def test_state_bytes_are_counted_by_hand():
-    assert eight_bit_bytes(4095) == 8 * 4095  # too small: two moments in fp32
-    assert eight_bit_bytes(4096) == 2 * (4096 + 4 * 16)
-    assert eight_bit_bytes(4097) == 2 * (4097 + 4 * 17)
-    assert eight_bit_bytes(10**8) / 10**8 == pytest.approx(2 * (1 + 4 / 256))
+    assert optim.eight_bit_bytes(4095) == 8 * 4095  # too small: two moments in fp32
+    assert optim.eight_bit_bytes(4096) == 2 * (4096 + 4 * 16)
+    assert optim.eight_bit_bytes(4097) == 2 * (4097 + 4 * 17)
+    assert optim.eight_bit_bytes(10**8) / 10**8 == pytest.approx(2 * (1 + 4 / 256))
 
 
 @needs_package
@@ -460,7 +450,7 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
     config = dataclasses.replace(TRAIN, max_steps=2, optimizer=optimizer)
     s = state(config, adamw_8bit=True, fused_adamw=True)
     losses(s)
-    kept = [t for o in s.optimizers for m in moments_of(o).values() for t in numbers(m)]
+    kept = [t for o in s.optimizers for m in optim.moments_of(o).values() for t in numbers(m)]
     sizes = {"rows": 1, "text_ids": 1, "codes": 1, "reference_frames": 1}
     step = Step(**sizes, eight_bit=True, optimizer=optimizer)
     planned = plan_bytes(s.model.config, step).parts["optimizer"]
@@ -484,7 +474,7 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
     s.save(tmp_path)
     again = state(adamw_8bit=True)
     again.restore(checkpoint.load_newest(tmp_path, again.require_complete)[0])
-    before, after = (moments_of(x.optimizers[0]) for x in (s, again))
+    before, after = (optim.moments_of(x.optimizers[0]) for x in (s, again))
     assert before.keys() == after.keys() and not again.notes
     kinds = set()
     for number, moments in before.items():
@@ -537,5 +527,5 @@ def test_a_step_that_is_not_finite_leaves_the_state_alone():
         micro.cond.fill_(float("nan"))
     events = list(train(s, iter(batches)))
     assert "skipped" in events[1].note
-    assert {m["step"] for m in moments_of(s.optimizers[0]).values()} == {2}
+    assert {m["step"] for m in optim.moments_of(s.optimizers[0]).values()} == {2}
     assert all(torch.isfinite(p).all() for p in s.model.parameters())

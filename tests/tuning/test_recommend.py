@@ -15,28 +15,9 @@ from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig, load_choice
+from kit.tuning import recommend
 from kit.tuning.preflight import Workload, changed_settings
-from kit.tuning.recommend import (
-    LEFT_OUT,
-    Advice,
-    Target,
-    Variant,
-    axes_of,
-    choose_switches,
-    chosen,
-    compare,
-    fastest,
-    is_better,
-    judge,
-    parse_target,
-    prefer_measured,
-    recommend,
-    search,
-    trial_cells,
-    tried_cells,
-    use_advice,
-    write_choice,
-)
+from kit.tuning.recommend import LEFT_OUT, Advice, Target, Variant, chosen
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
@@ -64,7 +45,7 @@ def values(advice: list[Advice]) -> dict:
 
 @pytest.mark.parametrize("hw", [CPU, *map(card, CARDS)], ids=lambda hw: hw.name)
 def test_every_line_is_a_setting_there_is_with_a_reason(hw):
-    found = recommend(hw)
+    found = recommend.recommend(hw)
     assert found and len(values(found)) == len(found)  # a setting is named once
     for advice in found:
         assert len(advice.reason) > 10
@@ -75,31 +56,33 @@ def test_every_line_is_a_setting_there_is_with_a_reason(hw):
 
 
 def test_small_cards_save_memory_and_large_ones_time():
-    small, middle, large = (values(recommend(card(c))) for c in ("GTX 1060", "T4", "H100"))
+    small, middle, large = (
+        values(recommend.recommend(card(c))) for c in ("GTX 1060", "T4", "H100")
+    )
     assert small["speed.gradient_checkpointing"] and small["speed.ema_offload"]
     assert not middle["speed.gradient_checkpointing"] and not large["speed.gradient_checkpointing"]
     # A card reports less than its name says; it counts as what it is sold as.
-    assert "speed.ema_offload" not in values(recommend(card("GTX 1080")))
+    assert "speed.ema_offload" not in values(recommend.recommend(card("GTX 1080")))
 
 
 def test_each_architecture_gets_what_it_has():
-    found = {name: values(recommend(card(name))) for name in CARDS}
+    found = {name: values(recommend.recommend(card(name))) for name in CARDS}
     assert not found["GTX 1060"]["speed.mixed_precision"]
     assert found["V100"]["speed.mixed_precision"] and found["T4"]["speed.mixed_precision"]
     assert not found["T4"]["speed.tf32"] and found["RTX 4090"]["speed.tf32"]
     assert found["H100"]["speed.compile"] and found["a card of next year"]["speed.compile"]
     assert all(each["speed.pinned_memory"] is True for each in found.values())
-    assert values(recommend(CPU))["speed.pinned_memory"] is False
+    assert values(recommend.recommend(CPU))["speed.pinned_memory"] is False
 
 
 def test_an_unknown_overlay_names_the_nearest():
     with pytest.raises(KitError, match="Did you mean `speed`"):
-        use_advice("sped")
+        recommend.use_advice("sped")
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
-    advice = use_advice(name)
+    advice = recommend.use_advice(name)
     assert {a.setting for a in advice} == set(load_preset(name, CONFIGS / "use")["why"])
     assert advice and all(a.reason for a in advice)
 
@@ -124,11 +107,11 @@ def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over)
 
 
 def rows(*results: dict, dropout: float = 0.0) -> list:
-    return compare([BASELINE, *ALONE, *ALL], list(results), dropout)
+    return recommend.compare([BASELINE, *ALONE, *ALL], list(results), dropout)
 
 
 def decide(*results: dict, goal: str = "speed", dropout: float = 0.0) -> dict[str, bool]:
-    return {d.name: d.on for d in choose_switches(rows(*results, dropout=dropout), goal)}
+    return {d.name: d.on for d in recommend.choose_switches(rows(*results, dropout=dropout), goal)}
 
 
 FASTER = [result(), result(("sdpa",), 8.0), result(("tf32",), 9.9)]
@@ -137,27 +120,27 @@ FASTER += [result(SWITCHES[:2], 7.95), result(SWITCHES, 8.6, 50.0)]
 
 
 def test_the_median_round_counts():
-    (row,) = compare([BASELINE], [result(seconds=s) for s in (9.0, 30.0, 10.0)], 0.0)
+    (row,) = recommend.compare([BASELINE], [result(seconds=s) for s in (9.0, 30.0, 10.0)], 0.0)
     assert row.steps_per_s == 2.0 and row.tokens_per_s == 400.0 and row.parity
     assert row.spread == pytest.approx(2.1)
 
 
 def test_the_share_of_the_device_is_of_its_matmuls():
-    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0, peak_tokens_per_s=800.0)
+    (row,) = recommend.compare([BASELINE], [result(seconds=10.0)], 0.0, peak_tokens_per_s=800.0)
     assert row.tokens_per_s == 400.0 and row.mfu == 0.5
-    assert "50%" in trial_cells([row])[1]
-    (row,) = compare([BASELINE], [result(seconds=10.0)], 0.0)
+    assert "50%" in recommend.trial_cells([row])[1]
+    (row,) = recommend.compare([BASELINE], [result(seconds=10.0)], 0.0)
     assert row.mfu is None, "the device is elsewhere"
 
 
 def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
     lacking = Variant(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
     failed = {"on": ["sdpa"], "error": "its process was ended by SIGKILL"}
-    found = compare([BASELINE, ALONE[0], lacking], [result(), failed], 0.0)
+    found = recommend.compare([BASELINE, ALONE[0], lacking], [result(), failed], 0.0)
     assert [r.reason for r in found] == ["", failed["error"], lacking.reason]
     assert [r.loss for r in found] == [5.0, None, None]
-    assert [d.on for d in choose_switches(found)] == [False, False]
-    assert [d.reason for d in choose_switches(found)] == [r.reason for r in found[1:]]
+    assert [d.on for d in recommend.choose_switches(found)] == [False, False]
+    assert [d.reason for d in recommend.choose_switches(found)] == [r.reason for r in found[1:]]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +166,7 @@ def test_the_loss_is_not_compared_over_skipped_steps():
 
 def test_what_is_at_least_two_percent_faster_in_company_stays():
     assert decide(*FASTER) == {"sdpa": True, "tf32": False, "gradient_checkpointing": False}
-    reasons = {d.name: d.reason for d in choose_switches(rows(*FASTER))}
+    reasons = {d.name: d.reason for d in recommend.choose_switches(rows(*FASTER))}
     assert reasons["sdpa"] == "+25.0% speed, +0.0% memory"
     assert reasons["gradient_checkpointing"] == "-7.6% speed, -50.0% memory beside 2 others"
 
@@ -194,19 +177,19 @@ def test_what_is_at_least_two_percent_faster_in_company_stays():
 def test_another_set_is_chosen_where_it_was_measured_faster(seconds, kept):
     """The fastest of the others takes 7.95 s: two of the switches."""
     found = rows(*FASTER)
-    decisions = [dataclasses.replace(each, on=True) for each in choose_switches(found)]
+    decisions = [dataclasses.replace(each, on=True) for each in recommend.choose_switches(found)]
     together = dataclasses.replace(found[0], kind="chosen", steps_per_s=20 / seconds, spread=0.0)
-    chosen = prefer_measured(decisions, [*found, together])
+    chosen = recommend.prefer_measured(decisions, [*found, together])
     assert tuple(each.name for each in chosen if each.on) == kept
 
 
 def test_a_chosen_set_that_is_no_faster_than_none_is_dropped():
     found = rows(result(), result(("sdpa",), 9.9))
-    decisions = [dataclasses.replace(each, on=True) for each in choose_switches(found)]
+    decisions = [dataclasses.replace(each, on=True) for each in recommend.choose_switches(found)]
     together = dataclasses.replace(found[0], kind="chosen", spread=0.0)
-    assert not any(each.on for each in prefer_measured(decisions, [*found, together]))
+    assert not any(each.on for each in recommend.prefer_measured(decisions, [*found, together]))
     failed = dataclasses.replace(together, loss=None)
-    assert prefer_measured(decisions, [*found, failed]) == decisions
+    assert recommend.prefer_measured(decisions, [*found, failed]) == decisions
 
 
 def test_for_memory_a_tenth_of_the_speed_may_go():
@@ -214,11 +197,11 @@ def test_for_memory_a_tenth_of_the_speed_may_go():
     slow = [*FASTER[:-1], result(SWITCHES, 9.5, 50.0)]
     assert not decide(*slow, goal="memory")["gradient_checkpointing"]
     with pytest.raises(KitError, match="choose speed or memory"):
-        choose_switches(rows(*FASTER), "size")
+        recommend.choose_switches(rows(*FASTER), "size")
 
 
 def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
-    (decision, *_) = choose_switches(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
+    (decision, *_) = recommend.choose_switches(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
     assert not decision.on and "loss moved by +20.00%" in decision.reason
 
 
@@ -230,8 +213,8 @@ PINNED = Variant(kind="alone", label="Pinned memory", on=("pinned_memory",))
     [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)],
 )
 def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
-    found = compare([BASELINE, PINNED], [result(), result(PINNED.on, seconds)], 0.0)
-    (decision,) = choose_switches(found, goal)
+    found = recommend.compare([BASELINE, PINNED], [result(), result(PINNED.on, seconds)], 0.0)
+    (decision,) = recommend.choose_switches(found, goal)
     assert decision.on is kept and "% speed" in decision.reason
 
 
@@ -241,14 +224,18 @@ def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
     moved = result(both.on, loss=6.0)
     for loss, kept in ((5.0, False), (6.0, True)):
         measured = [result(), result(("sdpa",), loss=loss), moved]
-        decisions = choose_switches(compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0))
+        decisions = recommend.choose_switches(
+            recommend.compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0)
+        )
         assert decisions[-1].name == "pinned_memory" and decisions[-1].on is kept
 
 
 def test_pinned_memory_that_was_left_out_stays_and_one_that_this_device_lacks_does_not():
     for reason, kept in ((LEFT_OUT, True), ("only a GPU has a use for it", False)):
         variant = dataclasses.replace(PINNED, reason=reason)
-        (decision,) = choose_switches(compare([BASELINE, variant], [result()], 0.0))
+        (decision,) = recommend.choose_switches(
+            recommend.compare([BASELINE, variant], [result()], 0.0)
+        )
         assert decision.on is kept and reason in decision.reason
 
 
@@ -259,8 +246,8 @@ def test_without_a_baseline_the_smallest_set_that_ran_stays():
 
 
 def test_the_choice_is_yaml_with_its_reasons_and_builds_the_switches(tmp_path):
-    decisions, path = choose_switches(rows(*FASTER)), tmp_path / "speed.yaml"
-    write_choice(decisions, path, "a processor")
+    decisions, path = recommend.choose_switches(rows(*FASTER)), tmp_path / "speed.yaml"
+    recommend.write_choice(decisions, path, "a processor")
     text = path.read_text(encoding="utf-8")
     assert "# Measured on a processor." in text and "sdpa: true  # +25.0% speed" in text
     assert yaml.safe_load(text) == {"speed": load_choice(path)}
@@ -278,8 +265,8 @@ def test_no_file_is_no_choice_and_a_broken_one_is_reported(tmp_path):
 
 def test_the_table_has_a_line_for_every_row():
     slow = dataclasses.replace(ALONE[1], reason="only a GPU has it")
-    found = compare([BASELINE, ALONE[0], slow], FASTER[:2], 0.0)
-    head, baseline, fused, tf32 = trial_cells(found)
+    found = recommend.compare([BASELINE, ALONE[0], slow], FASTER[:2], 0.0)
+    head, baseline, fused, tf32 = recommend.trial_cells(found)
     assert len({len(row) for row in (head, baseline, fused, tf32)}) == 1
     assert baseline[2] == "1.00x" and fused[2] == "1.25x"
     assert tf32[0] == "TF32" and tf32[-1] == "only a GPU has it"
@@ -303,7 +290,7 @@ START = Workload(
     data=DataConfig(effective_batch=16, micro_batch=4),
     hw=CPU,
 )
-AXES, OFF = axes_of(START.speed, NOT_HERE, KERNELS)
+AXES, OFF = recommend.axes_of(START.speed, NOT_HERE, KERNELS)
 
 
 def figures(work: Workload, **over) -> dict:
@@ -324,7 +311,7 @@ def figures(work: Workload, **over) -> dict:
 
 def found(target: str = "", measure=lambda work, steps: figures(work), start=START) -> tuple:
     tried = []
-    *_, best = search(start, AXES, measure, parse_target(target), 8, tried)
+    *_, best = recommend.search(start, AXES, measure, recommend.parse_target(target), 8, tried)
     return best, tried
 
 
@@ -338,7 +325,7 @@ def found(target: str = "", measure=lambda work, steps: figures(work), start=STA
     ],
 )
 def test_a_target_names_memory_step_or_both(text, target):
-    assert parse_target(text) == target
+    assert recommend.parse_target(text) == target
 
 
 @pytest.mark.parametrize(
@@ -346,7 +333,7 @@ def test_a_target_names_memory_step_or_both(text, target):
 )
 def test_a_target_that_cannot_be_read_is_a_sentence_with_the_form(text):
     with pytest.raises(KitError, match=r"memory<5GiB.*step<2s"):
-        parse_target(text)
+        recommend.parse_target(text)
 
 
 def test_the_fastest_settings_are_found_with_a_larger_micro_batch():
@@ -375,15 +362,15 @@ def test_a_setting_that_moves_the_loss_is_refused_however_fast():
     assert not best.work.speed.compile
     refused = [row for row in tried if row.work.speed.compile]
     assert refused and all("loss" in row.reason for row in refused)
-    table = tried_cells(tried, START, OFF)
+    table = recommend.tried_cells(tried, START, OFF)
     assert any("+3.333%" in row and "loss" in row[-1] for row in table)
     assert ("attention_kernel cudnn", "", "", "", "", "only a GPU has it") in table
 
 
 def test_a_loss_that_is_no_number_is_refused():
-    row = judge(START, 4, figures(START, loss=math.nan), figures(START), Target())
-    start = judge(START, 4, figures(START), figures(START), Target())
-    assert row.reason and not is_better(row, start)
+    row = recommend.judge(START, 4, figures(START, loss=math.nan), figures(START), Target())
+    start = recommend.judge(START, 4, figures(START), figures(START), Target())
+    assert row.reason and not recommend.is_better(row, start)
 
 
 def test_what_fails_is_a_row_with_its_reason():
@@ -427,8 +414,8 @@ def test_the_best_is_measured_again_beside_its_rivals():
 
 def test_a_busy_moment_of_one_turn_is_passed_over():
     turns = [figures(START, step_seconds=s) for s in ([1.0, 9.0, 2.0], [8.0, 1.5, 2.5])]
-    assert fastest(turns)["step_seconds"] == [1.0, 1.5, 2.0]
-    assert fastest([turns[0], {"error": "out of memory"}]) == {"error": "out of memory"}
+    assert recommend.fastest(turns)["step_seconds"] == [1.0, 1.5, 2.0]
+    assert recommend.fastest([turns[0], {"error": "out of memory"}]) == {"error": "out of memory"}
 
 
 def test_only_the_better_half_is_measured_for_long():
@@ -445,16 +432,16 @@ def test_only_the_better_half_is_measured_for_long():
 
 
 def test_as_fast_with_less_memory_is_better_and_noise_is_not():
-    old = judge(START, 4, figures(START), figures(START), Target())
-    assert not is_better(old._replace(step_s=0.99 * old.step_s), old)
-    assert is_better(old._replace(step_s=0.97 * old.step_s), old)
-    assert is_better(old._replace(memory_bytes=0.8 * old.memory_bytes), old)
+    old = recommend.judge(START, 4, figures(START), figures(START), Target())
+    assert not recommend.is_better(old._replace(step_s=0.99 * old.step_s), old)
+    assert recommend.is_better(old._replace(step_s=0.97 * old.step_s), old)
+    assert recommend.is_better(old._replace(memory_bytes=0.8 * old.memory_bytes), old)
 
 
 def test_settings_left_out_or_missing_here_are_not_varied():
     names = {name for axis in AXES for name in axis[0]}
     assert "pinned_memory" not in names and {"compile", "adamw_8bit", "sdpa"} <= names
     with_ema = dataclasses.replace(START.speed, ema=True)
-    axes, _ = axes_of(with_ema, {}, KERNELS)
+    axes, _ = recommend.axes_of(with_ema, {}, KERNELS)
     assert any("ema_offload" in axis[0] for axis in axes)
     assert {"compile": True, "cuda_graphs": True} in [values for axis in axes for values in axis]
