@@ -58,6 +58,9 @@ def test_views_and_shared_memory_are_written_whole(tmp_path):
 
 
 def test_only_the_newest_are_kept(tmp_path):
+    assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        load(tmp_path / "none.safetensors")
     for step in (1, 2, 10, 100):
         save(tree(step), tmp_path, step, keep=2)
     assert [int(p.stem[5:]) for p in checkpoints(tmp_path)] == [10, 100]
@@ -92,12 +95,6 @@ def test_damage_is_found_without_a_checksum_too(tmp_path):
     damaged(path, "truncated")
     with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
-
-
-def test_an_empty_or_missing_folder_holds_nothing(tmp_path):
-    assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
-    with pytest.raises(DamagedFileError, match="cannot be read"):
-        load(tmp_path / "none.safetensors")
 
 
 def test_a_pickle_is_never_opened(tmp_path):
@@ -241,11 +238,10 @@ def test_the_setting_may_change_on_the_way(tmp_path):
 
 
 def test_the_warm_up_is_only_for_an_optimizer_that_starts_again():
-    config = TrainConfig(warmup_steps=10)
+    config, adaptation = TrainConfig(warmup_steps=10), Adaptation(begun_step=100)
     assert Adaptation().warm_up(config, 3) == 1.0
-    adaptation = Adaptation(begun_step=100)
     assert [adaptation.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
-    assert Adaptation(begun_step=100).warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
+    assert adaptation.warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
 
 
 def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():

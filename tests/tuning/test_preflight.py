@@ -19,7 +19,6 @@ from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning import preflight
-from kit.tuning import preflight as fit
 from kit.tuning.preflight import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,14 +79,10 @@ def test_free_savings_come_before_those_that_cost_time():
     assert preflight.change(work, work.planned_bytes // 15).endswith("gradient_checkpointing on.")
 
 
-def test_what_never_fits_says_what_to_choose_instead():
-    assert "smaller tier" in preflight.preflight(workload(memory_bytes=2**20)).change
-
-
 def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
-    verdicts = []
-    record = lambda work: verdicts.append(preflight.preflight(work)) or verdicts[-1]  # noqa: E731
-    monkeypatch.setattr(fit, "preflight", record)
+    verdicts, real = [], preflight.preflight
+    record = lambda work: verdicts.append(real(work)) or verdicts[-1]  # noqa: E731
+    monkeypatch.setattr(preflight, "preflight", record)
     work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
     limit = work.with_rows(8).planned_bytes * 1.05
     small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
@@ -99,6 +94,7 @@ def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
 
 
 def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
+    assert "smaller tier" in preflight.preflight(workload(memory_bytes=2**20)).change
     with pytest.raises(KitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
         preflight.largest_micro_batch(workload(memory_bytes=2**20))
 
@@ -187,27 +183,21 @@ def test_every_preset_fits_its_tier_with_every_overlay(name):
         assert min(sizes, key=sizes.get) == "low_memory"
 
 
-def test_rows_are_padded_as_the_stream_pads_them():
+def test_rows_are_padded_as_the_stream_pads_them_and_counted_by_a_token_budget():
     data = {"effective_batch": 8, "micro_batch": 8}
     length = lambda **over: workload(data=DataConfig(**data | over)).step.length  # noqa: E731
     own = MODEL.max_text + MODEL.max_code
     assert length() == own == 500
     assert length(length_multiple=64) == 512
     assert length(grid_lengths=(256, 600)) == 600
-
-
-def test_a_token_budget_decides_the_rows():
-    data = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
-    assert workload(data=data).step.rows == 4  # 2000 tokens a pass, 500 a row
-
-
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_a_share_of_the_memory_that_cannot_be_is_refused(share):
-    with pytest.raises(KitError, match="max_memory_fraction"):
-        workload(max_memory_fraction=share)
+    budget = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
+    assert workload(data=budget).step.rows == 4  # 2000 tokens a pass, 500 a row
 
 
 def test_the_limit_is_a_share_of_the_device_and_no_more_than_is_free():
+    for share in (0.0, 1.5):
+        with pytest.raises(KitError, match="max_memory_fraction"):
+            workload(max_memory_fraction=share)
     assert preflight.limit_memory(dataclasses.replace(CPU, memory_bytes=2**30), 0.5) == 2**29
     assert preflight.limit_memory(dataclasses.replace(CPU, memory_bytes=2**60), 1.0) < 2**50
 
@@ -228,8 +218,8 @@ def pretended_t4(monkeypatch):
     """A function (GiB allocated, GiB reserved) -> a workload whose trial on a T4 peaks so."""
     work = tier("t4")
     hw = dataclasses.replace(work.hw, memory_bytes=int(14.6 * 2**30), capability=(7, 5))
-    monkeypatch.setattr(fit, "is_here", lambda _hw: True)
-    monkeypatch.setattr(fit, "two_steps", lambda _work: None)
+    monkeypatch.setattr(preflight, "is_here", lambda _hw: True)
+    monkeypatch.setattr(preflight, "two_steps", lambda _work: None)
     for name in ("reset_peak_memory_stats", "empty_cache", "get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -262,10 +252,7 @@ def test_on_a_gpu_reserved_memory_is_judged_and_both_figures_are_reported(preten
         assert verdict.reserved_bytes == int(reserved_gib * 2**30)
         assert "5.00 GiB" in str(verdict) and f"{reserved_gib:.2f} GiB reserved" in str(verdict)
         assert f"{limit_gib:.2f} GiB it may use" in str(verdict)
-
-
-def test_the_whole_of_a_gpu_may_be_asked_for_as_an_integer(pretended_t4):
-    work = dataclasses.replace(pretended_t4(5.0, 14.0), max_memory_fraction=1)
+    work = dataclasses.replace(pretended_t4(5.0, 14.0), max_memory_fraction=1)  # an integer, too
     assert preflight.preflight(work).fits
 
 

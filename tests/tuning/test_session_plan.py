@@ -93,11 +93,9 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert TrainConfig(max_steps=2000, eval_steps=500).for_steps(4000).eval_steps == 500
 
 
-def test_a_small_corpus_is_validated_every_two_passes():
-    """It is memorised within a few epochs; under 50 steps there are none to wait for."""
-    assert resolve_steps(EPOCHS, 60).eval_steps == 120
-    assert resolve_steps(EPOCHS, 3).eval_steps == 50
-    assert resolve_steps(EPOCHS, 3, asked=300).eval_steps == 30  # ten times a run, as ever
+def test_a_small_corpus_is_validated_every_two_passes_or_fifty_steps():
+    given = [(60, 0), (3, 0), (3, 300)]  # of 300 steps ten times
+    assert [resolve_steps(EPOCHS, *each).eval_steps for each in given] == [120, 50, 30]
 
 
 def test_steps_are_reported_in_epochs_and_hours():
@@ -185,12 +183,6 @@ def test_the_time_of_the_whole_demo_is_announced():
     assert "In all" not in forecast(LONG, 0.2, TimeBudget(), SLOW)
 
 
-@pytest.mark.parametrize("field", ["minutes", "min_steps", "other_steps"])
-def test_a_negative_budget_is_refused(field):
-    with pytest.raises(KitError, match=f"TimeBudget.{field}"):
-        TimeBudget(**{field: -1})
-
-
 # Sessions.
 
 
@@ -273,7 +265,9 @@ def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
     assert not fits(found) and said in found.advice[0]
 
 
-@pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])
-def test_limits_that_allow_nothing_are_refused(field, value):
-    with pytest.raises(KitError, match=f"Limits.{field}"):
-        SessionLimits(**{field: value})
+def test_limits_that_allow_nothing_and_negative_budgets_are_refused():
+    wrong = [(SessionLimits, "session_hours", 0.0), (SessionLimits, "quota_bytes", 0)]
+    wrong += [(TimeBudget, name, -1) for name in ("minutes", "min_steps", "other_steps")]
+    for kind, field, value in wrong:
+        with pytest.raises(KitError, match=f"{kind.__name__}.{field}"):
+            kind(**{field: value})
