@@ -199,7 +199,6 @@ def ending_checks(figures: dict, fix: str) -> list[Check]:
     """Return the checks of `ending_figures`."""
     eos_rate = figures["eos_rate"]
     runaway_rate = figures["runaway_rate"]
-    ended = f"{eos_rate:.1%} of them"
     runaway = f"{runaway_rate:.1%} over twice as long"
     pace = f"{figures['duration_ratio']:.2f} times the recordings"
     endless = runs_away = off_pace = ""
@@ -210,7 +209,7 @@ def ending_checks(figures: dict, fix: str) -> list[Check]:
     if not 0.8 < figures["duration_ratio"] < 1.25:
         off_pace = f"speech lasts {pace}"
     return [
-        Check("ends its sentences", ended, "all", endless),
+        Check("ends its sentences", f"{eos_rate:.1%} of them", "all", endless),
         Check("does not run away", runaway, "at most 2.0%", runs_away),
         Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
     ]

@@ -190,8 +190,7 @@ class DecodedBatch:
             end = self.limits[row]
             stops = (codes[: end + 1] == self.stop).nonzero()
             stopped = len(stops) > 0
-            if stopped:
-                end = int(stops[0])
+            end = int(stops[0]) if stopped else end
             states = None
             if self.states is not None:  # a copy: a view would keep those of the whole batch
                 states = self.states[row, :end].to("cpu", torch.float32, copy=True)
@@ -233,10 +232,8 @@ def generate(
         if not truncated:
             break
         config = replace(config, temperature=config.temperature / 2)
-        texts_left = [texts[i] for i in truncated]
-        cond_left = select_rows(cond, truncated)
-        retried = best_of(decoder, texts_left, cond_left, config, text_mismatch)
-        for i, result in zip(truncated, retried):
+        left = [texts[i] for i in truncated], select_rows(cond, truncated)
+        for i, result in zip(truncated, best_of(decoder, *left, config, text_mismatch)):
             results[i] = result
     return results
 
@@ -360,15 +357,15 @@ def decode_stream(
             batch.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
         active = ActiveRows(
             rows=torch.arange(count, device=device),
-            limits=torch.tensor(batch.limits, device=device),
+            limits=torch.tensor(limits, device=device),
             done=torch.zeros(count, dtype=torch.bool, device=device),
             seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
             x=x,
             padding=padding,
-            noise=None,
+            noise=Noise(seeds, config.choices(c.code_vocab), device)
+            if config.temperature
+            else None,
         )
-        if config.temperature:
-            active.noise = Noise(seeds, config.choices(c.code_vocab), device)
         longest = batch.codes.shape[1]
         logits, cache = decoder.prefill(x, padding, longest)
         for n in range(longest):

@@ -160,9 +160,9 @@ class Voice:
         return voice
 
     def without_speaker(self, name: str) -> "Voice":
-        kept = {}
-        for field in ("references", "pieces", "vectors"):
-            kept[field] = {key: value for key, value in getattr(self, field).items() if key != name}
+        kept = {field: dict(getattr(self, field)) for field in ("references", "pieces", "vectors")}
+        for values in kept.values():
+            values.pop(name, None)
         return dataclasses.replace(self, **kept)
 
     def ids(self, text: str) -> list[int]:
@@ -208,9 +208,8 @@ class Voice:
     def conditioning(self, speakers: list[str], device: torch.device) -> Conditioning:
         if not any(name in self.pieces for name in speakers):
             return torch.stack([self.reference(name) for name in speakers]).to(device)
-        segments = {}
-        for name in set(speakers):
-            segments[name] = [mel.to(device) for mel in self.reference_segments(name)]
+        names = set(speakers)  # rows of one speaker share the list
+        segments = {n: [mel.to(device) for mel in self.reference_segments(n)] for n in names}
         return [segments[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:

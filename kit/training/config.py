@@ -135,11 +135,8 @@ class TrainConfig:
 
     def intervals_in_steps(self, epoch_steps: int) -> "TrainConfig":
         """Convert intervals given in epochs for a corpus of `epoch_steps` steps a pass."""
-        epochs = {
-            "eval_steps": self.eval_epochs,
-            "save_steps": self.save_epochs,
-            "gate_every": self.gate_epochs,
-        }
+        epochs = {"eval_steps": self.eval_epochs, "save_steps": self.save_epochs}
+        epochs["gate_every"] = self.gate_epochs
         steps = {name: max(1, round(n * epoch_steps)) for name, n in epochs.items() if n}
         return dataclasses.replace(self, **steps) if steps else self
 

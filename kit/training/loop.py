@@ -192,9 +192,8 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
     fixed = bool(batch.lengths.max() < width)
     parts = []
     for first in range(0, count, rows):
-        last = min(first + rows, count)
-        part_width = width if fixed else int(batch.lengths[first:last].max())
-        parts.append(_select_rows(batch, first, last, part_width))
+        part_width = width if fixed else int(batch.lengths[first : first + rows].max())
+        parts.append(_select_rows(batch, first, first + rows, part_width))
     return parts
 
 

@@ -104,9 +104,8 @@ class Applied:
 
     def without(self, name: str, reason: str) -> "Applied":
         """Return these with `name` turned off while training."""
-        return Applied(
-            switches=tuple(s.turned_off(reason) if s.name == name else s for s in self.switches)
-        )
+        changed = (s.turned_off(reason) if s.name == name else s for s in self.switches)
+        return Applied(switches=tuple(changed))
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
@@ -171,10 +170,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "tf32": tf32,
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
-        "pinned_memory": (
-            gpu,
-            "batches are made and copied while the GPU computes" if gpu else only_gpu,
-        ),
+        "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "cuda_graphs": (
             gpu and compiles,
@@ -288,11 +284,10 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
     """Compile the trunk's layers again, at the next training pass."""
     detect_vector_isa()
     torch.compiler.reset()  # graphs of an earlier model count against a limit
+    how = {"dynamic": True}  # one graph for any number and length of rows
     if cuda_graphs:  # one for each shape
-        model.gpt.run_layer = torch.compile(run_layer, dynamic=False, mode="reduce-overhead")
-        return
-    # One graph for any number and length of rows.
-    model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
+        how = {"dynamic": False, "mode": "reduce-overhead"}
+    model.gpt.run_layer = torch.compile(run_layer, **how)
 
 
 def compilations() -> int:

@@ -25,14 +25,7 @@ from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
 from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
-from kit.training.optim import (
-    EMA,
-    Adaptation,
-    lr_factor,
-    make_optimizers,
-    moment_shape,
-    moments_of,
-)
+from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.switches import SpeedConfig, apply, compile_layers
 
@@ -254,7 +247,7 @@ class Trainer:
         self.applied = self.applied.without("compile", why)
         self.notes.append(f"torch.compile is off from here, it failed: {why}")
 
-    def averaged(self):
+    def averaged(self) -> contextlib.AbstractContextManager:
         """A context in which the model holds its averaged weights, if there are any."""
         return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
 
@@ -418,10 +411,10 @@ class Trainer:
     def _micro_rows_here(self, run: dict) -> int:
         """The limit on rows of a pass in a checkpoint's `run`; 0 on a larger device."""
         rows = run.get("micro_rows", 0)
-        if not rows or "memory_bytes" not in run:
-            return rows
-        before_bytes = run["memory_bytes"]
+        if not rows:
+            return 0
         now_bytes = self.smallest_memory_bytes()
+        before_bytes = run.get("memory_bytes", now_bytes)  # earlier versions saved none
         if now_bytes <= before_bytes:
             return rows
         self.notes.append(

@@ -114,15 +114,10 @@ def diagnose(
 def slowdown(timed: list[dict]) -> float:
     """How many times as long the newest steps take as the first ones; 1 if they are as fast."""
     count = min(RECENT, len(timed) // 2)
-    newest = cost(timed[-count:])
-    return newest / min(cost(timed[:count]), newest)
-
-
-def cost(rows: list[dict]) -> float:
-    """Seconds a token of the usual row, without waiting for data."""
-    return statistics.median(
-        (row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in rows
-    )
+    # Seconds a token, without waiting for data.
+    costs = [(row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in timed]
+    newest = statistics.median(costs[-count:])
+    return newest / min(statistics.median(costs[:count]), newest)
 
 
 def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
@@ -145,7 +140,7 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
             skipped <= MAX_NOT_FINITE * len(recent),
             "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16",
         )
-    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    losses = _numbers(rows, "loss")
     if len(losses) >= MIN_ROWS:
         fifth = len(losses) // 5
         first, last = statistics.median(losses[:fifth]), statistics.median(losses[-fifth:])

@@ -196,16 +196,8 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     guide = 0
     if step.guided:
         guide = wide * 4 * number + tokens * (length + step.text_ids + 2) * FP32_BYTES
-    return Activations(
-        layer,
-        wide * FP32_BYTES,
-        conditioner,
-        head,
-        guide,
-        backward,
-        conformers_forward,
-        conformers_backward,
-    )
+    conformers = (conformers_forward, conformers_backward)
+    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward, *conformers)
 
 
 def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, int]:

@@ -161,7 +161,8 @@ class StepProfiler:
         if not self.ready:
             self.ready = True
             silence_profiler()
-            self._guarded(_set_up)
+            first = new_profile()
+            self._guarded(lambda: (first.start(), first.stop()))
         self.asked.set()
 
     def __call__(self, event) -> None:
@@ -190,7 +191,7 @@ class StepProfiler:
         self.first = step
         self.steps = 0
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
-        self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
+        self.profile = new_profile(schedule=plan)
         self.profile.start()
         self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
 
@@ -234,14 +235,9 @@ class StepProfiler:
             write_atomic(self.folder / STATUS, status)
 
 
-def _activities() -> list[ProfilerActivity]:
+def new_profile(**how) -> profile:
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return [ProfilerActivity.CPU, *cuda]
-
-
-def _set_up() -> None:
-    with profile(activities=_activities(), **EXTRAS):
-        pass
+    return profile(activities=[ProfilerActivity.CPU, *cuda], **EXTRAS, **how)
 
 
 def top_operators(ended: profile) -> tuple[str, list[dict]]:
