@@ -1,6 +1,7 @@
 """A voice's files in a run's folder: read, damaged, or of different runs."""
 
 import copy
+import dataclasses
 import json
 import shutil
 
