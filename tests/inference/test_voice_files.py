@@ -1,6 +1,7 @@
 """A voice's files in a run's folder: read, damaged, or of different runs."""
 
 import copy
+import dataclasses
 import json
 import shutil
 
@@ -116,7 +117,8 @@ OTHER = {
 
 @pytest.mark.parametrize("size", OTHER)
 def test_parts_of_different_runs_are_distinguished(folder, size):
-    save_model(SpeechGPT(real_config(**{size: 200})), folder / "model-ema.safetensors")
+    config = dataclasses.replace(real_config(), **{size: 200})
+    save_model(SpeechGPT(config), folder / "model-ema.safetensors")
     with pytest.raises(SpeechError, match=OTHER[size] + ".*different runs"):
         load_voice(folder)
 
