@@ -273,13 +273,10 @@ def check_compiled_int8(model, count: int) -> None:
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
-def test_compiled_int8_speaks_with_another_number_of_threads(one_layer, compiler):
+def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, compiler):
     check_compiled_int8(one_layer, 8)
-
-
-def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
     # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come
-    # back in another model.
+    # back in another model of the same shape.
     with torch._inductor.config.patch(max_autotune_gemm_backends="CPP"):
         for seed in (1, 2):
             check_compiled_int8(loud(seed=seed, layers=1), 1)
