@@ -168,7 +168,7 @@ def tensorboard_log(
 ) -> tuple[Listener | None, str]:
     """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
 
-    A `folder` without events first gets `rows`, what `read_log` found so far.
+    A `folder` without events first gets `rows`, those that `read_log` has returned.
     """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"

@@ -72,8 +72,7 @@ def trained() -> tuple[CodeReader, FitSchedule]:
 def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
     reader, fit_schedule = trained
     codes, texts = spoken(20, seed=2)
-    read = reader.transcribe(codes)
-    assert sum(a == b for a, b in zip(read, texts)) >= 18
+    assert sum(a == b for a, b in zip(reader.transcribe(codes), texts)) >= 18
     assert fit_schedule.figure < 0.05 and fit_schedule.ending.startswith("after 150 steps")
 
 
@@ -83,14 +82,8 @@ def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained
     own = reader.text_mismatch(texts, codes)
     others = reader.text_mismatch([text[2:] + text[:1] for text in texts], codes)
     assert max(own) < min(others) and min(own) >= 0
-
-
-def test_a_row_is_judged_the_same_alone_and_among_longer_ones(trained):
-    reader, _ = trained
-    codes, texts = spoken(6, seed=3)
-    together = reader.text_mismatch(texts, codes)
     alone = [reader.text_mismatch([text], [row])[0] for text, row in zip(texts, codes)]
-    assert together == pytest.approx(alone, abs=0.2)  # a longer row's blanks reach a few codes in
+    assert own == pytest.approx(alone, abs=0.2)  # a longer row's blanks reach a few codes in
 
 
 def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_error(trained):
@@ -135,11 +128,9 @@ def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_pat
 
 @pytest.mark.parametrize("left", [100, -8])
 def test_a_damaged_file_is_reported_with_what_to_do(trained, tmp_path, left):
-    reader, _ = trained
     path = tmp_path / READER
-    save_reader(reader, path, PARTS)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:left] + bytes(max(0, -left)))
+    save_reader(trained[0], path, PARTS)
+    path.write_bytes(path.read_bytes()[:left] + bytes(max(0, -left)))
     for load in (lambda: load_matching_reader(tmp_path, PARTS), lambda: load_reader(path)):
         with pytest.raises(KitError, match=r"reader\.safetensors.*delete it, or run"):
             load()
@@ -241,6 +232,7 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     references = cond.repeat_interleave(5, 0)
     seeds = [candidate_seed(config, text, i % 5) for i, text in enumerate(each)]
     rows = decode(decoder, each, references, config, seeds)
+    assert len({tuple(row.codes.tolist()) for row in rows[:5]}) > 1, "drawn apart"
     sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
     choices = []
     for follow in (0.0, 1.5, 1e6):

@@ -75,21 +75,23 @@ def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int
     return [row.codes.tolist() for row in generate(decoder, texts, cond, config)]
 
 
-def test_start_and_stop_are_those_of_the_configuration():
-    model = loud(start_text_id=3, stop_text_id=0, start_code_id=5, stop_code_id=1)
-    texts, codes, cond = rows(3)
-    found = decoded(Decoder(model), texts, codes, cond)
-    torch.testing.assert_close(found, trained(model, texts, codes, cond), rtol=1e-4, atol=1e-4)
-    spoken = generate(model, texts, cond, GREEDY)
-    assert all(not ((row.codes == 5) | (row.codes == 1)).any() for row in spoken)
+def same_logits(one: Decoder, other: Decoder, request) -> None:
+    torch.testing.assert_close(decoded(one, *request), decoded(other, *request))
 
 
-def test_every_step_is_the_training_paths(model):
-    wanted = trained(model, *rows())
-    found = decoded(Decoder(model), *rows())
+IDS = {"start_text_id": 3, "stop_text_id": 0, "start_code_id": 5, "stop_code_id": 1}
+
+
+@pytest.mark.parametrize("ids", [{}, IDS])
+def test_every_step_is_the_training_paths(ids):
+    model = loud(**ids)
+    wanted, found = trained(model, *rows()), decoded(Decoder(model), *rows())
     assert wanted.abs().max() > 1  # or the tolerance would say nothing
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+    texts, _, cond = rows()
+    stops = {model.config.start_code, model.config.stop_code}
+    assert not any(stops & {*codes} for codes in said(model, texts, cond))
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only"])
@@ -116,9 +118,8 @@ def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs, monkeypatch):
     decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
 
     def place() -> int:
-        if graphs:
-            return decoder.memory.graphs_memory[0].data_ptr()
-        return decoder.memory.spare["memory"][0].data_ptr()
+        memory = decoder.memory
+        return (memory.graphs_memory if graphs else memory.spare["memory"])[0].data_ptr()
 
     (texts, codes, cond), places = rows(2), set()
     wanted = decoded(decoder, texts, codes, cond)
@@ -132,17 +133,11 @@ def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs, monkeypatch):
 
 def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     """A larger batch drops the graphs of the smaller one, whose memory goes back."""
-    decoder = graphed(model, monkeypatch)
-    eager = Decoder(model)
-
-    def check(count: int) -> None:
-        request = rows(count)
-        torch.testing.assert_close(decoded(decoder, *request), decoded(eager, *request))
-
-    check(2)
+    decoder, eager = graphed(model, monkeypatch), Decoder(model)
+    same_logits(decoder, eager, rows(2))
     old = [weakref.ref(flat) for flat in decoder.memory.graphs_memory]
     small = weakref.ref(next(iter(decoder.compiled.ready.values())))
-    check(4)
+    same_logits(decoder, eager, rows(4))
     gc.collect()  # a pretended graph is a cycle
     assert decoder.memory.rows == 4 and not decoder.memory.spare
     assert small() is None and not any(flat() is not None for flat in old)
@@ -150,16 +145,15 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     wanted = 2 * 4 * GPT.width * decoder.max_positions  # keys and values of four rows
     assert sizes == [wanted] * GPT.layers
     for count in (1, 2, 4, 1):
-        check(count)
+        same_logits(decoder, eager, rows(count))
     assert sorted(rows for rows, _ in decoder.compiled.ready) == [1, 2, 4]
     assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
 
 
 def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
-    decoder = graphed(model, monkeypatch)
-    texts, codes, cond = rows(2)
+    decoder, request = graphed(model, monkeypatch), rows(2)
     with torch.inference_mode():
-        x, padding = decoder.prompt(texts, cond)
+        x, padding = decoder.prompt(request[0], request[2])
         _, cache = decoder.prefill(x, padding, 3)
         assert decoder.memory.in_use
         del cache
@@ -170,8 +164,7 @@ def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
     assert not decoder.memory.in_use
     decoder.free_memory()
     assert not decoder.memory.graphs_memory and not decoder.compiled.ready
-    wanted = decoded(Decoder(model), texts, codes, cond)
-    torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
+    same_logits(decoder, Decoder(model), request)
 
 
 def out_of_memory(*_):
@@ -273,13 +266,10 @@ def check_compiled_int8(model, count: int) -> None:
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
-def test_compiled_int8_speaks_with_another_number_of_threads(one_layer, compiler):
+def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, compiler):
     check_compiled_int8(one_layer, 8)
-
-
-def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
     # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come
-    # back in another model.
+    # back in another model of the same shape.
     with torch._inductor.config.patch(max_autotune_gemm_backends="CPP"):
         for seed in (1, 2):
             check_compiled_int8(loud(seed=seed, layers=1), 1)
@@ -324,8 +314,7 @@ def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
 def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
     monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
     decoder = graphed(model, monkeypatch)
-    request = rows(count, codes=20)
-    torch.testing.assert_close(decoded(decoder, *request), decoded(Decoder(model), *request))
+    same_logits(decoder, Decoder(model), rows(count, codes=20))
     assert len(decoder.compiled.ready) > 4
 
 

@@ -244,15 +244,12 @@ def test_weights_a_format_cannot_hold_are_refused_and_spoil_nothing(voice, folde
     assert load_export(folder).speakers == voice.speakers
 
 
-def test_an_unknown_format_names_the_nearest(voice, tmp_path):
-    with pytest.raises(SpeechError, match=r"'in8'.*int8"):
-        export_voice(voice, tmp_path, "in8")
-
-
-def test_a_file_is_no_folder_to_export_to_or_to_load_from(voice, tmp_path):
+def test_a_file_is_no_folder_and_an_unknown_format_names_the_nearest(voice, tmp_path):
     (tmp_path / "voice").write_text("")
     with pytest.raises(SpeechError, match="is a file: name a folder"):
         export_voice(voice, tmp_path / "voice")
+    with pytest.raises(SpeechError, match=r"'in8'.*int8"):
+        export_voice(voice, tmp_path, "in8")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "voice"):
         refused(path, "is no exported voice")
 
@@ -317,14 +314,11 @@ def test_a_card_with_former_names_of_settings_is_read(folder):
         assert read_card(folder).settings == OWN
 
 
-def test_a_card_of_another_rate_or_other_speakers_is_reported(folder):
+def test_a_card_of_another_rate_or_other_speakers_or_another_head_is_reported(folder):
     sealed(folder, sample_rate=16000)
     refused(folder, r"codec\.safetensors has 22050 Hz, .*voice\.json says 16000")
     sealed(folder, sample_rate=22050, speakers=["alma", "carol"])
     refused(folder, r"references\.safetensors has \['alma', 'brook'\].*says \['alma', 'carol'\]")
-
-
-def test_a_head_that_the_model_does_not_have_is_refused(folder):
     sealed(folder, habits={"alignment_layer": 9, "alignment_head": 0})
     refused(folder, r"names head 0 in layer 9, .* has 2 layers of 2 heads")
 
@@ -341,7 +335,7 @@ def test_a_head_that_the_model_does_not_have_is_refused(folder):
 def test_a_card_that_asks_for_what_no_voice_has_is_refused_at_once(folder, part, name, value):
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     sealed(folder, **{part: card[part] | {name: value}})
-    refused(folder, rf"\w+\.{name} = .*: must (lie in|be 0 or more)")
+    refused(folder, rf"\w+\.{name} = .*: (must lie in|must be 0 or more)")
 
 
 # programs of torch.export

@@ -187,19 +187,18 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
         ran = "bf16" if bf16 else "fp16: this GPU has no bf16"
         assert choose_layer("bf16", CUDA, compiled) == (PlainLinear, half, ran)
         for weights in ("int8", "int8-weight-only"):
-            kind, dtype, ran = choose_layer(weights, CUDA, compiled)
-            assert (kind, dtype) == (WeightOnlyInt8, half)
+            *layer, ran = choose_layer(weights, CUDA, compiled)
+            assert layer == [WeightOnlyInt8, half]
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("no int8 matmuls" in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    kind, dtype, ran = choose_layer("int8", CPU, compiled=True)
-    assert (kind, dtype) == (CompiledInt8, BF16) and f"from {INT8_MATMUL_ROWS} rows" in ran
+    *layer, ran = choose_layer("int8", CPU, compiled=True)
+    assert layer == [CompiledInt8, BF16] and f"from {INT8_MATMUL_ROWS} rows" in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose_layer("int8", CPU, compiled=False)
-    assert (kind, dtype) == (WeightOnlyInt8, BF16)
-    assert "no int8 matmuls" in ran
+    *layer, ran = choose_layer("int8", CPU, compiled=False)
+    assert layer == [WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
 
 
 @pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS + 5])

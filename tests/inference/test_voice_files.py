@@ -95,14 +95,11 @@ def test_a_model_saved_without_a_checksum_is_read(folder):
     assert all(torch.equal(again[name], weight) for name, weight in weights.items())
 
 
-def test_a_file_of_another_version_is_named_as_such(folder):
+def test_a_file_of_another_version_and_an_exported_voice_are_named_as_such(folder):
     path = folder / "model-ema.safetensors"
     safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
     with pytest.raises(SpeechError, match=r"another version of the kit.*02_train\.$"):
         load_voice(folder)
-
-
-def test_an_exported_voice_is_distinguished_from_a_run(folder):
     (folder / "voice.json").write_text("{}")
     with pytest.raises(SpeechError, match=r"exported voice: .*\.load_export reads it"):
         load_voice(folder)

@@ -73,14 +73,15 @@ def test_what_is_not_finite_is_null_in_strict_json(tmp_path):
     log = jsonl_log(tmp_path / "log.jsonl")
     log(event(1, loss=math.nan, grad_norm=math.inf, gate={"cer": math.nan, "eos_rate": 1.0}))
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    refuse = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
-    assert json.loads(line, **refuse)["loss"] is None
-    assert json.loads(line)["grad_norm"] is None
-    assert json.loads(line)["gate"] == {"cer": None, "eos_rate": 1.0}
+    found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["loss"] is None and found["grad_norm"] is None
+    assert found["gate"] == {"cer": None, "eos_rate": 1.0}
 
 
-def test_a_new_start_removes_the_piece_of_a_line_that_a_kill_left(tmp_path):
+def test_the_part_of_a_line_that_a_kill_left_is_passed_over_and_removed_by_a_new_start(tmp_path):
+    assert read_log(tmp_path / "none.jsonl") == []
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
+    assert [r["step"] for r in read_log(path)] == [1, 2]
     with pytest.warns(UserWarning, match=r"log\.jsonl.*last line.*dropped"):
         jsonl_log(path)(event(3))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -139,12 +140,6 @@ def test_a_line_that_is_no_event_is_left_out_and_said(tmp_path, line):
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], f"{line}\n")
     with pytest.warns(UserWarning, match=r"log\.jsonl: 1 unreadable lines"):
         assert [r["step"] for r in read_log(path)] == [1, 2]
-
-
-def test_the_piece_of_a_line_that_a_kill_left_is_passed_over(tmp_path):
-    assert read_log(tmp_path / "none.jsonl") == []
-    cut = write(tmp_path / "cut.jsonl", [row(1), row(2)], '{"step": 3, "lo')
-    assert [r["step"] for r in read_log(cut)] == [1, 2]
 
 
 def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):

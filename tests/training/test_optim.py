@@ -132,10 +132,10 @@ SHAPES = [(48, 32), (32, 96), (32, 32), (48, 32)]
 
 def matrices_with_gradients() -> list[nn.Parameter]:
     torch.manual_seed(0)
-    found = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    for p in found:
+    made = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    for p in made:
         p.grad = torch.randn_like(p)
-    return found
+    return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -202,8 +202,8 @@ def test_a_plateau_halves_the_rates_once():
 
 def limits(norms, **settings) -> tuple[list[float], list[str]]:
     adaptation, config = Adaptation(), TrainConfig(**settings)
-    found = [adaptation.clip_norm(config, norm) for norm in norms]
-    return [limit for limit, _ in found], [note for _, note in found if note]
+    found, notes = zip(*(adaptation.clip_norm(config, norm) for norm in norms))
+    return [*found], [note for note in notes if note]
 
 
 def test_a_spike_tightens_clipping_once_and_is_forgotten():
@@ -291,10 +291,7 @@ def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
 
 def test_a_restored_average_continues_as_the_first_would_have():
     module = model()
-    ema, again = (
-        ema_of(module, 0.9),
-        ema_of(module, 0.9),
-    )
+    ema, again = (ema_of(module, 0.9) for _ in range(2))
     walk(module, ema, 5)
     again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
     ema.update()

@@ -28,14 +28,10 @@ NUMBERS = ("loss", "grad_norm", "val_loss", "ema_val_loss")
 def torchrun(processes: int, folder: Path, *names: str) -> subprocess.Popen:
     words = ["--standalone", f"--nproc-per-node={processes}", str(JOB), str(folder), *names]
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    env = dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
 
 
 def done(processes: int, folder: Path, *names: str) -> None:

@@ -199,12 +199,12 @@ def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
     assert rest[0].step == 7 and rest[0].lr == event.lr
 
 
-@pytest.mark.parametrize(("steps", "times", "kept"), [({8, 9}, 2, [5, 6]), ({1, 2}, 0, [])])
+@pytest.mark.parametrize(("steps", "times", "kept"), [({8, 9}, 2, [6]), ({1, 2}, 0, [])])
 def test_a_run_that_keeps_diverging_ends_with_advice(tmp_path, steps, times, kept):
     session = exploding(tiny_session(tmp_path, PATIENT), steps)
     with pytest.raises(KitError, match=rf"not finite.*Lower `lr`.*was tried {times} times"):
         list(session.run(ON, Event()))
-    assert steps_saved(tmp_path)[-1:] == kept[-1:]
+    assert steps_saved(tmp_path)[-1:] == kept
 
 
 def test_a_shortage_beside_the_batch_is_a_verdict(tmp_path, monkeypatch):
@@ -259,7 +259,7 @@ def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     assert list(gated(tmp_path, 0.6, 0.7).run(ON, Event()))[-1].step == 9
 
 
-def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
+def test_a_finished_run_leaves_both_models_its_figures_and_nothing_to_do(whole):
     folder, events = whole
     session = tiny_session(folder)
     assert len(events) == 12 and session.finished() and not session.resumable()
@@ -267,8 +267,13 @@ def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
     newest = checkpoint.load_newest(folder / "checkpoints")[0]
     assert same_weights(folder, "raw", newest["model"])
     assert same_weights(folder, "ema", newest["ema"])
-    assert [figures(r) for r in logged(folder)] == [figures(e) for e in events]
+    rows = logged(folder)
+    assert [figures(row) for row in rows] == [figures(e) for e in events]
     assert not list(folder.glob("*.lock*"))
+    speed = 12 / sum(row["step_s"] for row in rows)
+    wanted = {"steps": 12, "loss": rows[-1]["loss"], "steps_per_s": pytest.approx(speed)}
+    wanted |= {name: rows[-1][name] for name in ("val_loss", "ema_val_loss")}
+    assert summary(rows).items() >= wanted.items()
 
 
 def test_more_steps_continue_a_finished_run(tmp_path):
@@ -407,12 +412,3 @@ def test_trial_steps_leave_no_trace(whole, tmp_path):
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
-
-
-def test_the_summary_counts_by_hand(whole):
-    rows = logged(whole[0])
-    found = summary(rows)
-    assert (found["steps"], found["loss"]) == (12, rows[-1]["loss"])
-    assert found["steps_per_s"] == pytest.approx(12 / sum(r["step_s"] for r in rows))
-    assert found["val_loss"] == rows[-1]["val_loss"]
-    assert found["ema_val_loss"] == rows[-1]["ema_val_loss"]

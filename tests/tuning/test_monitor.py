@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -119,9 +120,9 @@ def test_a_gpu_is_read_whole():
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
-def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
+def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> BaseException | None:
     """A real run in a thread of its own, as under the panel; what it raised."""
-    config, errors = dataclasses.replace(TRAIN, max_steps=steps), []
+    config = dataclasses.replace(TRAIN, max_steps=steps)
 
     def ask(event):
         if event.step == ask_at:
@@ -131,16 +132,11 @@ def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
 
     def work():
         state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
-        try:
-            with profiler:
-                list(listen(train(state, random_batches(GPT)), ask, profiler))
-        except ValueError as error:
-            errors.append(error)
+        with profiler:
+            list(listen(train(state, random_batches(GPT)), ask, profiler))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return errors
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).exception()
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +179,7 @@ def test_a_run_that_ends_before_its_profile_does_says_so(tmp_path, more, recwarn
 def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
     profiler = StepProfiler(tmp_path)
     for _ in range(2):  # and another one can begin
-        (error,) = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
+        error = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
         assert str(error) == "broken" and "no profile" in profiler.status
 
 
@@ -191,11 +187,11 @@ def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkey
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)
-    assert run(profiler, steps=WHOLE + 4) == []
+    assert run(profiler, steps=WHOLE + 4) is None
     assert profiler.status.startswith("The profile failed.")
     monkeypatch.setattr("kit.tuning.monitor.schedule", lambda **_: 1 / 0)
     profiler = StepProfiler(tmp_path / "profile")
-    assert run(profiler, steps=5) == []
+    assert run(profiler, steps=5) is None
     assert (tmp_path / "profile" / STATUS).read_text().startswith("The profile failed.")
 
 

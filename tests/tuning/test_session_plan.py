@@ -128,9 +128,6 @@ def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
     assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
     assert seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
-
-
-def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
     with pytest.raises(KitError, match="run a few steps first"):
         make(tmp_path, log(1))
 
@@ -197,7 +194,7 @@ def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path,
     assert make(tmp_path, config=fewer, limits=SessionLimits(session_hours=4)).advice == ()
 
 
-def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
+def test_a_checkpoint_that_no_session_reaches_or_that_comes_too_seldom(tmp_path, disk):
     config = dataclasses.replace(CONFIG, save_steps=5000)
     limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
@@ -205,9 +202,6 @@ def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
     assert "set `save_steps` to 1,800 or less" in found.advice[0]
     config = dataclasses.replace(CONFIG, save_steps=1800)
     assert fits(make(tmp_path, config=config, limits=limits))
-
-
-def test_saving_too_seldom_is_reported(tmp_path, disk):
     (advice,) = make(tmp_path, config=dataclasses.replace(CONFIG, save_steps=5000)).advice
     assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
 

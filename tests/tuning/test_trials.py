@@ -109,21 +109,17 @@ def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
     return order, tokens
 
 
-def test_without_the_prefetch_thread_every_batch_is_made_in_its_step(monkeypatch):
-    order, tokens = watched_trial(monkeypatch, pinned=False)
+def test_with_pinned_memory_the_same_batches_are_made_in_a_thread_of_their_own(monkeypatch):
+    order, inline = watched_trial(monkeypatch, pinned=False)
     mine = threading.current_thread().name
     assert order == [("collate", mine), ("step", mine)] * 6
-    assert all(torch.equal(tokens[i], tokens[i + 4]) for i in range(2)), "the rows repeat"
-    assert not torch.equal(tokens[0], tokens[1])
-
-
-def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_thread(monkeypatch):
+    assert all(torch.equal(inline[i], inline[i + 4]) for i in range(2)), "the rows repeat"
+    assert not torch.equal(inline[0], inline[1])
+    monkeypatch.undo()
     order, tokens = watched_trial(monkeypatch, pinned=True)
     made = [each for each in order if each[0] != "step"]
     assert made == [("collate", "batches_0"), ("pin", "batches_0")] * 6
-    monkeypatch.undo()
-    _, inline = watched_trial(monkeypatch, pinned=False)
-    assert all(torch.equal(a, b) for a, b in zip(tokens, inline, strict=True)), "the same batches"
+    assert all(map(torch.equal, tokens, inline)) and len(tokens) == len(inline)
     until(lambda: "batches_0" not in [thread.name for thread in threading.enumerate()])
 
 
