@@ -37,7 +37,7 @@ from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
 from kit.training.logs import jsonl_log
-from kit.training.loop import cut, train
+from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import SpeedConfig, prefetch_if_on
 from kit.training.trainer import Trainer
@@ -428,7 +428,7 @@ def validation_loss(
     Each of the `ranks` computes its share.
     """
     sums = torch.zeros(2)
-    passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
+    passes = [micro for batch in ranks.share(batches) for micro in split_passes(batch, rows)]
     for micro in passes:
         with autocast(device, precision):
             sums += torch.stack(model(micro.to(device))).cpu()

@@ -28,7 +28,7 @@ from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
-from kit.training.loop import accumulate, clip, cut, split_batch, train, update
+from kit.training.loop import accumulate, clip, split_batch, split_passes, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, listen, validation_loss
 from kit.training.switches import SpeedConfig
@@ -565,4 +565,4 @@ def test_parts_are_what_packing_fewer_rows_would_have_given(rows, width):
 def test_a_batch_that_fits_is_left_as_it_is():
     batch = effective_batch(GPT, random_rows(GPT, 8), parts=2)
     for rows in (0, 4, 9):
-        assert all(a is b for a, b in zip(cut(batch, rows), batch.micro, strict=True))
+        assert all(a is b for a, b in zip(split_passes(batch, rows), batch.micro, strict=True))
