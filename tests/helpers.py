@@ -47,10 +47,9 @@ from kit.model.weights import warm_start_model
 from kit.text.espeak import run_module
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-from kit.training.config import TrainConfig
+from kit.training.config import Base, Finetuning, TrainConfig
 from kit.training.run import TrainingRun
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, Finetuning
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 

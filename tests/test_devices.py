@@ -39,7 +39,7 @@ from kit.dataset.data_report import DataReport
 from kit.inference.candidates import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
 from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model

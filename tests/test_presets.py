@@ -11,7 +11,7 @@ from kit.base.config import CONFIGS, build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision, choose_preset
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import LABELS, SpeedConfig

@@ -192,14 +192,8 @@ class CodeReader(nn.Module):
         lengths = torch.tensor([len(c) for c in codes])
         # (N, B, A); on the CPU, because CTC's gradient on a GPU is not deterministic.
         log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()
-        nats = F.ctc_loss(
-            log_probs,
-            torch.cat(targets),
-            lengths,
-            counts,
-            reduction="none",
-            zero_infinity=zero_infinity,
-        )
+        how = {"reduction": "none", "zero_infinity": zero_infinity}
+        nats = F.ctc_loss(log_probs, torch.cat(targets), lengths, counts, **how)
         return nats / counts.clamp(min=1)
 
 

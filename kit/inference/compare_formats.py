@@ -19,9 +19,8 @@ from kit.base.config import require, require_within
 from kit.base.hardware import timings
 from kit.batches.code_cache import CodeCache
 from kit.inference.decoder import Decoder
-from kit.inference.generate import generate
+from kit.inference.generate import GenerateConfig, generate
 from kit.inference.linear_formats import FORMATS, weight_bytes
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 
 # How much a format may change to be chosen.

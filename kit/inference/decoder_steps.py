@@ -90,10 +90,7 @@ class CacheMemory:
         if memory is None or memory[0].numel() < size:
             memory = self.allocate(size)
         shape = (2, rows, self.heads, positions, self.head_width)
-        layers = []
-        for flat in memory:
-            keys, values = flat[:size].view(shape)
-            layers.append((keys, values))
+        layers = [tuple(flat[:size].view(shape)) for flat in memory]
         return KVCache(layers=layers, memory=memory, mask=mask)
 
     def size(self, rows: int, positions: int) -> int:
@@ -263,11 +260,6 @@ class CudaGraphSteps(PreparedSteps):
         first = next(graphs, None)
         return StepGraph(step, case[1], args, first.graph.pool() if first else None)
 
-    def clear_graphs(self) -> None:
-        if self.decoder.device.type == "cuda":
-            torch.cuda.synchronize(self.decoder.device)  # none is running
-        self.ready.clear()
-
 
 class GraphMemory(CacheMemory):
     """One cache that CUDA graphs write to, for the largest batch so far; smaller ones use its rows.
@@ -298,10 +290,8 @@ class GraphMemory(CacheMemory):
                 longest = self.steps.decoder.max_positions
                 self.graphs_memory = self.allocate(self.size(rows, longest))
                 self.rows = rows
-            layers = []
-            for flat in self.graphs_memory:
-                keys, values = flat.view(2, self.rows, self.heads, -1, self.head_width)
-                layers.append((keys[:rows], values[:rows]))
+            shape = (2, self.rows, self.heads, -1, self.head_width)
+            layers = [tuple(flat.view(shape)[:, :rows]) for flat in self.graphs_memory]
             # A graph attends to positions not yet written: masked values must not be NaN.
             torch._foreach_zero_([tensor for pair in layers for tensor in pair])
             cache = KVCache(layers=layers, memory=self.graphs_memory, mask=mask)
@@ -326,7 +316,9 @@ class GraphMemory(CacheMemory):
                 self.drop()
 
     def drop(self) -> None:
-        self.steps.clear_graphs()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # no graph is running
+        self.steps.ready.clear()
         self.graphs_memory = []
         self.rows = 0
 

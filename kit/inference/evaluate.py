@@ -1,26 +1,49 @@
-"""Measure a voice: errors, endings and pace.
+"""Measure a voice, check its figures before it is used, and name each misread word.
 
-It speaks held-out sentences and a recogniser transcribes them.
+It speaks held-out sentences and a recogniser transcribes them. A transcript is aligned with its
+text by the cheapest edit path over words (Levenshtein), in which two words may also become one or
+one two.
 
 Shapes: L samples.
 """
 
+import collections
 import dataclasses
+import functools
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
-from kit.audio.recognizer import SpeechRecognizer, cer
+from kit.audio.recognizer import SpeechRecognizer, cer, edit_distance
 from kit.base.config import require_within
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.dataset.manifest import Utterance
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
+from kit.text.normalize import letters
 from kit.text.sentences import SpokenPart
+
+OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
+
+KINDS = {
+    "left out": "a word of the text that is missing",
+    "doubled": "a word that was said twice",
+    "added": "a word that the text does not have",
+    "merged": "two words that were recognised as one",
+    "split": "one word that was recognised as two",
+    "replaced": "another word was recognised",
+    "misspelt": "a few letters differ: often the recogniser's mistake",
+}
+MERGE_COST = 0.5  # of two words becoming one, or one two; less than a word left out
+MISSPELT = 0.5  # share of letters that may differ in the same word
+CACHE_SIZE = 50_000  # pairs of words
+STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # (words of the text, words of the transcript)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +158,65 @@ def save_samples(
     return rows
 
 
-# --- checks that a voice must pass -------------------------------------------------------------
+# --- checks that a voice must pass --------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    what: str
+    measured: str
+    wanted: str
+    problem: str  # what is wrong and what to do; "" if it passes
+
+
+def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
+    """Return what may make a voice clearer, given training and held-out loss, if known."""
+    if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
+        return "train longer"
+    return (
+        f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
+        "steps do not help; more recordings would, or a base voice (BASE_MODEL in 01_data_prep, "
+        "--base-model)"
+    )
+
+
+def gate_checks(
+    scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
+) -> list[Check]:
+    """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
+    cer_limit = f"at most {worst_cer:.1%}"
+    blind = recognizer_warning(floor_cer, worst_cer)
+    unclear = ""
+    if scores.cer > worst_cer:
+        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    return [
+        Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
+        Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
+        *ending_checks(scores.figures(), fix),
+    ]
+
+
+def ending_checks(figures: dict, fix: str) -> list[Check]:
+    """Return the checks of `ending_figures`."""
+    eos_rate = figures["eos_rate"]
+    runaway_rate = figures["runaway_rate"]
+    runaway = f"{runaway_rate:.1%} over twice as long"
+    pace = f"{figures['duration_ratio']:.2f} times the recordings"
+    endless = runs_away = off_pace = ""
+    if eos_rate < 1:
+        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
+    if runaway_rate > 0.02:
+        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    if not 0.8 < figures["duration_ratio"] < 1.25:
+        off_pace = f"speech lasts {pace}"
+    return [
+        Check("ends its sentences", f"{eos_rate:.1%} of them", "all", endless),
+        Check("does not run away", runaway, "at most 2.0%", runs_away),
+        Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
+    ]
+
+
+def problems_of(checks: list[Check]) -> list[str]:
+    return [check.problem for check in checks if check.problem]
 
 
 def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
@@ -148,3 +229,118 @@ def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str
         "listen yourself, give it more `minutes` (preset, section `recognizer`) or more "
         "recordings, or use Whisper instead (--set recognizer.whisper=base)"
     )
+
+
+# --- misread words -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordPair:
+    """One or two words of a text, and the words of the transcript in their place."""
+
+    words: tuple[str, ...]  # of the text; none for one that was added
+    recognized: tuple[str, ...]  # none for one that was left out
+    kind: str  # one of KINDS; "" where both are the same
+
+
+def align_words(text: str, transcript: str) -> list[WordPair]:
+    """Return the words of `text` paired with those of `transcript`, without punctuation."""
+    words = letters(text).split()
+    recognized_words = letters(transcript).split()
+    if words == recognized_words:
+        return [WordPair(words=(word,), recognized=(word,), kind="") for word in words]
+    best = {(0, 0): (0.0, None)}  # (words, recognized words) so far: cost and last pair
+    for i, j in itertools.product(range(len(words) + 1), range(len(recognized_words) + 1)):
+        options = []
+        for di, dj in STEPS:
+            if (i - di, j - dj) in best:
+                text_part = tuple(words[i - di : i])
+                recognized_part = tuple(recognized_words[j - dj : j])
+                cost, kind = word_cost(text_part, recognized_part)
+                pair = WordPair(words=text_part, recognized=recognized_part, kind=kind)
+                options.append((best[i - di, j - dj][0] + cost, pair))
+        if options:
+            best[i, j] = min(options, key=lambda option: option[0])
+    pairs = []
+    i = len(words)
+    j = len(recognized_words)
+    while i or j:
+        pair = best[i, j][1]
+        pairs.append(pair)
+        i -= len(pair.words)
+        j -= len(pair.recognized)
+    return pairs[::-1]
+
+
+@functools.lru_cache(CACHE_SIZE)
+def word_cost(words: tuple[str, ...], recognized: tuple[str, ...]) -> tuple[float, str]:
+    """Return the cost (or infinity) of `recognized` in place of `words`, and the kind of error."""
+    if not recognized:
+        return 1.0, "left out"
+    if not words:
+        return 1.0, "added"
+    if len(words) == 2:
+        return _joint(words, recognized[0], "merged")
+    if len(recognized) == 2:
+        doubled = max(difference(word, words[0]) for word in recognized)
+        if doubled <= MISSPELT:
+            return MERGE_COST + doubled, "doubled"
+        return _joint(recognized, words[0], "split")
+    distance = difference(words[0], recognized[0])
+    if distance == 0:
+        return 0.0, ""
+    return distance, "misspelt" if distance <= MISSPELT else "replaced"
+
+
+def _joint(two: tuple[str, ...], one: str, kind: str) -> tuple[float, str]:
+    """Return the cost of `one` for both words of `two`: finite if nearer to both than to one."""
+    both = "".join(two)
+    if abs(len(both) - len(one)) > MISSPELT * max(len(both), len(one)):
+        return math.inf, kind  # known from the lengths, much faster
+    distance = difference(both, one)
+    nearer = distance < min(difference(word, one) for word in two)
+    return (MERGE_COST + distance if nearer and distance <= MISSPELT else math.inf), kind
+
+
+@functools.lru_cache(CACHE_SIZE)
+def difference(word: str, other: str) -> float:
+    """Return the share of letters that differ, 0 to 1."""
+    return edit_distance(word, other) / max(len(word), len(other))
+
+
+def count_kinds(pairs: list[WordPair]) -> dict[str, int]:
+    counts = collections.Counter(pair.kind for pair in pairs)
+    return {kind: counts[kind] for kind in KINDS}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordStats:
+    """How often a word was in the texts, and how often it was not recognised."""
+
+    word: str
+    count: int
+    wrong: int
+    kinds: tuple[str, ...]  # of error, most frequent first
+    recognized: tuple[str, ...]  # instead, most frequent first
+
+
+def word_stats(pairs: list[WordPair]) -> list[WordStats]:
+    """Return every word of the texts, most errors first."""
+    by_word = collections.defaultdict(list)
+    for pair in pairs:
+        for word in pair.words:
+            by_word[word].append(pair)
+    records = []
+    for word, word_pairs in by_word.items():
+        wrong = [pair for pair in word_pairs if pair.kind]
+        kinds = collections.Counter(pair.kind for pair in wrong)
+        recognized = collections.Counter(" ".join(pair.recognized) for pair in wrong)
+        record = WordStats(
+            word=word,
+            count=len(word_pairs),
+            wrong=len(wrong),
+            kinds=tuple(kind for kind, _ in kinds.most_common()),
+            recognized=tuple(words for words, _ in recognized.most_common()),
+        )
+        records.append(record)
+    return sorted(records, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))

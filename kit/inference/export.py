@@ -28,8 +28,8 @@ from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import set_cuda_defaults
 from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors, save_tensors
 from kit.inference.candidates import READER, load_reader, save_reader
+from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import int8
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import MAX_SPEAKERS, load_references, make_voice, save_references
 from kit.model.gpt import SpeechGPT

@@ -242,13 +242,12 @@ def int8_matmul_is_exact() -> bool:
 
 def has_bf16() -> bool:
     """Return whether oneDNN has bf16 matmuls on this processor; True if torch has no oneDNN."""
-    if not torch.backends.mkldnn.is_available():
-        return True
     try:
-        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=torch.bfloat16), 1)
+        if torch.backends.mkldnn.is_available():
+            torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=torch.bfloat16), 1)
+        return True
     except RuntimeError:  # "bf16 path needs the cpu support avx_ne_convert or avx512bw, ..."
         return False
-    return True
 
 
 def weight_bytes(model: nn.Module) -> int:

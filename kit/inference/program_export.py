@@ -33,7 +33,7 @@ from kit.base.formatting import nearest
 from kit.base.tensor_file import save_tensors
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.speak_onnx import FILES, SUMS
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT

@@ -68,7 +68,7 @@ class Voice:
         codes, states = [], []
         while (code := sample(logits[0], codes, settings, rng)) != self.card["stop_code"]:
             if len(codes) == limit:
-                raise SystemExit("A sentence found no end: shorten it, or try another --seed.")
+                raise SystemExit("A sentence did not end: shorten it, or try another --seed.")
             codes.append(code)
             states.append(state)
             end = len(new) + len(codes) - 1

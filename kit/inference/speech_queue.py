@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import SpeechError
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice, truncated_message
 from kit.text.sentences import SpokenPart, fade
 

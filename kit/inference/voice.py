@@ -22,9 +22,15 @@ from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
-from kit.inference.generate import GeneratedCodes, decode_stream, generate, without_unsupported_cfg
+from kit.inference.generate import (
+    GenerateConfig,
+    GeneratedCodes,
+    candidate_seed,
+    decode_stream,
+    generate,
+    without_unsupported_cfg,
+)
 from kit.inference.linear_formats import default_format
-from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.gpt import SpeechGPT
 from kit.model.text_attention import AlignmentHead
 from kit.text.normalize import normalize
@@ -114,12 +120,8 @@ class Voice:
         return self.decoder or self._decoder()
 
     def _decoder(self, **config) -> Decoder:
-        config = DecoderConfig(
-            **config,
-            states=self.decodes_from_states,
-            alignment_head=self.habits.head,
-        )
-        return Decoder(self.model, config)
+        states, head = self.decodes_from_states, self.habits.head
+        return Decoder(self.model, DecoderConfig(**config, states=states, alignment_head=head))
 
     @property
     def decodes_from_states(self) -> bool:
@@ -158,9 +160,9 @@ class Voice:
         return voice
 
     def without_speaker(self, name: str) -> "Voice":
-        kept = {}
-        for field in ("references", "pieces", "vectors"):
-            kept[field] = {key: value for key, value in getattr(self, field).items() if key != name}
+        kept = {field: dict(getattr(self, field)) for field in ("references", "pieces", "vectors")}
+        for values in kept.values():
+            values.pop(name, None)
         return dataclasses.replace(self, **kept)
 
     def ids(self, text: str) -> list[int]:
@@ -206,9 +208,8 @@ class Voice:
     def conditioning(self, speakers: list[str], device: torch.device) -> Conditioning:
         if not any(name in self.pieces for name in speakers):
             return torch.stack([self.reference(name) for name in speakers]).to(device)
-        segments = {}
-        for name in set(speakers):
-            segments[name] = [mel.to(device) for mel in self.reference_segments(name)]
+        names = set(speakers)  # rows of one speaker share the list
+        segments = {n: [mel.to(device) for mel in self.reference_segments(n)] for n in names}
         return [segments[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
@@ -261,7 +262,18 @@ class Voice:
         speech = []
         for text, speaker, text_parts in zip(texts, speakers, parts):
             rows = [next(generated) for _ in text_parts]
-            speech.append(self._join_parts(text, speaker, text_parts, rows, config.guidance_scale))
+            waves = [self.sound(row.codes, row.states, speaker) for row in rows]
+            pauses = [part.pause_s for part in text_parts]
+            spoken = Speech(
+                text=text,
+                wave=join(waves, pauses, self.codec.sample_rate) if len(waves) > 1 else waves[0],
+                codes=torch.cat([row.codes for row in rows]),
+                stopped=all(row.stopped for row in rows),
+                parts=tuple(part.text for part in text_parts),
+                temperature=min(row.temperature for row in rows),
+                guidance=config.guidance_scale,
+            )
+            speech.append(spoken)
         return speech
 
     def generate_parts(
@@ -288,26 +300,6 @@ class Voice:
         """Return how badly each row of codes (N,) matches its text (ids); needs a `reader`."""
         return self.reader.text_mismatch([self.tokenizer.decode(ids) for ids in texts], codes)
 
-    def _join_parts(
-        self,
-        text: str,
-        speaker: str,
-        parts: list[SpokenPart],
-        rows: list[GeneratedCodes],
-        guidance: float,
-    ) -> Speech:
-        waves = [self.sound(row.codes, row.states, speaker) for row in rows]
-        pauses = [part.pause_s for part in parts]
-        return Speech(
-            text=text,
-            wave=join(waves, pauses, self.codec.sample_rate) if len(waves) > 1 else waves[0],
-            codes=torch.cat([row.codes for row in rows]),
-            stopped=all(row.stopped for row in rows),
-            parts=tuple(part.text for part in parts),
-            temperature=min(row.temperature for row in rows),
-            guidance=guidance,
-        )
-
     def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
         """Yield chunks (L,) of the waveform while its codes are being generated.
 
@@ -317,14 +309,13 @@ class Voice:
         config = dataclasses.replace(self.within(config), best_of=1, retries=0)
         self.reference(speaker)
         parts = self.parts(text)
-        rate = self.codec.sample_rate
         truncated = []
         for part in parts:
             stopped = yield from self.stream_part(part, speaker, config, faded=len(parts) > 1)
             if not stopped:
                 truncated.append(part.text)
             if part.pause_s:
-                yield torch.zeros(round(part.pause_s * rate))
+                yield torch.zeros(round(part.pause_s * self.codec.sample_rate))
         if truncated:
             raise SpeechError(truncated_message(" ".join(truncated)))
 

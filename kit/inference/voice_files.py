@@ -89,7 +89,12 @@ def load_voice(
         model = load_model(files["model"])
     except DamagedFileError as error:
         raise SpeechError(str(error)) from error
-    codec, note = load_voice_codec(folder, files["model"])
+    note = ""
+    if codec_matches_weights(folder, files["model"]):
+        codec = load_codec(folder / SOUND, "delete it, or run `sound()` of 02_train again.")
+    else:
+        codec = load_codec(folder / CODEC)
+        note = STALE if (folder / SOUND).exists() else ""
     tokenizer = load_tokenizer(files["tokenizer"], language)
     parts = {"model": model, "codec": codec, "tokenizer": tokenizer, "language": language}
     voice = make_voice(speakers, files, fix, **parts, habits=speakers.habits, note=note)
@@ -143,12 +148,12 @@ def require_matching_parts(voice: Voice, files: dict[str, Path], fix: str) -> No
     """Raise SpeechError, ending with `fix`, unless the parts of `voice` fit together."""
     config = voice.model.config
     codec = voice.codec
+    front_end_mels = voice.front_end.config.n_mels
     sizes = [
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, config.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, config.code_vocab),
+        ("references", "mels of their front end", front_end_mels, config.n_mels),
     ]
-    front_end_mels = voice.front_end.config.n_mels
-    sizes.append(("references", "mels of their front end", front_end_mels, config.n_mels))
     frames = None
     for speaker, mel in voice.references.items():
         sizes.append(("references", f"mels of {speaker!r}", mel.shape[0], config.n_mels))
@@ -202,13 +207,6 @@ def load_finetuned_codec(folder: Path, weights: list[Path]) -> Codec | None:
             f"{folder / SOUND} is damaged: it is made again.", category=Note, stacklevel=2
         )
         return None
-
-
-def load_voice_codec(folder: Path, weights: Path) -> tuple[Codec, str]:
-    """Return the codec that goes with the model in `weights`, and a remark on it or ""."""
-    if codec_matches_weights(folder, weights):
-        return load_codec(folder / SOUND, "delete it, or run `sound()` of 02_train again."), ""
-    return load_codec(folder / CODEC), STALE if (folder / SOUND).exists() else ""
 
 
 # --- references.safetensors -----------------------------------------------------------------------

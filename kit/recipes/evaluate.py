@@ -16,20 +16,18 @@ from kit.base.formatting import format_gib
 from kit.base.run import Run
 from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import (
+    Check,
     EvaluateConfig,
     Scores,
-    save_samples,
-    score_codes,
-    transcribe,
-)
-from kit.inference.verdicts import (
-    Check,
     WordPair,
     count_kinds,
     ending_checks,
     gate_checks,
     problems_of,
+    save_samples,
+    score_codes,
     suggest_fix,
+    transcribe,
     word_stats,
 )
 from kit.model.weights import WEIGHTS
@@ -348,7 +346,7 @@ def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
     """Rows of a table of `checks`, the headings first."""
     grid = [("", "asked of a voice", "found", "wanted")]
     for check in checks:
-        grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
+        grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
     return grid
 
 

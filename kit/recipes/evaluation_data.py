@@ -22,9 +22,8 @@ from kit.base.files import cached_result, digest, file_digest
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import READER
-from kit.inference.evaluate import Scores, save_samples, score, transcribe
-from kit.inference.sampling import GenerateConfig
-from kit.inference.verdicts import WordPair, align_words
+from kit.inference.evaluate import Scores, WordPair, align_words, save_samples, score, transcribe
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack

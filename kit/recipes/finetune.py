@@ -21,7 +21,7 @@ from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.export import export_voice
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT

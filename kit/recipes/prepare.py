@@ -72,7 +72,7 @@ from kit.recipes.training_samples import mel_picture, players_of
 from kit.text.grow_tokenizer import grown_vocabulary_advice
 from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.train_tokenizer import TokenizerConfig, count_tokens, tokenizer_report
-from kit.training.trainable import FinetuneConfig
+from kit.training.config import FinetuneConfig
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_PLAYED = 3  # of them with a player

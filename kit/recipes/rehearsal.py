@@ -23,8 +23,7 @@ from kit.base.formatting import clock, shorten
 from kit.base.hardware import on_device
 from kit.batches.batching import chunks
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GeneratedCodes, decode, generate
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode, generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig, pack
@@ -44,7 +43,7 @@ from kit.recipes.training_data import (
 )
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
-from kit.training.trainable import FinetuneConfig
+from kit.training.config import FinetuneConfig
 
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"  # that forgetting is measured with
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"

@@ -10,7 +10,7 @@ from kit.base.config import build, merge
 from kit.base.run import KIT_FOLDERS, numbered, places_of_runs, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
@@ -18,9 +18,8 @@ from kit.model.weights import load_model, saved_config, warm_start_model
 from kit.recipes.active_run import ActiveRun
 from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
-from kit.training.config import TrainConfig
+from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import count_parameters, count_trained
 from kit.tuning.preflight import Workload
 

@@ -24,7 +24,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import encode_wav
 from kit.base.hardware import detect
 from kit.inference.export import load_export, read_card
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
 from kit.recipes.hub import voice_folder
 

@@ -24,15 +24,14 @@ from kit.dataset.synthetic import CorpusConfig
 from kit.inference.candidates import CodeReaderConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.evaluate import EvaluateConfig
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.recipes.active_run import ActiveRun, active_run
 from kit.text.train_tokenizer import TokenizerConfig
-from kit.training.config import TrainConfig
+from kit.training.config import FinetuneConfig, TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FinetuneConfig
 from kit.tuning.session_plan import TimeBudget
 from kit.tuning.trials import TrialConfig
 

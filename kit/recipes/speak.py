@@ -32,8 +32,8 @@ from kit.inference.compare_formats import (
 )
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, export_voice, load_export, read_card
+from kit.inference.generate import GenerateConfig
 from kit.inference.program_export import export_onnx, export_program
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
 from kit.notebook.panel.speak_panel import SpeakPanel, show_download_button, zip_folder

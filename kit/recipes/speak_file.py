@@ -16,7 +16,7 @@ from kit.base.formatting import clock, shorten
 from kit.base.hardware import detect
 from kit.dataset.tables import encoding_problem, iter_lines
 from kit.inference.export import FILES, load_export, read_card
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result

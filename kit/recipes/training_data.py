@@ -30,7 +30,7 @@ from kit.batches.code_cache import (
 )
 from kit.batches.code_stream import CodeStream
 from kit.dataset.manifest import Utterance, read_manifest
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
@@ -38,8 +38,8 @@ from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_parts import START_FROM, sampling_of, section_for_run
 from kit.text.tokenizer import load_tokenizer
+from kit.training.config import FinetuneConfig
 from kit.training.ranks import ALONE
-from kit.training.trainable import FinetuneConfig
 
 REHEARSAL = "rehearsal.safetensors"  # in a run's folder
 

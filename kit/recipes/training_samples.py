@@ -22,7 +22,7 @@ from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.manifest import Utterance
 from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged

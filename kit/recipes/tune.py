@@ -24,17 +24,8 @@ from kit.recipes.benchmark import keep_device, rows_of
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.training.switches import SpeedConfig, switches
 from kit.tuning.preflight import Workload, changed_settings, limit_memory
-from kit.tuning.recommend import LEFT_OUT
-from kit.tuning.trials import (
-    STEP_INCLUDES,
-    TrialConfig,
-    append_result,
-    measure_variant,
-    names_of,
-    preset_task,
-    read_results,
-)
-from kit.tuning.tune import (
+from kit.tuning.recommend import (
+    LEFT_OUT,
     Tried,
     axes_of,
     check_step,
@@ -44,6 +35,15 @@ from kit.tuning.tune import (
     parse_target,
     search,
     tried_cells,
+)
+from kit.tuning.trials import (
+    STEP_INCLUDES,
+    TrialConfig,
+    append_result,
+    measure_variant,
+    names_of,
+    preset_task,
+    read_results,
 )
 
 SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the start

@@ -1,14 +1,20 @@
-"""The settings of a training run, and the event of one step that its listeners get."""
+"""The settings of a training run, what of the model trains, and the event of a step."""
 
 import dataclasses
 import math
+from pathlib import Path
 
 from kit.base.config import MAX_SEED, require, require_least, require_within
+from kit.base.errors import KitError
+from kit.model.lora import LoRAConfig
+from kit.model.sequence import GPTConfig
 
 CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
-AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
-AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
+AT_LEAST_ONE = """max_steps min_steps muon_steps eval_steps save_steps save_total_limit
+    guided_attention_steps""".split()
+NOT_NEGATIVE = """num_train_epochs eval_epochs save_epochs warmup_steps spike gate_every gate_epochs
+    gate_patience patience rollbacks lr_plateau_patience early_stopping_patience""".split()
 PHASES = {  # of a step, in their order, and what each is called in the record
     "data": "waiting for data",
     "copy": "copying",  # the batch to the device
@@ -17,9 +23,6 @@ PHASES = {  # of a step, in their order, and what each is called in the record
     "reduce": "summing gradients",  # of several ranks
     "update": "update",  # clipping, optimizers and the average of the weights
 }
-NOT_NEGATIVE = ("num_train_epochs", "eval_epochs", "save_epochs", "warmup_steps", "spike")
-NOT_NEGATIVE += ("gate_every", "gate_epochs", "gate_patience", "patience", "rollbacks")
-NOT_NEGATIVE += ("lr_plateau_patience", "early_stopping_patience")
 
 
 def constant(done: float) -> float:
@@ -100,12 +103,8 @@ class TrainConfig:
         require_within(self, 0, 100, "guided_attention_weight")
         require_within(self, 0, MAX_SEED, "seed")
         has_gate = not self.gate_patience or self.gate_every or self.gate_epochs
-        require(
-            has_gate,
-            self,
-            "gate_patience",
-            "needs `gate_every` or `gate_epochs`: without them there is no gate.",
-        )
+        fix = "needs `gate_every` or `gate_epochs`: without them there is no gate."
+        require(has_gate, self, "gate_patience", fix)
 
     @property
     def end_patience(self) -> int:
@@ -136,17 +135,103 @@ class TrainConfig:
 
     def intervals_in_steps(self, epoch_steps: int) -> "TrainConfig":
         """Convert intervals given in epochs for a corpus of `epoch_steps` steps a pass."""
-        epochs = {
-            "eval_steps": self.eval_epochs,
-            "save_steps": self.save_epochs,
-            "gate_every": self.gate_epochs,
-        }
+        epochs = {"eval_steps": self.eval_epochs, "save_steps": self.save_epochs}
+        epochs["gate_every"] = self.gate_epochs
         steps = {name: max(1, round(n * epoch_steps)) for name, n in epochs.items() if n}
         return dataclasses.replace(self, **steps) if steps else self
 
     def without_gate(self) -> "TrainConfig":
         """These settings without the quality gate: only the validation loss counts."""
         return dataclasses.replace(self, gate_every=0, gate_epochs=0.0, gate_patience=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """What trains. All but "full" is for a run that begins with a voice."""
+
+    method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
+    tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
+    tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
+    # Share of an epoch's rows that the base voice speaks, so that it is not forgotten; 0: none.
+    rehearsal: float = 0.0
+    rehearsal_rows: int = 320  # rows spoken for it, before the first step
+    rehearsal_sentences: str = ""  # a YAML file of them, by language; "": the kit's
+
+    def __post_init__(self):
+        known = ("full", "lora", "auto")
+        require(self.method in known, self, "method", "choose full, lora or auto.")
+        require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
+        require_least(self, 0, "tables_first")
+        require_within(self, 0, 0.9, "rehearsal")
+        require_least(self, 1, "rehearsal_rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+    """What adapters belong to: a voice's model before anything was added to it."""
+
+    config: GPTConfig
+    sha256: str  # of its tensors
+    weights: Path | None = None  # the file that they stay in, where there is one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finetuning:
+    """A run's settings of what trains, with the voice that it begins with, if any."""
+
+    config: FinetuneConfig = FinetuneConfig()
+    lora: LoRAConfig = dataclasses.field(default_factory=LoRAConfig)
+    base: Base | None = None
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters train in place of the matrices that they are added to."""
+        return self.config.method == "lora"
+
+    @property
+    def rounds_frozen(self) -> bool:
+        """Whether frozen matrices may be rounded, as a file has them whole: see `round_frozen`."""
+        return self.adapters and self.base is not None and self.base.weights is not None
+
+    def without_phases(self) -> "Finetuning":
+        """The same where everything trains from the first step on: what takes most memory."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
+
+    def require_voice(self) -> None:
+        """Raise KitError if a run from scratch would freeze, or rehearse with, random weights."""
+        asked = [name for name in ("rehearsal", "tables_first") if getattr(self.config, name)]
+        if self.adapters:
+            asked.append("method")
+        if self.base is None and asked:
+            raise KitError(
+                f"finetune.{asked[0]} = {getattr(self.config, asked[0])}: this run starts from "
+                "scratch, so what is frozen would stay random, and nothing can be rehearsed. Start "
+                "from a voice (BASE_MODEL in 01_data_prep, --base-model), or leave `finetune` out."
+            )
+
+    def require_steps(self, steps: int) -> None:
+        """Raise KitError unless some of `steps` are left after the first phase."""
+        if self.config.tables_first >= steps:
+            raise KitError(
+                f"finetune.tables_first = {self.config.tables_first}: of {steps} steps none is "
+                "left in which everything trains. Give it fewer, or train longer."
+            )
+
+    def identity(self) -> dict:
+        """Plain values that must be unchanged to resume from a checkpoint."""
+        if not self.adapters:
+            return {"method": "full"}
+        return {
+            "method": "lora",
+            "rank": self.lora.rank,
+            "alpha": self.lora.alpha,
+            "targets": list(self.lora.targets),
+            "tables": self.config.tables,
+            "base_sha256": self.base.sha256 if self.base else "",
+        }
+
+
+FULL = Finetuning()  # everything trains
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

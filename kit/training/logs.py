@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.base.errors import DiskError, Note
+from kit.base.files import disk_errors
 
 # Fields of an event that are numbers, or null.
 NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
@@ -40,6 +41,7 @@ class SpokenSample:
 
 
 NewestSample = Callable[[], SpokenSample | None]
+EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 
 
 def jsonl_log(path: Path) -> Listener:
@@ -55,12 +57,11 @@ def jsonl_log(path: Path) -> Listener:
 
     def write(event) -> None:
         nonlocal file, last_s
-        wall_s = None if last_s is None else event.unix_s - last_s
         row = dataclasses.asdict(event)
-        row["wall_s"] = wall_s
+        row["wall_s"] = None if last_s is None else event.unix_s - last_s
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
-        try:
-            file = file or _open_whole(path)
+        with disk_errors(path):
+            log, file = file or _open_log(path), None  # after an error it is opened again
             if not path.exists():  # writing to a deleted file would raise no error
                 raise DiskError(
                     errno.ENOENT,
@@ -68,44 +69,32 @@ def jsonl_log(path: Path) -> Listener:
                     "folder. Training stops here: restore the folder and run again; it resumes "
                     "from the last checkpoint there, or starts from scratch without one",
                 )
-            if file.write(line) < len(line):  # all that a full disk could still take
+            if log.write(line) < len(line):  # all that a full disk could still take
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except DiskError:
-            file = None
-            raise
-        except OSError as error:
-            file = None
-            raise DiskError(
-                error.errno,
-                f"could not write {path}: {error.strerror}. Free some disk space and run "
-                "again: training resumes from the last checkpoint.",
-            ) from error
+        file = log
         last_s = event.unix_s
 
     return write
 
 
-def _open_whole(path: Path):
-    """`path` open for appending, without the piece of a line that a kill may have left.
+def _open_log(path: Path):
+    """`path` open for appending, without the part of a line that a kill may have left.
 
     Unbuffered, so a line is one write: in the system's hands at once, and never written twice.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file():
-        data = path.read_bytes()
-        whole_bytes = data.rfind(b"\n") + 1
-        if whole_bytes < len(data):
-            os.truncate(path, whole_bytes)
-            warnings.warn(
-                f"{path}: its last line was torn, by a kill perhaps, and is dropped.",
-                category=Note,
-                stacklevel=4,
-            )
-    return open(path, "ab", buffering=0)
+    file = path.open("ab", buffering=0)
+    data = path.read_bytes() if path.is_file() else b""  # a device may never end
+    complete_bytes = data.rfind(b"\n") + 1
+    if complete_bytes < len(data):
+        file.truncate(complete_bytes)
+        message = f"{path}: its last line was cut short, perhaps by a kill, and is dropped."
+        warnings.warn(message, category=Note, stacklevel=4)
+    return file
 
 
 def _strict(value):
-    """`value` with None for every number that JSON has no word for."""
+    """`value` with None for every number that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: _strict(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -168,8 +157,7 @@ def scalars(row: dict) -> dict[str, float]:
     numbers = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            for inner, number in scalars(value).items():
-                numbers[f"{name}/{inner}"] = number
+            numbers |= {f"{name}/{inner}": number for inner, number in scalars(value).items()}
         elif type(value) in (int, float) and math.isfinite(value):
             numbers[name] = value
     return {k: v for k, v in numbers.items() if k not in ("step", "steps", "unix_s")}
@@ -180,12 +168,12 @@ def tensorboard_log(
 ) -> tuple[Listener | None, str]:
     """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
 
-    A `folder` without events first gets `rows`, what `read_log` found so far.
+    A `folder` without events first gets `rows`, those that `read_log` has returned.
     """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
-    write = _Board(Path(folder), newest_sample)
-    if not list(Path(folder).glob("events.out.tfevents.*")):
+    write = _Board(folder, newest_sample)
+    if not list(write.folder.glob(EVENT_FILES)):
         for row in rows:
             write(row)
         write.flush()
@@ -196,7 +184,7 @@ class _Board:
     """Rows or events into TensorBoard's files, a new file wherever steps go back."""
 
     def __init__(self, folder: Path, newest_sample: NewestSample):
-        self.folder = folder
+        self.folder = Path(folder)
         self.newest_sample = newest_sample
         self.writer = None
         self.step = math.inf
@@ -226,9 +214,8 @@ class _Board:
         if self.writer is not None:
             self.writer.close()
         # TensorBoard reads files by their names, which begin with the second they were made in.
-        names = [path.name for path in self.folder.glob("events.out.tfevents.*")]
-        made_s = [int(name.split(".")[3]) for name in names if name.split(".")[3].isdigit()]
-        if int(time.time()) in made_s:
+        seconds = [path.name.split(".")[3] for path in self.folder.glob(EVENT_FILES)]
+        if str(int(time.time())) in seconds:
             time.sleep(1 - time.time() % 1)
         # Everything from `step` on that older files hold is void.
         self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
@@ -244,16 +231,15 @@ def wandb_log(
     config: dict,
     folder: Path,
     newest_sample: NewestSample = lambda: None,
-    mode: str = "offline",
 ) -> tuple[Listener | None, str]:
     """Return a listener that logs numbers and samples to W&B or None, and the reason.
 
-    `config` are plain values to show with the run `name`. `mode` is "offline" (files under
-    `folder`; `wandb sync` uploads them), "online" or "disabled"; WANDB_MODE wins.
+    `config` are plain values to show with the run `name`. Without WANDB_MODE files are left under
+    `folder`, which `wandb sync` uploads.
     """
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
-    mode = os.environ.get("WANDB_MODE", mode)
+    mode = os.environ.get("WANDB_MODE", "offline")
     Path(folder).mkdir(parents=True, exist_ok=True)
     settings = {"project": project, "group": name, "config": config}
     settings |= {"dir": str(folder), "mode": mode}

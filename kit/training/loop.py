@@ -4,6 +4,7 @@ A step that runs out of memory is repeated in smaller passes; one that is not fi
 Several ranks take every step together and decide together before the weights change.
 """
 
+import itertools
 import math
 import time
 import traceback
@@ -19,11 +20,10 @@ from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
 from kit.base.hardware import autocast, is_oom, memory_in_use, peak_memory_bytes, release_memory
 from kit.model.gpt import weighted_loss
-from kit.model.sequence import EffectiveBatch
+from kit.model.sequence import Batch, EffectiveBatch
 from kit.model.text_attention import max_text_tokens
 from kit.training import checkpoint
 from kit.training.config import StepEvent
-from kit.training.micro_batches import cut, start_stream
 from kit.training.trainer import Trainer
 
 KIT = Path(__file__).parents[1]  # the folder of the kit's code
@@ -143,7 +143,7 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     totals = trainer.ranks.sums(batch.text_targets, batch.code_targets)
     guide = trainer.guide_weight
     loss = torch.zeros((), device=trainer.hw.device)
-    for micro in cut(batch, trainer.micro_rows):
+    for micro in split_passes(batch, trainer.micro_rows):
         text_width = max_text_tokens(trainer.model.config, micro) if guide else 0
         trainer.clock.mark("copy")
         micro = micro.to(trainer.hw.device)
@@ -161,52 +161,9 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     return loss
 
 
-@contextmanager
-def nan_detection(trainer: Trainer) -> Iterator[None]:
-    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
-
-    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
-    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
-    """
-    if not trainer.config.detect_anomaly:
-        yield
-        return
-    try:
-        with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
-            yield
-    except RuntimeError as error:
-        if "returned nan values" not in str(error):
-            raise
-        raise KitError(f"Step {trainer.step + 1}: {error}") from error
-
-
-class FirstNan(TorchDispatchMode):
-    """Raises KitError at the first operator whose result holds a NaN."""
-
-    def __init__(self, step: int):
-        super().__init__()
-        self.step = step
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if "empty" in str(operator):  # memory that nothing was written to yet
-            return result
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                continue
-            if bool(tensor.isnan().any()):
-                frames = traceback.extract_stack()[:-1]
-                line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
-                raise KitError(
-                    f"Step {self.step}: the operator {operator} returned a NaN of shape "
-                    f"{tuple(tensor.shape)}, at {line.filename}:{line.lineno}: {line.line}"
-                )
-        return result
-
-
 def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
     """Halve the rows of a pass for the rest of the run. Raises KitError at a single row."""
-    shapes = [tuple(micro.tokens.shape) for micro in cut(batch, trainer.micro_rows)]
+    shapes = [tuple(micro.tokens.shape) for micro in split_passes(batch, trainer.micro_rows)]
     rows, tokens = max(trainer.ranks.all_gather(max(shapes, default=(0, 0))))
     if rows == 1:
         raise KitError(
@@ -301,3 +258,107 @@ def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable |
             judged["gate"] = evaluate()
         trainer.record_evaluation(judged["gate"])
     return judged
+
+
+# --- a batch and its passes ----------------------------------------------------------------------
+
+
+def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
+    """Iterate over `batches` without changing the random numbers at the start.
+
+    A DataLoader draws a seed when it starts; a resumed run starts one more.
+    """
+    before = checkpoint.random_state()
+    stream = iter(batches)
+    first = next(stream, None)
+    checkpoint.restore_random_state(before)
+    return itertools.chain([first] if first else [], stream)
+
+
+def split_passes(batch: EffectiveBatch, rows: int) -> list[Batch]:
+    """The micro-batches of `batch` in passes of at most `rows` rows; 0 leaves them as they are."""
+    if not rows:
+        return batch.micro
+    return [part for micro in batch.micro for part in split_batch(micro, rows)]
+
+
+def split_batch(batch: Batch, rows: int) -> list[Batch]:
+    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way.
+
+    A part is as wide as its longest row; a batch that was padded beyond its longest row, to a fixed
+    shape for the compiler, keeps its width.
+    """
+    count, width = batch.tokens.shape
+    if count <= rows:
+        return [batch]
+    fixed = bool(batch.lengths.max() < width)
+    parts = []
+    for first in range(0, count, rows):
+        part_width = width if fixed else int(batch.lengths[first : first + rows].max())
+        parts.append(_select_rows(batch, first, first + rows, part_width))
+    return parts
+
+
+def _select_rows(batch: Batch, first: int, last: int, width: int) -> Batch:
+    """Rows `first` to `last` of `batch`, `width` tokens wide."""
+    old_width = batch.tokens.shape[1]
+    columns = {
+        "cond": batch.cond[first:last],
+        "tokens": batch.tokens[first:last, :width],
+        "positions": batch.positions[first:last, :width],
+    }
+    for kind in ("text", "code"):
+        indices = getattr(batch, f"{kind}_indices")  # of the targets, in the flattened batch
+        targets = getattr(batch, f"{kind}_targets")
+        selected = (indices >= first * old_width) & (indices < last * old_width)
+        row = indices[selected] // old_width - first
+        column = indices[selected] % old_width
+        columns[f"{kind}_indices"] = row * width + column
+        columns[f"{kind}_targets"] = targets[selected]
+    return Batch(**columns)
+
+
+# --- detect_anomaly -------------------------------------------------------------------------------
+
+
+@contextmanager
+def nan_detection(trainer: Trainer) -> Iterator[None]:
+    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
+
+    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
+    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
+    """
+    if not trainer.config.detect_anomaly:
+        yield
+        return
+    try:
+        with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
+            yield
+    except RuntimeError as error:
+        if "returned nan values" not in str(error):
+            raise
+        raise KitError(f"Step {trainer.step + 1}: {error}") from error
+
+
+class FirstNan(TorchDispatchMode):
+    """Raises KitError at the first operator whose result holds a NaN."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if "empty" in str(operator):  # memory that nothing was written to yet
+            return result
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            if bool(tensor.isnan().any()):
+                frames = traceback.extract_stack()[:-1]
+                line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
+                raise KitError(
+                    f"Step {self.step}: the operator {operator} returned a NaN of shape "
+                    f"{tuple(tensor.shape)}, at {line.filename}:{line.lineno}: {line.line}"
+                )
+        return result

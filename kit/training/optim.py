@@ -93,14 +93,8 @@ def make_optimizers(
         # None, not False: with False torch would not choose foreach.
         optimizers = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
     if matrices:
-        muon = Muon(
-            matrices,
-            DTYPES[precision],
-            lr=config.muon_lr,
-            weight_decay=config.weight_decay,
-            momentum=0.95,
-            ns_steps=config.muon_steps,
-        )
+        how = {"lr": config.muon_lr, "momentum": 0.95, "ns_steps": config.muon_steps}
+        muon = Muon(matrices, DTYPES[precision], weight_decay=config.weight_decay, **how)
         optimizers.append(muon)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -185,9 +179,8 @@ class Muon(torch.optim.Muon):
         """Update every matrix that has a gradient."""
         for group in self.param_groups:
             for matrices in stacks([p for p in group["params"] if p.grad is not None]):
-                update = orthogonalize(
-                    self.momentum(matrices, group), group["ns_steps"], self.dtype
-                )
+                average = self.momentum(matrices, group)
+                update = orthogonalize(average, group["ns_steps"], self.dtype)
                 rows, columns = update.shape[1:]
                 rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
                 torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
@@ -310,27 +303,18 @@ AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow` holds the average of `averaged` (None: all parameters) by name, in fp32.
-
-    It is on `device`; None: the model's.
-    """
+    """`shadow` holds the average of `parameters` by name, in fp32, on `device`; None: on theirs."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        decay: float = 0.999,
-        device: str | None = None,
-        averaged: dict[str, nn.Parameter] | None = None,
+        self, parameters: dict[str, nn.Parameter], decay: float, device: str | None = None
     ):
-        self.averaged = dict(model.named_parameters()) if averaged is None else averaged
+        self.parameters = parameters
         self.decay = decay
         self.every = AWAY_STEPS if device else 1
         self.updates = 0
         self.kept = 1.0  # share of the average that remains after the steps since the last update
-        self.shadow = {
-            name: p.detach().to(device or p.device, torch.float32, copy=True)
-            for name, p in self.averaged.items()
-        }
+        fp32 = {"dtype": torch.float32, "copy": True}
+        self.shadow = {n: p.detach().to(device or p.device, **fp32) for n, p in parameters.items()}
 
     def update(self) -> None:
         """Count a step of the weights; every `every` steps the average is updated."""
@@ -345,9 +329,8 @@ class EMA:
         if self.kept == 1.0:
             return
         shadow = list(self.shadow.values())
-        now = [
-            p.detach().to(s.device, torch.float32) for p, s in zip(self.averaged.values(), shadow)
-        ]
+        pairs = zip(self.parameters.values(), shadow)
+        now = [p.detach().to(s.device, torch.float32) for p, s in pairs]
         torch._foreach_lerp_(shadow, now, 1 - self.kept)
         self.kept = 1.0
 
@@ -355,10 +338,8 @@ class EMA:
     def swapped_in(self) -> Iterator[None]:
         """Put the average into the model for the block, then its own weights, bit for bit."""
         self._move()
-        own = {
-            name: p.detach().to(self.shadow[name].device, copy=True)
-            for name, p in self.averaged.items()
-        }
+        pairs = zip(self.parameters, self.parameters.values(), self.shadow.values())
+        own = {name: p.detach().to(shadow.device, copy=True) for name, p, shadow in pairs}
         self._copy_in(self.shadow)
         try:
             yield
@@ -367,7 +348,7 @@ class EMA:
 
     @torch.no_grad()
     def _copy_in(self, weights: dict[str, Tensor]) -> None:
-        for name, p in self.averaged.items():
+        for name, p in self.parameters.items():
             p.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Tensor]:

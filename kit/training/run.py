@@ -35,20 +35,11 @@ from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
-from kit.training.config import StepEvent, TrainConfig
+from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
 from kit.training.logs import jsonl_log
-from kit.training.loop import train
-from kit.training.micro_batches import cut, prefetch_if_on
-from kit.training.ranks import (
-    ALONE,
-    ANOTHER_ENDED,
-    RankLost,
-    Ranks,
-    require_same,
-    seed_rank,
-)
-from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Base, Finetuning
+from kit.training.loop import split_passes, train
+from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
+from kit.training.switches import SpeedConfig, prefetch_if_on
 from kit.training.trainer import Trainer
 
 FINISHED = "train-finished"  # a file in a run's folder: the number of its steps
@@ -294,14 +285,8 @@ class TrainingRun:
         trainer = self.trainer
 
         def validate() -> float:
-            return validation_loss(
-                trainer.model,
-                self.validation,
-                self.hw.device,
-                trainer.applied.precision,
-                trainer.micro_rows,
-                self.ranks,
-            )
+            how = (self.hw.device, trainer.applied.precision, trainer.micro_rows, self.ranks)
+            return validation_loss(trainer.model, self.validation, *how)
 
         def evaluate() -> dict:
             model = merged(trainer.model)
@@ -397,11 +382,10 @@ class TrainingRun:
         if not self.ranks.is_main:
             return
         save_model(model, path, trained_with=self.trained_with)
-        if trainer.finetuning.adapters:
-            lora = trainer.finetuning.lora
-            tables = trainer.trainable.first_rows
-            sha256 = trainer.finetuning.base.sha256
-            save_adapters(trainer.model, self.folder / ADAPTERS[name], lora, tables, sha256)
+        finetuning = trainer.finetuning
+        if finetuning.adapters:
+            of_base = (finetuning.lora, trainer.trainable.first_rows, finetuning.base.sha256)
+            save_adapters(trainer.model, self.folder / ADAPTERS[name], *of_base)
 
     def _restore_best(self) -> None:
         """Return to the weights of the best step, unless its checkpoint is damaged."""
@@ -444,7 +428,7 @@ def validation_loss(
     Each of the `ranks` computes its share.
     """
     sums = torch.zeros(2)
-    passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
+    passes = [micro for batch in ranks.share(batches) for micro in split_passes(batch, rows)]
     for micro in passes:
         with autocast(device, precision):
             sums += torch.stack(model(micro.to(device))).cpu()
@@ -470,8 +454,7 @@ def checkpointer(
 ) -> Callable[[StepEvent], None]:
     """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
 
-    After a step that was not finite it waits for the next one: a checkpoint must be good to return
-    to.
+    After a step that was not finite it waits for the next one, which is good to return to.
     """
     saved = trainer.step
 

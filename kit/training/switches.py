@@ -7,6 +7,9 @@ SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing:
 
 import dataclasses
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,7 +28,7 @@ from kit.base.hardware import (
     why_no_kernel,
 )
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import GPTConfig
+from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.optim import eight_bit_adamw
 
 
@@ -101,9 +104,8 @@ class Applied:
 
     def without(self, name: str, reason: str) -> "Applied":
         """Return these with `name` turned off while training."""
-        return Applied(
-            switches=tuple(s.turned_off(reason) if s.name == name else s for s in self.switches)
-        )
+        changed = (s.turned_off(reason) if s.name == name else s for s in self.switches)
+        return Applied(switches=tuple(changed))
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
@@ -168,10 +170,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "tf32": tf32,
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
-        "pinned_memory": (
-            gpu,
-            "batches are made and copied while the GPU computes" if gpu else only_gpu,
-        ),
+        "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "cuda_graphs": (
             gpu and compiles,
@@ -285,11 +284,10 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
     """Compile the trunk's layers again, at the next training pass."""
     detect_vector_isa()
     torch.compiler.reset()  # graphs of an earlier model count against a limit
+    how = {"dynamic": True}  # one graph for any number and length of rows
     if cuda_graphs:  # one for each shape
-        model.gpt.run_layer = torch.compile(run_layer, dynamic=False, mode="reduce-overhead")
-        return
-    # One graph for any number and length of rows.
-    model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
+        how = {"dynamic": False, "mode": "reduce-overhead"}
+    model.gpt.run_layer = torch.compile(run_layer, **how)
 
 
 def compilations() -> int:
@@ -299,3 +297,35 @@ def compilations() -> int:
     """
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
+
+
+def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
+    """Return `batches` prefetched and pinned where the switch `pinned_memory` is on."""
+    if applied.on("pinned_memory"):
+        return prefetched(map(pin, batches))
+    return batches
+
+
+def pin(batch: EffectiveBatch) -> EffectiveBatch:
+    """Return `batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
+    micro = []
+    for part in batch.micro:
+        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
+        micro.append(dataclasses.replace(part, **pinned))
+    return dataclasses.replace(batch, micro=micro)
+
+
+def prefetched(batches: Iterable, count: int = 2) -> Iterator:
+    """Yield what `batches` yields, `count` of them made ahead in a thread.
+
+    An exception is raised where its batch would have come. The thread ends with the iterator.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+    try:
+        source = iter(batches)
+        ready = deque(thread.submit(next, source, None) for _ in range(count))
+        while (batch := ready.popleft().result()) is not None:
+            ready.append(thread.submit(next, source, None))
+            yield batch
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)

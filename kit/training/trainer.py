@@ -1,4 +1,4 @@
-"""The state of a training run: model, average, optimizers, position in the data, adaptation.
+"""The state of a training run: model, what of it trains, average, optimizers, position, adaptation.
 
 `tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
 one would have, bit for bit on a CPU.
@@ -9,29 +9,108 @@ import dataclasses
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.formatting import describe_error, format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
+from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
+from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
+from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
-from kit.training.config import CHECKPOINTS, PHASES, TrainConfig
-from kit.training.optim import (
-    EMA,
-    Adaptation,
-    lr_factor,
-    make_optimizers,
-    moment_shape,
-    moments_of,
-)
+from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
+from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.switches import SpeedConfig, apply, compile_layers
-from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
+
+
+class Trainable:
+    """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
+
+    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
+    are 0, and they have no weight decay: such rows stay to the last bit.
+    """
+
+    def __init__(self, model: SpeechGPT, finetuning: Finetuning):
+        self.tables_first = finetuning.config.tables_first
+        self.kept_rows: dict[str, int] = {}
+        wanted = set(dict(model.named_parameters()))
+        if finetuning.adapters:
+            wanted = self._beside_adapters(model.config, finetuning)
+            add_adapters(model, finetuning.lora)
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            trains = name in wanted or is_adapter(name)
+            parameter.requires_grad_(trains)
+            if trains:
+                self.parameters[name] = parameter
+        for name, rows in self.kept_rows.items():
+            self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
+        if self.tables_first and not self.first_rows:
+            raise KitError(
+                f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
+                "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
+            )
+
+    def _beside_adapters(self, config: GPTConfig, finetuning: Finetuning) -> set[str]:
+        if finetuning.config.tables == "all":
+            return set(TABLES)
+        if finetuning.base:
+            for name, field in TABLES.items():  # those that have more rows than the base's
+                rows = getattr(finetuning.base.config, field)
+                if rows < getattr(config, field):
+                    self.kept_rows[name] = rows
+        return set(self.kept_rows)
+
+    @property
+    def first_rows(self) -> dict[str, int]:
+        """Of each table that trains, the number of the first row that does."""
+        return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
+
+    @property
+    def undecayed(self) -> set[nn.Parameter]:
+        """Parameters of which rows must stay."""
+        return {self.parameters[name] for name in self.kept_rows}
+
+    @property
+    def count(self) -> int:
+        """How many numbers learn: of a table with rows that stay, the others."""
+        whole = sum(parameter.numel() for parameter in self.parameters.values())
+        kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
+        return whole - sum(kept)
+
+    def set_phase(self, step: int) -> bool:
+        """Let those train that do in optimiser step `step`, from 0; whether others did before."""
+        first = step < self.tables_first
+        changed = False
+        for name, parameter in self.parameters.items():
+            trains = not first or name in TABLES
+            changed = changed or parameter.requires_grad != trains
+            parameter.requires_grad_(trains)
+        return changed
+
+
+def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
+    """Store the frozen matrices in `dtype` (half the bytes); `weights` is their file.
+
+    Autocast rounds them to that precision anyway, so the matmuls do not change. Merging reads the
+    exact weights from the file, so exported and spoken weights are not rounded.
+    """
+    for name, module in adapted_layers(model):
+        module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
+
+
+def _without_gradient(rows: int):
+    def forget(parameter: nn.Parameter) -> None:
+        parameter.grad[:rows] = 0
+
+    return forget
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -134,10 +213,10 @@ class Trainer:
         self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
-        if not self.speed.ema:
-            return None
+        """A new average of the weights, where it is on."""
         away = "cpu" if self.applied.on("ema_offload") else None
-        return EMA(self.model, self.config.ema_decay, away, self.trainable.parameters)
+        parameters = self.trainable.parameters
+        return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
 
     def set_rates(self) -> float:
         """Set every parameter group's learning rate for the next step; returns AdamW's."""
@@ -168,7 +247,7 @@ class Trainer:
         self.applied = self.applied.without("compile", why)
         self.notes.append(f"torch.compile is off from here, it failed: {why}")
 
-    def averaged(self):
+    def averaged(self) -> contextlib.AbstractContextManager:
         """A context in which the model holds its averaged weights, if there are any."""
         return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
 
@@ -273,11 +352,12 @@ class Trainer:
             names = ["method"]  # the others are settings of that method
         before |= {name: trained_before[name] for name in names if name in trained_before}
         now |= {name: trained_now[name] for name in names if name in trained_now}
-        changed = differences(before, now)
+        pairs = [(n, before.get(n, "unknown"), now.get(n, "unknown")) for n in before | now]
+        changed = [shorten(f"{name} {old} -> {new}") for name, old, new in pairs if old != new]
         if changed:
             raise KitError(
-                f"The checkpoint was trained with other settings: {changed}. Set them as they "
-                "were, or choose another KIT_RUN for a new run."
+                f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "
+                "as they were, or choose another KIT_RUN for a new run."
             )
 
     def restore(self, tree: dict) -> None:
@@ -331,10 +411,10 @@ class Trainer:
     def _micro_rows_here(self, run: dict) -> int:
         """The limit on rows of a pass in a checkpoint's `run`; 0 on a larger device."""
         rows = run.get("micro_rows", 0)
-        if not rows or "memory_bytes" not in run:
-            return rows
-        before_bytes = run["memory_bytes"]
+        if not rows:
+            return 0
         now_bytes = self.smallest_memory_bytes()
+        before_bytes = run.get("memory_bytes", now_bytes)  # earlier versions saved none
         if now_bytes <= before_bytes:
             return rows
         self.notes.append(
@@ -382,11 +462,3 @@ def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) ->
         if not isinstance(tensor, Tensor) or tensor.shape != shape:
             actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
             raise DamagedFileError(f"its `{where}|{name}` is {actual}, not {tuple(shape)}")
-
-
-def differences(before: dict, now: dict) -> str:
-    """'layers 6 -> 12, ...' from settings before to those of now; "" when they are the same."""
-    names = list(before | now)
-    changed = [n for n in names if before.get(n, "unknown") != now.get(n, "unknown")]
-    pairs = (f"{n} {before.get(n, 'unknown')} -> {now.get(n, 'unknown')}" for n in changed)
-    return ", ".join(shorten(pair) for pair in pairs)

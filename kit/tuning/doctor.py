@@ -1,4 +1,4 @@
-"""Is a training going well, and what holds it back? All from the rows of its log.
+"""Does a training learn, and what holds it back? All from the rows of its log.
 
 `training_checks` judges whether it learns; `diagnose` says what its steps wait for, each with the
 one setting that changes it. Thresholds are well above the noise of a healthy run.
@@ -114,27 +114,22 @@ def diagnose(
 def slowdown(timed: list[dict]) -> float:
     """How many times as long the newest steps take as the first ones; 1 if they are as fast."""
     count = min(RECENT, len(timed) // 2)
-    newest = cost(timed[-count:])
-    return newest / min(cost(timed[:count]), newest)
-
-
-def cost(rows: list[dict]) -> float:
-    """Seconds a token of the usual row, without waiting for data."""
-    return statistics.median(
-        (row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in rows
-    )
+    # Seconds a token, without waiting for data.
+    costs = [(row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in timed]
+    newest = statistics.median(costs[-count:])
+    return newest / min(statistics.median(costs[:count]), newest)
 
 
 def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
-    """Return (what, found, wanted, problem) of each check; problem is "" where it passes.
+    """Return (what, measured, wanted, problem) of each check; problem is "" where it passes.
 
     `rows` are the log's, thinned or not. What cannot be judged yet is left out.
     """
     checks = []
     recent = rows[-RECENT:]
 
-    def check(what: str, found: str, wanted: str, passed: bool, problem: str) -> None:
-        checks.append((what, found, wanted, "" if passed else problem))
+    def check(what: str, measured: str, wanted: str, passed: bool, problem: str) -> None:
+        checks.append((what, measured, wanted, "" if passed else problem))
 
     if rows:
         skipped = sum(row["loss"] is None for row in recent)
@@ -145,7 +140,7 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
             skipped <= MAX_NOT_FINITE * len(recent),
             "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16",
         )
-    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    losses = _numbers(rows, "loss")
     if len(losses) >= MIN_ROWS:
         fifth = len(losses) // 5
         first, last = statistics.median(losses[:fifth]), statistics.median(losses[-fifth:])
@@ -221,8 +216,8 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
 def health_line(rows: list[dict]) -> str:
     """Return every check on one line, for a panel; "" before there is a row."""
     lines = []
-    for what, found, _, problem in training_checks(rows):
-        lines.append(f"✗ {what} ({found}): {problem}" if problem else f"✓ {what}")
+    for what, measured, _, problem in training_checks(rows):
+        lines.append(f"✗ {what} ({measured}): {problem}" if problem else f"✓ {what}")
     return "   ".join(lines)
 
 

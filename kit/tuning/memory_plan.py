@@ -19,9 +19,9 @@ from kit.base.hardware import writes_attention_out
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.optim import TOGETHER, eight_bit_bytes, make_optimizers
-from kit.training.trainable import FULL, Finetuning, Trainable
+from kit.training.trainer import Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2
@@ -197,16 +197,8 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     guide = 0
     if step.guided:
         guide = wide * 4 * number + tokens * (length + step.text_ids + 2) * FP32_BYTES
-    return Activations(
-        layer,
-        wide * FP32_BYTES,
-        conditioner,
-        head,
-        guide,
-        backward,
-        conformers_forward,
-        conformers_backward,
-    )
+    conformers = (conformers_forward, conformers_backward)
+    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward, *conformers)
 
 
 def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, int]:

@@ -6,7 +6,6 @@ import gzip
 import json
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,30 +100,20 @@ class _Processes:
         self.reads = 0
         self.own = psutil.Process()
         self.children = []
-        self.at_s = None
-        self.busy_s = {}  # CPU seconds by process at the last reading
 
     def read(self) -> Sample:
         if self.reads % CHILDREN_EVERY == 0:
-            self.children = self.own.children(recursive=True)
+            # An object that is kept counts from its last reading, a new one from now on.
+            known = {child: child for child in self.children}
+            self.children = [known.get(p, p) for p in self.own.children(recursive=True)]
         self.reads += 1
-        now_s = time.monotonic()
-        before_s = self.at_s
-        busy_s = {}
         memory = 0
+        percent = 0.0
         for process in (self.own, *self.children):
-            try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    memory += process.memory_info().rss
-                busy_s[process] = times.user + times.system
-            except psutil.NoSuchProcess:  # a worker that has ended since
-                continue
-        # A new child's time so far was not spent in this interval.
-        spent_s = sum(s - self.busy_s[p] for p, s in busy_s.items() if p in self.busy_s)
-        self.at_s = now_s
-        self.busy_s = busy_s
-        load = None if before_s is None else spent_s / (now_s - before_s) / self.cores
+            with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended since
+                percent += process.cpu_percent()
+                memory += process.memory_info().rss
+        load = percent / 100 / self.cores if self.reads > 1 else None
         return Sample(memory_bytes=memory, load=load)
 
 
@@ -172,21 +161,23 @@ class StepProfiler:
         if not self.ready:
             self.ready = True
             silence_profiler()
-            self._guarded(_set_up)
+            first = new_profile()
+            self._guarded(lambda: (first.start(), first.stop()))
         self.asked.set()
 
     def __call__(self, event) -> None:
         if self.profile is not None:
             self._guarded(self._step)
         elif self.asked.is_set():
-            self._guarded(lambda: self._begin(event.step))
+            self._guarded(lambda: self._start(event.step))
 
     def __enter__(self) -> "StepProfiler":
         return self
 
     def __exit__(self, *_error) -> None:
         if self.profile is not None:
-            self._guarded(self._leave)
+            self._report("There is no profile: the run ended before its last recorded step.")
+            self._guarded(self._close)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -195,12 +186,12 @@ class StepProfiler:
             self.profile = None
             self._report(f"The profile failed. {describe_error(error)}")
 
-    def _begin(self, step: int) -> None:
+    def _start(self, step: int) -> None:
         self.asked.clear()
         self.first = step
         self.steps = 0
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
-        self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
+        self.profile = new_profile(schedule=plan)
         self.profile.start()
         self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
 
@@ -229,8 +220,8 @@ class StepProfiler:
             ended.export_chrome_trace(str(plain))
             write_atomic(self.folder / trace, gzip.compress(plain.read_bytes(), compresslevel=6))
         device, operators = top_operators(ended)
-        found = {"steps": [first, last], "device": device, "trace": trace, "operators": operators}
-        write_atomic(self.folder / f"{name}.operators.json", json.dumps(found, indent=1))
+        table = {"steps": [first, last], "device": device, "trace": trace, "operators": operators}
+        write_atomic(self.folder / f"{name}.operators.json", json.dumps(table, indent=1))
         # torch's own marks (Optimizer.step#...) stay in the file.
         longest = [f"{o['name']} {o['share']:.0%}" for o in operators if "#" not in o["name"]][:3]
         self._report(
@@ -238,24 +229,15 @@ class StepProfiler:
             f"{self.folder / trace} opens in ui.perfetto.dev."
         )
 
-    def _leave(self) -> None:
-        self._close()
-        self._report("There is no profile: the run ended before its last recorded step.")
-
     def _report(self, status: str) -> None:
         self.status = status
         with contextlib.suppress(OSError):  # a full disk, which ends the run elsewhere
             write_atomic(self.folder / STATUS, status)
 
 
-def _activities() -> list[ProfilerActivity]:
+def new_profile(**how) -> profile:
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return [ProfilerActivity.CPU, *cuda]
-
-
-def _set_up() -> None:
-    with profile(activities=_activities(), **EXTRAS):
-        pass
+    return profile(activities=[ProfilerActivity.CPU, *cuda], **EXTRAS, **how)
 
 
 def top_operators(ended: profile) -> tuple[str, list[dict]]:

@@ -22,11 +22,10 @@ from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import clip, forward_backward, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, plan_bytes
 
@@ -249,13 +248,11 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     before = {"micro_batch": work.data.micro_batch} | vars(work.speed)
     after = {"micro_batch": other.data.micro_batch} | vars(other.speed)
     changes = []
-    for name, value in after.items():
-        if value == before[name]:
-            continue
-        if isinstance(value, bool):
-            changes.append(f"{name} {'on' if value else 'off'}")
-        else:
-            changes.append(f"{name} {before[name] or 'any'} -> {value or 'any'}")
+    for name in (name for name, value in after.items() if value != before[name]):
+        change = f"{before[name] or 'any'} -> {after[name] or 'any'}"
+        if isinstance(after[name], bool):
+            change = "on" if after[name] else "off"
+        changes.append(f"{name} {change}")
     return changes
 
 

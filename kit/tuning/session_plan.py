@@ -111,11 +111,11 @@ def plan_session(
         room_bytes = min(room_bytes, limits.quota_bytes - now_bytes)
     most_bytes = sizes.most_bytes(config.checkpoint, config.save_total_limit)
     fits = sessions is not None and most_bytes <= now_bytes + room_bytes
-    advice = [
+    advice = (
         _disk_advice(config, sizes, now_bytes + room_bytes),
         _time_advice(config, per_step_s, limits, done, sessions),
         _saving_advice(config, per_step_s, limits, left),
-    ]
+    )
     advice = tuple(filter(None, advice))
     room = f"{_size(now_bytes)} there now, room for {_size(room_bytes)} more"
     size = _size(sizes.checkpoint_bytes(config.checkpoint))

@@ -49,18 +49,17 @@ from kit.batches.batching import (
 )
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import train
-from kit.training.micro_batches import prefetch_if_on
 from kit.training.switches import (
     BASELINE,
     LABELS,
     SpeedConfig,
     compilations,
+    prefetch_if_on,
     switches,
     wants_few_shapes,
 )
-from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.doctor import step_shares
 from kit.tuning.memory_plan import LAYER_MATRICES
@@ -129,8 +128,8 @@ def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
     usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
     on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
     short = TrialConfig(steps=3, warmup_steps=3)
-    found = run_variant(dataclasses.replace(task, rows=usual), short, on)
-    return found["seconds"] / found["steps"]
+    figures = run_variant(dataclasses.replace(task, rows=usual), short, on)
+    return figures["seconds"] / figures["steps"]
 
 
 def published_task(hw: Hardware, threads: int) -> Task:
@@ -146,13 +145,16 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     Then EMA, CUDA graphs and the attention kernels, among which nothing is chosen.
     """
     offered = switches(SpeedConfig(), task.hw, task.model)
-    refused = {s.name: s.reason for s in offered if not s.available}
-    for name in config.leave_out:
-        refused.setdefault(name, LEFT_OUT)
+    refused = dict.fromkeys(config.leave_out, LEFT_OUT)
+    refused |= {s.name: s.reason for s in offered if not s.available}
     listed = [Variant(kind="baseline", label="Baseline")]
-    for name in TRIED:
+
+    def add(kind: str, name: str, on: tuple) -> None:
         reason = refused.get(name, "")
-        listed.append(Variant(kind="alone", label=LABELS[name], on=(name,), reason=reason))
+        listed.append(Variant(kind=kind, label=LABELS[name], on=on, reason=reason))
+
+    for name in TRIED:
+        add("alone", name, (name,))
     tried = tuple(name for name in TRIED if name not in refused)
     for count in range(2, len(tried)):
         label = f"+ {LABELS[tried[count - 1]]}"
@@ -160,11 +162,10 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     if len(tried) > 1:
         listed.append(Variant(kind="all", label="All on", on=tried))
     for count, name in enumerate(COSTS, 1):
-        reason = refused.get(name, "")
-        listed.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
-    reason = refused.get("compile", "") or refused.get("cuda_graphs", "")
-    on = ("compile", "cuda_graphs")
-    listed.append(Variant(kind="extra", label=LABELS["cuda_graphs"], on=on, reason=reason))
+        add("cost", name, COSTS[:count])
+    if "compile" in refused:
+        refused["cuda_graphs"] = refused["compile"]
+    add("extra", "cuda_graphs", ("compile", "cuda_graphs"))
     return listed + attention_variants(task, refused)
 
 
@@ -364,24 +365,23 @@ def run_trials(
         del trained["train"][name]
     key = digest(trained, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
     path = Path(folder) / f"{key}.jsonl"
-    found = read_results(path)
+    results = read_results(path)
     possible = [v for v in wanted if not v.reason]
     jobs = [(number, variant) for number in range(config.rounds) for variant in possible]
     for done, (number, variant) in enumerate(jobs):
         tick(done, len(jobs), variant.label)
-        earlier = [r for r in found if tuple(r["on"]) == variant.on]
+        earlier = [r for r in results if tuple(r["on"]) == variant.on]
         if len(earlier) <= number and not any("error" in r for r in earlier):
-            result = {"on": list(variant.on)}
-            result.update(measure_variant(task, config, variant.on))
+            result = {"on": list(variant.on)} | measure_variant(task, config, variant.on)
             append_result(path, result)
-            found.append(result)
+            results.append(result)
     tick(len(jobs), len(jobs), "")
-    return compare(wanted, found, task.model.dropout, peak_tokens_per_s(task))
+    return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
 
 
 @functools.cache
 def peak_flops(hw: Hardware, threads: int) -> float:
-    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is elsewhere."""
+    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is not here."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     fastest_ms = min(matmul_ms(hw).values(), default=0.0)

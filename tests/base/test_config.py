@@ -31,7 +31,7 @@ from kit.dataset.segmentation import SegmentConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.decoder import DecoderConfig
 from kit.inference.evaluate import EvaluateConfig
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits
 from kit.model.sequence import GPTConfig
 from kit.recipes import settings

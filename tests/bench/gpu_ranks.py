@@ -30,7 +30,7 @@ from kit.base.files import write_atomic
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
-from kit.training.micro_batches import split_batch
+from kit.training.loop import split_batch
 from kit.training.ranks import join_ranks
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer

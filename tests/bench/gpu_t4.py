@@ -31,7 +31,7 @@ from kit.model.sequence import GPTConfig, collate
 from kit.notebook.style import GIB
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.loop import train
-from kit.training.micro_batches import pin, prefetched
+from kit.training.switches import pin, prefetched
 from kit.tuning.trials import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

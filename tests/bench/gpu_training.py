@@ -47,8 +47,7 @@ from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.micro_batches import pin, prefetched
-from kit.training.switches import SpeedConfig
+from kit.training.switches import SpeedConfig, pin, prefetched
 from kit.training.trainer import Trainer
 from kit.tuning.preflight import Workload, trial_peak
 from kit.tuning.recommend import Trial, compare

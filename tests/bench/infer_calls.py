@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import decode_stream
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, decode_stream
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 

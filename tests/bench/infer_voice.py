@@ -19,7 +19,7 @@ from kit.inference.compare_formats import (
     time_to_first_audio_s,
 )
 from kit.inference.evaluate import score
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 

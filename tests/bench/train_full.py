@@ -26,8 +26,8 @@ from train_steps import (
 
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.training.config import FULL, Base, FinetuneConfig, Finetuning
 from kit.training.loop import train
-from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
 
 COQUI = "coqui-tts GPTTrainer, fp32"
 SIZE = "30 x 1024"

@@ -20,10 +20,9 @@ from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
 from kit.releases.xtts_v2.names import from_released, to_released
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 
 Step = Callable[[], float]

@@ -9,10 +9,9 @@ from published_indextts2 import FULL, SMALL
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.releases.indextts2.names import gpt_config
-from kit.training.config import TrainConfig
+from kit.training.config import FULL as ALL_OF_IT
+from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL as ALL_OF_IT
-from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.preflight import Workload, trial_peak
 
 MIDDLE = SMALL | {

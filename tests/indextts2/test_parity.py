@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from published_indextts2 import FULL, package_model
 from torch import Tensor
 
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
 from kit.releases.indextts2.names import from_file, gpt_config, to_file

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -13,11 +14,24 @@ from helpers import (
     random_rows,
     tiny_model,
 )
+from torch import Tensor
 
-from kit.base.errors import Note, SpeechError
+from kit.base.compiler import compiler_available
+from kit.base.errors import KitError, Note, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import best_of, decode, decode_stream, generate, length_limit
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import (
+    GenerateConfig,
+    GeneratedCodes,
+    Noise,
+    best_of,
+    candidate_seed,
+    decode_stream,
+    filter_logits,
+    generate,
+    length_limit,
+    penalize,
+    sample,
+)
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -68,13 +82,18 @@ def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     assert len({len(codes) for codes, _ in together}) > 1  # some left before others
 
 
-def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> torch.Tensor:
-    """What the training path expects at each code and after the last, (N + 1, V)."""
+def trained_states(model, text: list[int], codes: list[int], mel: Tensor) -> Tensor:
+    """The training path's states (N + 1, D) at START and at every code."""
     batch = pack(GPT, [text], [codes], mel[None])
-    return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_indices])[: len(codes) + 1]
+    return model.hidden(batch).flatten(0, 1)[batch.code_indices][: len(codes) + 1]
 
 
-def mean_log_prob(logits: torch.Tensor, row) -> float:
+def code_logits(model, *row) -> Tensor:
+    """What the training path expects at each code and after the last, (N + 1, V)."""
+    return model.code_head(trained_states(model, *row))
+
+
+def mean_log_prob(logits: Tensor, row) -> float:
     """Of the codes of `row`, by what was expected at each; START is ruled out."""
     logits[:, GPT.start_code] = float("-inf")
     said = torch.tensor([*row.codes, GPT.stop_code])[: len(row.codes) + row.stopped, None]
@@ -107,10 +126,12 @@ def test_a_model_that_always_had_a_text_speaks_without_guidance(model):
     assert plain(generate(untaught, *requests(), GUIDED)) == wanted
 
 
-def test_a_seed_decides_every_code(model):
-    one, again = (plain(generate(model, *requests(), SAMPLED)) for _ in range(2))
+def test_a_seed_decides_every_code_and_the_global_generator_is_left_alone(model):
+    before = torch.get_rng_state()
+    one = plain(generate(model, *requests(), SAMPLED))
+    assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    assert one == again == plain(generate(model, *requests(), SAMPLED))
+    assert one == plain(generate(model, *requests(), SAMPLED))
     assert one != plain(generate(model, *requests(), dataclasses.replace(SAMPLED, seed=4)))
 
 
@@ -123,27 +144,6 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
         assert row.log_prob == pytest.approx(mean_log_prob(logits, row), rel=1e-3)
 
 
-def test_of_several_candidates_the_likeliest_is_kept(model):
-    texts, cond = requests(4)
-    each = [(text, n) for text in texts for n in range(4)]
-    seeds = [candidate_seed(MANY, text, n) for text, n in each]
-    readings = [text for text, _ in each]
-    found = decode(Decoder(model), readings, cond.repeat_interleave(4, 0), MANY, seeds)
-    for number, kept in enumerate(generate(model, texts, cond, MANY)):
-        own = found[4 * number : 4 * number + 4]
-        assert len({tuple(r.codes.tolist()) for r in own}) > 1  # drawn apart
-        ended = [r for r in own if r.stopped] or own
-        assert kept.stopped == any(r.stopped for r in own)
-        assert kept.log_prob == max(r.log_prob for r in ended)
-        assert any(torch.equal(kept.codes, r.codes) for r in ended)
-
-
-def test_generation_leaves_the_global_generator_alone(model):
-    before = torch.get_rng_state()
-    generate(model, *requests(), SAMPLED)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def with_stop(model, bias: float):
     """The model, likelier or less likely to end."""
     stopping = tiny_model()
@@ -152,22 +152,17 @@ def with_stop(model, bias: float):
     return stopping
 
 
-def test_a_row_that_ends_says_so(model):
-    for row in generate(with_stop(model, 1e4), *requests(), GREEDY):
-        assert row.stopped and len(row.codes) == 0
-
-
 @pytest.fixture
 def hesitant(model):
     """A model whose likeliest code is STOP, by so little that it is seldom drawn while hot."""
     hesitant = with_stop(model, 0.0)
-    hesitant.code_head.weight.data.zero_()
-    hesitant.code_head.bias.data.zero_()
+    for parameter in hesitant.code_head.parameters():
+        parameter.data.zero_()
     hesitant.code_head.bias.data[GPT.stop_code] = 0.5
     return hesitant
 
 
-HOT = GenerateConfig(temperature=32.0, top_k=0, top_p=1.0, max_codes_per_text_id=0, retries=9)
+HOT = dataclasses.replace(SAMPLED, temperature=32.0, max_codes_per_text_id=0, retries=9)
 
 
 def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
@@ -212,9 +207,11 @@ def test_the_codes_so_far_are_reported_at_every_step(model):
     assert plain(said.spoken(0.0)) == plain(wanted)
 
 
-def test_a_row_that_is_cut_says_so(model):
+def test_a_row_says_whether_it_ended_or_was_cut(model):
     texts, cond = requests()
     config = dataclasses.replace(GREEDY, max_codes_per_text_id=0.5)
+    for row in generate(with_stop(model, 1e4), texts, cond, GREEDY):
+        assert row.stopped and len(row.codes) == 0
     spoken = generate(with_stop(model, -1e4), texts, cond, config)
     assert not any(row.stopped for row in spoken)
     limits = [length_limit(GPT, config, len(t)) for t in texts]
@@ -235,9 +232,11 @@ def test_an_exact_number_of_codes_is_spoken(model, count, bias):
     assert [len(row.codes) for row in spoken] == [count] * 8
 
 
-def test_more_exact_codes_than_positions_are_refused(model):
+def test_more_exact_codes_than_positions_and_too_many_references_are_refused(model):
     with pytest.raises(SpeechError, match="39 codes"):
         generate(model, *requests(), dataclasses.replace(GREEDY, exact_codes=100))
+    with pytest.raises(SpeechError, match="2 texts and 3 references"):
+        generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
 @pytest.mark.parametrize("length", [0, 19, 500])
@@ -249,11 +248,6 @@ def test_a_text_that_does_not_fit_names_the_limit(model, length):
 def test_the_longest_text_fits_and_no_text_is_no_codes(model):
     assert generate(model, [[1] * 18], torch.randn(1, 8, 5), GREEDY)[0].codes.numel() <= 39
     assert generate(model, [], torch.randn(0, 8, 5), SAMPLED) == []
-
-
-def test_every_text_needs_a_reference(model):
-    with pytest.raises(SpeechError, match="2 texts and 3 references"):
-        generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
 def test_numbers_that_outgrow_their_format_are_reported(model, monkeypatch):
@@ -342,10 +336,8 @@ def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
     decoder = Decoder(model)
     texts, cond = requests(3)
     asked = short_of_memory(decoder, 0, monkeypatch)
-    with (
-        pytest.warns(Note, match="with 1"),
-        pytest.raises(SpeechError, match=rf"{len(texts[0])} ids.*int8"),
-    ):
+    fix = pytest.raises(SpeechError, match=rf"{len(texts[0])} ids.*int8")
+    with pytest.warns(Note, match="with 1"), fix:
         generate(decoder, texts, cond, GREEDY)
     assert asked == [3, 1]
 
@@ -383,3 +375,205 @@ def test_whoever_stops_listening_gives_the_cache_back(model):
     assert not decoder.memory.spare
     said.close()
     assert decoder.memory.spare
+
+
+# The states that predicted the codes.
+
+
+KEPT = DecoderConfig(states=True)
+
+
+@torch.inference_mode()
+def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> None:
+    for text, mel, row in zip(texts, cond, found, strict=True):
+        assert row.states.shape == (len(row.codes), GPT.width)
+        assert row.states.dtype == torch.float32
+        wanted = trained_states(model, text, row.codes.tolist(), mel)[:-1]
+        torch.testing.assert_close(row.states, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GREEDY, SAMPLED, dataclasses.replace(GREEDY, kv_cache=False), MANY],
+    ids=["greedy", "sampled", "no cache", "candidates"],
+)
+def test_each_code_comes_with_the_state_that_predicted_it(model, config):
+    texts, cond = requests()
+    found = generate(Decoder(model, KEPT), texts, cond, config)
+    assert len({len(row.codes) for row in found}) > 1  # rows left the batch at different times
+    require_trained_states(model, texts, cond, found)
+
+
+def test_keeping_them_changes_no_code_and_not_asked_for_there_are_none(model):
+    texts, cond = requests()
+    plain = generate(Decoder(model), texts, cond, SAMPLED)
+    kept = generate(Decoder(model, KEPT), texts, cond, SAMPLED)
+    for one, other in zip(plain, kept):
+        assert one.states is None and torch.equal(one.codes, other.codes)
+        assert one.log_prob == other.log_prob
+
+
+def test_a_graphs_states_are_not_written_over(model, monkeypatch):
+    texts, cond = requests(3)
+    decoder = graphed(model, monkeypatch, states=True)
+    require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
+
+
+def test_a_compiled_decoder_keeps_them_too(monkeypatch):
+    if compiler_available("cpu").value == "no":
+        pytest.skip("no C++ compiler here")
+    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
+    torch._dynamo.reset()
+    model = opinionated_model(layers=1)
+    texts, cond = requests(2)
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
+        decoder = Decoder(model, DecoderConfig(compile=True, states=True))
+        found = generate(decoder, texts, cond, GREEDY)
+    assert decoder.warm_up_s and "not compiled" not in decoder.ran
+    require_trained_states(model, texts, cond, found)
+
+
+# Sampling.
+
+
+CPU = torch.device("cpu")
+OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)
+SETTINGS = [
+    GenerateConfig(temperature=t, top_k=k, top_p=p)
+    for t in (0.3, 1.0, 2.0)
+    for k in (0, 1, 5, 100)
+    for p in (0.1, 0.8, 1.0)
+]
+
+
+def random_logits(rows: int = 10, codes: int = 40) -> Tensor:
+    return 2 * torch.randn(rows, codes, generator=torch.Generator().manual_seed(0))
+
+
+def filtered(logits: Tensor, config: GenerateConfig) -> Tensor:
+    """The shortlist as full rows (B, V): -inf where a code may not be drawn."""
+    best, codes = filter_logits(logits, config)
+    return torch.full_like(logits, float("-inf")).scatter(1, codes, best)
+
+
+def allowed(row: list[float], config: GenerateConfig) -> set[int]:
+    """Codes that may be drawn, after the definitions: the k best, then the fewest of mass p."""
+    order = sorted(range(len(row)), key=lambda i: -row[i])
+    if config.top_k:
+        order = order[: config.top_k]
+    scaled = torch.tensor([row[i] / config.temperature for i in order], dtype=torch.float64)
+    kept, mass = set(), 0.0
+    for i, share in zip(order, scaled.softmax(0).tolist()):
+        if config.top_p < 1 and mass > config.top_p:
+            break
+        kept.add(i)
+        mass += share
+    return kept
+
+
+@pytest.mark.parametrize("config", SETTINGS, ids=lambda c: f"{c.temperature}-{c.top_k}-{c.top_p}")
+def test_filters_follow_their_definitions(config):
+    logits = random_logits()
+    found = filtered(logits, config)
+    for row, kept in zip(logits.tolist(), found):
+        assert set(torch.isfinite(kept).nonzero()[:, 0].tolist()) == allowed(row, config)
+    inside = torch.isfinite(found)
+    assert torch.allclose(found[inside], logits[inside] / config.temperature)
+
+
+def test_filters_and_repetition_penalty_are_transformers_own():
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    logits = random_logits()
+    for config in SETTINGS:
+        chain = [tf.TemperatureLogitsWarper(float(config.temperature))]
+        chain += [tf.TopKLogitsWarper(config.top_k)] if config.top_k else []
+        chain += [tf.TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []
+        wanted = logits
+        for step in chain:
+            wanted = step(None, wanted)
+        assert torch.allclose(filtered(logits, config), wanted), config
+    ids = torch.arange(30).view(10, 3)
+    seen = torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, True)
+    wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
+    assert torch.allclose(penalize(logits, seen, 1.4), wanted)
+
+
+def test_repetition_penalty_by_hand():
+    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
+    seen = torch.tensor([[True, True, False, False]])
+    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+    assert penalize(logits, seen, 1.0).tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize("config", [OPEN, GenerateConfig(temperature=0.5, top_k=2, top_p=1)])
+def test_drawing_follows_the_probabilities(config):
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(2_000, 4)
+    noise = Noise([*range(2_000)], config.choices(4), CPU)
+    drawn = torch.stack([sample(logits, config, noise.next()) for _ in range(10)])
+    shares = drawn.flatten().bincount(minlength=4) / drawn.numel()
+    assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
+
+
+def test_temperature_zero_takes_the_best_and_low_ones_come_near():
+    logits = random_logits(50, 30)
+    assert torch.equal(sample(logits, GenerateConfig(temperature=0), None), logits.argmax(-1))
+    for temperature in (1e-5, 1e-30, 1e-300):
+        config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
+        drawn = sample(logits, config, Noise([*range(50)], 30, CPU).next())
+        assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_a_code_that_is_out_of_the_question_is_never_drawn():
+    logits = torch.tensor([[0.0, float("-inf"), 0.0, -1e30]]).expand(500, 4)
+    noise = Noise([*range(500)], 4, CPU)
+    drawn = torch.stack([sample(logits, OPEN, noise.next()) for _ in range(10)])
+    assert set(drawn.flatten().tolist()) == {0, 2}
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all():
+    config = GenerateConfig(top_k=1_000)
+    assert config.choices(40) == 40 and GenerateConfig(top_k=0).choices(40) == 40
+    assert filter_logits(random_logits(), config)[1].shape == (10, 40)
+
+
+def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
+    alone, beside = Noise([7], 6, CPU, steps=4), Noise([3, 7, 9], 6, CPU, steps=4)
+    wanted = torch.stack([alone.next()[0] for _ in range(11)])
+    found = [beside.next()[1] for _ in range(6)]  # leaves in the middle of a block
+    beside.keep(torch.tensor([False, True, True]))
+    found += [beside.next()[0] for _ in range(5)]
+    assert torch.equal(torch.stack(found), wanted)
+    before = Noise([1, 7], 6, CPU)
+    before.keep(torch.tensor([False, True]))  # before anything was drawn
+    assert torch.equal(before.next()[0], wanted[0])
+
+
+def test_a_reading_has_a_seed_of_its_own():
+    config = GenerateConfig(seed=1)
+    seeds = {candidate_seed(config, text, n) for text in ([1, 2], [1, 3], [12]) for n in range(3)}
+    assert len(seeds | {candidate_seed(GenerateConfig(seed=2), [1, 2], 0)}) == 10
+    assert candidate_seed(GenerateConfig(seed=1, top_k=3), [1, 2], 0) in seeds
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG = [
+    *(("temperature", value) for value in (-0.1, NAN, INF, 1e300, "warm", None)),
+    *(("top_p", value) for value in (0.0, 1.1, NAN)),
+    *(("top_k", value) for value in (-1, 2.5)),
+    *(("repetition_penalty", value) for value in (0.0, NAN, INF)),
+    *(("best_of", value) for value in (0, 1.5, 65, True)),
+    *(("retries", value) for value in (-1, 0.5, 21, 10**9)),
+    *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF, 1e308)),
+    *(("exact_codes", value) for value in (-1, 2.5)),
+    *(("seed", value) for value in (None, 0.5)),
+    ("kv_cache", "no"),
+    *(("follow", value) for value in (-1.0, NAN)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_settings_out_of_range_are_refused(field, value):
+    value_text = re.escape(repr(value))
+    wanted = rf"GenerateConfig.{field} (= {value_text}: \S+|must be .*got {value_text} )"
+    with pytest.raises(KitError, match=wanted):
+        GenerateConfig(**{field: value})

@@ -1,10 +1,8 @@
 """Number formats: small, near, biases kept, and what cannot run here is said."""
 
-import dataclasses
-
 import pytest
 import torch
-from helpers import GPT, random_rows, tiny_model
+from helpers import random_rows, tiny_model
 from torch import nn
 
 from kit.inference.compare_formats import RecordedExample, compare_decoders, linear_bytes
@@ -63,9 +61,10 @@ def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
     torch.manual_seed(0)
-    wanted, found = both(kind, dtype, nn.Linear(256, 72), rows)
-    assert found.shape == wanted.shape
-    assert (found - wanted).norm() / wanted.norm() < near
+    for bias in (True, False):
+        wanted, found = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
+        assert found.shape == wanted.shape
+        assert (found - wanted).norm() / wanted.norm() < near
 
 
 @formats
@@ -78,22 +77,10 @@ def test_biases_are_kept_as_they_are(kind, dtype, near):
     assert torch.equal(found, linear.bias.to(dtype).float().expand(rows, -1))
 
 
-@formats
-def test_a_layer_without_bias_works_too(kind, dtype, near):
-    torch.manual_seed(0)
-    wanted, found = both(kind, dtype, nn.Linear(64, 40, bias=False), FEW_ROWS + 1)
-    assert (found - wanted).norm() / wanted.norm() < near
-
-
 @pytest.mark.parametrize("kind", [PlainLinear, SplitByThread])
 def test_fp32_takes_no_memory_of_its_own(kind):
     linear = nn.Linear(64, 40)
     assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
-
-
-def test_inputs_the_kernel_cannot_take_are_refused():
-    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
-        WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_every_weight_is_within_half_a_step_of_its_channel():
@@ -107,11 +94,13 @@ def test_every_weight_is_within_half_a_step_of_its_channel():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", [DynamicInt8, WeightOnlyInt8])
-def test_damaged_weights_do_not_pass_for_numbers(kind, value):
+def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind, value):
     linear = nn.Linear(64, 40)
     linear.weight.data[3, 3] = value
     with pytest.raises(ValueError, match="not finite"):
         kind(linear)
+    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
+        WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_fp16_does_not_overflow_where_the_product_is_small():
@@ -140,15 +129,11 @@ def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
     assert choose_layer(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
-@pytest.mark.parametrize(
-    ("shared_s", "whole_s", "kind"), [(1, 2, SplitByThread), (2, 1, PlainLinear)]
-)
-def test_fp32_is_shared_out_among_threads_only_where_that_is_quicker(
-    shared_s, whole_s, kind, monkeypatch
-):
+@pytest.mark.parametrize(("times", "kind"), [((1, 2), SplitByThread), ((2, 1), PlainLinear)])
+def test_fp32_is_split_among_threads_only_where_that_is_faster(times, kind, monkeypatch):
     if not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
-    seconds = iter((shared_s, whole_s))
+    seconds = iter(times)
     monkeypatch.setattr("kit.inference.linear_formats.best_seconds", lambda work: next(seconds))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     split_is_faster.cache_clear()
@@ -171,16 +156,14 @@ def plain_cpu(monkeypatch):
 
 
 def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
-    kind, dtype, ran = choose_layer("bf16", CPU, compiled=True)
-    assert (kind, dtype) == (PlainLinear, FP32)
-    assert ran == "fp32; this processor has no bf16 products"
+    why = "this processor has no bf16 products"
+    assert choose_layer("bf16", CPU, compiled=True) == (PlainLinear, FP32, f"fp32; {why}")
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
     kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
-    assert (kind, dtype) == (Fbgemm16, FP32)
-    assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
+    assert (kind, dtype) == (Fbgemm16, FP32) and ran.startswith("fp16 weights") and why in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
-    assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
+    _, dtype, ran = choose_layer("bf16", CPU, compiled=False)
+    assert dtype == FP32 and ran.startswith("fp32") and why in ran
 
 
 def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
@@ -201,23 +184,21 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     for compiled in (False, True):
         assert choose_layer("fp32", CUDA, compiled) == (PlainLinear, FP32, "fp32")
         assert choose_layer("fp16", CUDA, compiled) == (PlainLinear, FP16, "fp16")
-        kind, dtype, ran = choose_layer("bf16", CUDA, compiled)
-        assert (kind, dtype) == (PlainLinear, half)
-        assert ran == ("bf16" if bf16 else "fp16: this GPU has no bf16")
+        ran = "bf16" if bf16 else "fp16: this GPU has no bf16"
+        assert choose_layer("bf16", CUDA, compiled) == (PlainLinear, half, ran)
         for weights in ("int8", "int8-weight-only"):
-            kind, dtype, ran = choose_layer(weights, CUDA, compiled)
-            assert (kind, dtype) == (WeightOnlyInt8, half)
+            *layer, ran = choose_layer(weights, CUDA, compiled)
+            assert layer == [WeightOnlyInt8, half]
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("no int8 matmuls" in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    kind, dtype, ran = choose_layer("int8", CPU, compiled=True)
-    assert (kind, dtype) == (CompiledInt8, BF16) and f"from {INT8_MATMUL_ROWS} rows" in ran
+    *layer, ran = choose_layer("int8", CPU, compiled=True)
+    assert layer == [CompiledInt8, BF16] and f"from {INT8_MATMUL_ROWS} rows" in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose_layer("int8", CPU, compiled=False)
-    assert (kind, dtype) == (WeightOnlyInt8, BF16)
-    assert "no int8 matmuls" in ran
+    *layer, ran = choose_layer("int8", CPU, compiled=False)
+    assert layer == [WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
 
 
 @pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS + 5])
@@ -259,10 +240,9 @@ COSTS = [
 
 @pytest.mark.parametrize(("weights", "size", "error"), COSTS)
 def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
-    shape = {"width": 64, "heads": 2}
-    model = tiny_model(**shape).eval()
-    config = dataclasses.replace(GPT, **shape)
-    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
+    model = tiny_model(width=64, heads=2).eval()
+    columns = zip(*random_rows(model.config, 3))
+    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in columns]
     full, small = Decoder(model), Decoder(model, DecoderConfig(weights=weights))
     cost = compare_decoders(full, small, rows)
     assert cost.linear_size_ratio <= size
@@ -273,11 +253,8 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
 
 def test_bytes_are_those_that_are_held():
     linear, tensors = nn.Linear(128, 64), 64 * 128
-    assert (
-        weight_bytes(PlainLinear(linear))
-        == weight_bytes(SplitByThread(linear))
-        == 4 * (tensors + 64)
-    )
+    for kind in (PlainLinear, SplitByThread):
+        assert weight_bytes(kind(linear)) == 4 * (tensors + 64)
     assert weight_bytes(PlainLinear(linear, BF16)) == 2 * (tensors + 64)
     assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
     if has_fbgemm():

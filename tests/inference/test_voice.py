@@ -1,4 +1,4 @@
-"""Text in, waveform out: with the real tokenizer and codec."""
+"""Text in, waveform out: with the real tokenizer and codec, and with an XTTS-v2's sound."""
 
 import contextlib
 import dataclasses
@@ -7,21 +7,30 @@ import io
 import pytest
 import soundfile
 import torch
-from helpers import manifest, real_config, real_voice
+from helpers import manifest, real_config, real_voice, tokenizer
+from released_sound import spoken
+from released_xtts import TINY, random_dvae, random_model, random_sound, settings
+from torch import Tensor
 
+from kit.audio.clip import load_wave
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder
-from kit.inference.sampling import GenerateConfig
+from kit.inference.export import export_voice, load_export
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
+from kit.releases.xtts_v2.codec import xtts_codec
 from kit.text.normalize import letters, normalize
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
 
 
-def new_model() -> SpeechGPT:
+def biased(voice: Voice, bias: float, **over) -> Voice:
+    """`voice` with a new model that is likelier or less likely to end."""
     torch.manual_seed(0)
-    return SpeechGPT(real_config())
+    model = SpeechGPT(real_config())
+    model.code_head.bias.data[model.config.stop_code] = bias
+    return dataclasses.replace(voice, model=model, **over)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +45,10 @@ def texts(count: int) -> list[str]:
 def test_every_text_is_spoken_in_order_whatever_the_batch(voice):
     wanted = voice.speak(texts(7), "voice1", SHORT)
     assert [s.text for s in wanted] == texts(7)
-    assert all(len(s.codes) == 9 and torch.isfinite(s.wave).all() for s in wanted)
+    assert all(len(s.codes) == 9 for s in wanted)
+    assert all(torch.equal(s.wave, voice.codec.decode(s.codes[None])[0]) for s in wanted)
     again = voice.speak(texts(7), "voice1", SHORT, batch=2)
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(wanted, again))
-
-
-def test_the_wave_is_the_codecs_of_the_codes(voice):
-    (speech,) = voice.speak(texts(1), "voice0", SHORT)
-    assert torch.equal(speech.wave, voice.codec.decode(speech.codes[None])[0])
 
 
 def test_each_text_may_have_its_own_speaker(voice):
@@ -60,39 +65,32 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
     assert raw.text == "ሠላም።" and torch.equal(raw.codes, spelt.codes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "wanted"),
-    [
-        ({"texts": "ሰላም"}, r"must be a list: write \['ሰላም'\]"),
-        ({"speakers": ["voice0"] * 2}, "1 texts and 2 speakers: pass one each, or one name"),
-        ({"speakers": []}, "1 texts and 0 speakers"),
-        ({"batch": 0}, "`batch` is 0"),
-    ],
-)
-def test_what_does_not_go_together_is_reported(voice, asked, wanted):
-    with pytest.raises(SpeechError, match=wanted):
-        voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | asked)
+WRONG = [("texts", "ሰላም", r"must be a list: write \['ሰላም'\]"), ("batch", 0, "`batch` is 0")]
+WRONG += [("speakers", ["voice0"] * n, f"1 texts and {n} speakers: pass one each") for n in (0, 2)]
+WRONG += [("speakers", "alma", r"No voice 'alma'.*voice0.*voice2")]
+
+
+@pytest.mark.parametrize(("name", "value", "fault"), WRONG)
+def test_what_does_not_go_together_is_reported(voice, name, value, fault):
+    with pytest.raises(SpeechError, match=fault):
+        voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | {name: value})
 
 
 def test_the_speech_settings_are_reported(voice):
-    make = lambda **how: Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(9), **how)  # noqa: E731
+    empty = torch.zeros(9)
+    whole = Speech(text="ሰላም", wave=empty, codes=empty, stopped=True, temperature=0.6)
     config = GenerateConfig(temperature=0.6)
-    assert remark(make(stopped=True, temperature=0.6), config) == ""
-    assert "at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
-    assert "was truncated" in remark(make(stopped=False, temperature=0.15), config)
-    asked = dataclasses.replace(config, guidance_scale=2.0)
-    assert "text_dropout" in remark(make(stopped=True, temperature=0.6), asked)
-    guided = make(stopped=True, temperature=0.6, guidance=2.0)
-    assert remark(guided, asked) == ""
-
-
-def test_an_unknown_speaker_names_the_known_ones(voice):
-    with pytest.raises(SpeechError, match=r"No voice 'alma'.*voice0.*voice2"):
-        voice.speak(["ሰላም"], "alma", SHORT)
+    assert remark(whole, config) == ""
+    assert "at temperature 0.3" in remark(dataclasses.replace(whole, temperature=0.3), config)
+    assert "was truncated" in remark(dataclasses.replace(whole, stopped=False), config)
+    guided = dataclasses.replace(config, guidance_scale=2.0)
+    assert "text_dropout" in remark(whole, guided)
+    assert remark(dataclasses.replace(whole, guidance=2.0), guided) == ""
 
 
 @pytest.mark.parametrize("text", ["", "!?…።", "hello", "Привет"])
 def test_text_that_cannot_be_spoken_is_reported(voice, text):
+    assert voice.can_speak(texts(1)[0]) and not voice.can_speak(text)
     with pytest.raises(SpeechError):
         voice.speak([*texts(1), text], "voice0", SHORT)
 
@@ -115,15 +113,12 @@ def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
 
 def test_one_part_that_was_cut_makes_the_whole_cut(voice):
     config = GenerateConfig(temperature=0, max_codes_per_text_id=0.1)
-    endless = dataclasses.replace(voice, model=new_model())
-    endless.model.code_head.bias.data[endless.model.config.stop_code] = -1e4
-    (speech,) = endless.speak([long_text(2)], "voice0", config)
+    (speech,) = biased(voice, -1e4).speak([long_text(2)], "voice0", config)
     assert not speech.stopped and len(speech.parts) == 2
 
 
 def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
-    slow = dataclasses.replace(voice, model=new_model(), habits=Habits(pace=2.0))
-    slow.model.code_head.bias.data[slow.model.config.stop_code] = -1e4
+    slow = biased(voice, -1e4, habits=Habits(pace=2.0))
     text = texts(1)[0]
     for config in (GenerateConfig(temperature=0), GenerateConfig(retries=1)):
         (speech,) = slow.speak([text], "voice0", config)
@@ -136,8 +131,7 @@ def collected(stream) -> list[torch.Tensor]:
     """The pieces; an exact number of codes never ends by STOP, which the stream tells."""
     pieces = []
     with contextlib.suppress(SpeechError):
-        for piece in stream:
-            pieces.append(piece)
+        pieces.extend(stream)
     return pieces
 
 
@@ -162,10 +156,9 @@ def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
 
 
 def test_a_stream_that_was_cut_says_so_after_its_sound(voice):
-    pieces = []
     with pytest.raises(SpeechError, match="did not find the end"):
-        for piece in voice.stream(texts(1)[0], "voice0", STREAMED):
-            pieces.append(piece)
+        list(voice.stream(texts(1)[0], "voice0", STREAMED))
+    pieces = collected(voice.stream(texts(1)[0], "voice0", STREAMED))
     (whole,) = voice.speak(texts(1), "voice0", STREAMED)
     assert not whole.stopped and len(torch.cat(pieces)) == len(whole.wave)
 
@@ -181,9 +174,8 @@ def test_a_voice_in_another_format_leaves_the_first_alone(voice):
 
 def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
     configs = []
-    monkeypatch.setattr(
-        "kit.inference.voice.Decoder", lambda _model, config: configs.append(config)
-    )
+    record = lambda _model, config: configs.append(config)  # noqa: E731
+    monkeypatch.setattr("kit.inference.voice.Decoder", record)
     monkeypatch.setattr("kit.inference.voice.default_format", lambda _device: "fp16")
     voice.in_format()
     voice.in_format("int8", compile=True)
@@ -197,16 +189,13 @@ def test_ten_thousand_characters_are_spoken_whole(voice):
     text = (long_text(5) + " ") * 200
     text = text[: text.rindex(" ", 0, 10_000)]
     quick = GenerateConfig(temperature=0, exact_codes=1)
-    (speech,) = dataclasses.replace(voice, habits=Habits(longest_text=40)).speak(
-        [text], "voice0", quick
-    )
+    patient = dataclasses.replace(voice, habits=Habits(longest_text=40))
+    (speech,) = patient.speak([text], "voice0", quick)
     assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
 
 
 def test_speech_without_a_single_code_is_silence(voice):
-    silent = dataclasses.replace(voice, model=new_model())
-    silent.model.code_head.bias.data[silent.model.config.stop_code] = 1e4
-    (speech,) = silent.speak(texts(1), "voice0", GenerateConfig(temperature=0))
+    (speech,) = biased(voice, 1e4).speak(texts(1), "voice0", GenerateConfig(temperature=0))
     assert speech.stopped and len(speech.codes) == 0
     assert len(speech.wave) and not speech.wave.any()  # players refuse no samples at all
 
@@ -219,14 +208,163 @@ def test_wav_bytes_are_a_16_bit_wav_of_the_same_sound(voice):
     data.seek(0)
     wave, rate = soundfile.read(data, dtype="float32")
     assert rate == 22050 and (torch.from_numpy(wave) - speech.wave).abs().max() < 1e-4
-
-
-def test_speech_that_was_cut_is_not_passed_off_as_whole():
-    cut = Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(3), stopped=False)
-    with pytest.raises(SpeechError, match=r"did not find the end of 'ሰላም'.*shorter"):
+    cut = dataclasses.replace(speech, stopped=False)
+    with pytest.raises(SpeechError, match=f"did not find the end of '{cut.text}'.*shorter"):
         wav_bytes(cut, 22050)
 
 
-def test_a_voice_knows_what_it_can_say(voice):
-    assert voice.can_speak(texts(1)[0])
-    assert not voice.can_speak(f"{texts(1)[0]} Ж") and not voice.can_speak("...")
+# With an XTTS-v2's sound, made from states and speaker.
+
+
+RATE = 22_050
+LONG = GenerateConfig(temperature=0.7, seed=2, exact_codes=45)
+
+
+def released_voice(**over) -> Voice:
+    """A tiny GPT, a codec that uses its states, two speakers, one with a reference in parts."""
+    sizes = {"text_vocab": tokenizer().vocab_size, "max_text": 60, **over}
+    model = random_model(dataclasses.replace(TINY, **sizes))
+    model.code_head.weight.data *= 10
+    codec = xtts_codec(random_sound(), random_dvae(), settings())
+    parts = {"model": model, "codec": codec, "tokenizer": tokenizer()}
+    voice = Voice(**parts, references={}, front_end=codec.reference_mel)
+    voice = voice.with_speaker("short", spoken(2 * RATE), RATE)
+    return voice.with_speaker("long", spoken(9 * RATE, seed=1), RATE)
+
+
+@pytest.fixture(scope="module")
+def released() -> Voice:
+    return released_voice()
+
+
+@torch.no_grad()
+def states_of(voice: Voice, text: str, speaker: str, codes: Tensor) -> Tensor:
+    """The states (N, D) at START and every code but the last, in one pass of the model's layers."""
+    decoder = Decoder(voice.model)
+    prompt, _ = decoder.prompt([voice.ids(text)], voice.conditioning([speaker], decoder.device))
+    said = decoder.embed(codes[:-1], torch.arange(1, len(codes)))
+    row = torch.cat((prompt, said[None]), dim=1)
+    return voice.model.final_norm(voice.model.gpt(row))[0, -len(codes) :]
+
+
+@pytest.mark.parametrize("speaker", ["short", "long"])
+def test_the_wave_is_made_from_the_states_that_predicted_its_codes(released, speaker):
+    (speech,) = released.speak(texts(1), speaker, SHORT)
+    states = states_of(released, texts(1)[0], speaker, speech.codes)
+    vector = released.vectors[speaker]
+    wanted = released.codec.decode(speech.codes[None], states=states[None], speaker=vector[None])[0]
+    assert speech.wave.shape == wanted.shape == (released.codec.samples(9),)
+    assert (speech.wave - wanted).abs().max() < 1e-4 * wanted.abs().max() + 1e-5
+    alone = released.codec.decode(speech.codes[None])[0]
+    assert (speech.wave - alone).abs().max() > 1e-2, "of codes alone it is another"
+
+
+def test_speakers_sound_otherwise_and_a_batch_is_each_alone(released):
+    names = ["long", "short", "long"]
+    together = released.speak(texts(3), names, SHORT)
+    for text, name, speech in zip(texts(3), names, together):
+        (alone,) = released.speak([text], name, SHORT)
+        assert torch.equal(alone.codes, speech.codes)
+        assert (alone.wave - speech.wave).abs().max() < 1e-4
+    swapped = dict(released.vectors, short=released.vectors["long"])
+    (other,) = dataclasses.replace(released, vectors=swapped).speak(texts(3)[1:2], "short", SHORT)
+    assert (other.wave - together[1].wave).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_chunks_made_from_states_join_to_the_whole(released, weights):
+    spoken_with = released.in_format(weights)
+    pieces = collected(spoken_with.stream(texts(1)[0], "long", LONG))
+    (whole,) = spoken_with.speak(texts(1), "long", LONG)
+    assert len(pieces) > 2
+    joined = torch.cat(pieces)
+    assert joined.shape == whole.wave.shape
+    assert (joined - whole.wave).abs().max() < 1e-4
+
+
+def test_the_first_sound_waits_for_no_more_codes_than_the_context(released):
+    """Its own sound needs six codes more, that of codes alone 25."""
+    first = next(released.stream(texts(1)[0], "short", LONG))
+    assert len(first) < released.codec.samples(12)
+
+
+def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(released):
+    other = released_voice(width=192, heads=6)
+    assert released.audio_note() == ""
+    assert "width 96" in other.audio_note() and "width 192" in other.audio_note()
+    (speech,) = other.speak(texts(1), "long", SHORT)
+    assert torch.equal(speech.wave, other.codec.decode(speech.codes[None])[0])
+
+
+def test_a_reference_in_pieces_is_their_mean(released):
+    pieces = released.reference_segments("long")
+    frames = [length // 256 + 1 for length in (4 * RATE, 4 * RATE, RATE)]
+    assert [mel.shape[-1] for mel in pieces] == released.pieces["long"] == frames
+    with torch.no_grad():
+        each = [released.model.conditioner(mel[None]) for mel in pieces]
+        found = Decoder(released.model).latents(
+            released.conditioning(["long"], torch.device("cpu"))
+        )
+    assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_an_exported_voice_keeps_pieces_and_speakers(released, tmp_path, weights):
+    # References are kept as half floats.
+    halved = {name: mel.half() for name, mel in released.references.items()}
+    released = dataclasses.replace(released, references=halved)
+    again = load_export(export_voice(released, tmp_path, weights))
+    assert again.pieces == released.pieces and again.speakers == released.speakers
+    for name, vector in released.vectors.items():
+        assert torch.equal(again.vectors[name], vector)
+    for speaker in released.speakers:
+        (before,) = released.in_format(weights).speak(texts(1), speaker, SHORT)
+        (after,) = again.speak(texts(1), speaker, SHORT)
+        if weights == "fp32":
+            assert torch.equal(after.codes, before.codes)
+            assert (after.wave - before.wave).abs().max() < 1e-5
+        assert after.wave.shape == before.wave.shape
+
+
+def test_a_voice_without_a_speakers_vector_is_reported(released, tmp_path):
+    lacking = dataclasses.replace(released, vectors={"short": released.vectors["short"]})
+    with pytest.raises(SpeechError, match="'long' has no speaker vector"):
+        lacking.speak(texts(1), "long", SHORT)
+    export_voice(lacking, tmp_path)
+    with pytest.raises(SpeechError, match=r"has 0 numbers in .* 'long', .* expects 512"):
+        load_export(tmp_path)
+
+
+def test_any_recording_becomes_a_speaker_of_a_voice(voice, tmp_path):
+    row = next(row for row in manifest() if row.split == "held_out")
+    wave = load_wave(row.audio, 48_000)
+    more = voice.with_speaker("guest", wave, 48_000)
+    assert more.speakers == ["guest", *voice.speakers] and "guest" not in voice.references
+    assert more.references["guest"].shape == voice.references["voice0"].shape
+    assert more.vectors == more.pieces == {}
+    together = more.speak(texts(2), ["guest", "voice0"], SHORT)
+    (before,) = voice.speak(texts(2)[1:], "voice0", SHORT)
+    assert torch.equal(together[1].codes, before.codes)
+    (whole,) = more.speak(texts(1), "guest", SHORT)
+    assert torch.equal(whole.wave, more.codec.decode(whole.codes[None])[0])
+    assert load_export(export_voice(more, tmp_path)).speakers == more.speakers
+
+
+USELESS = [(torch.zeros(2 * RATE), "is silent"), (spoken(2000), "at least 0.33 s are needed")]
+USELESS += [(spoken(RATE).expand(2, -1), "give one waveform"), (spoken(RATE) / 0, "not finite")]
+
+
+@pytest.mark.parametrize(("wave", "fault"), USELESS, ids=[fault for _, fault in USELESS])
+def test_a_recording_that_is_no_reference_is_reported(voice, released, wave, fault):
+    for one in (released, voice):
+        with pytest.raises(SpeechError, match=fault):
+            one.with_speaker("guest", wave, RATE)
+
+
+def test_of_a_long_recording_the_beginning_is_used(released):
+    wave = spoken(33 * RATE)
+    long = released.with_speaker("guest", wave, RATE)
+    cut = released.with_speaker("guest", wave[: 30 * RATE], RATE)
+    assert long.pieces == cut.pieces and len(long.pieces["guest"]) == 8
+    assert torch.equal(long.references["guest"], cut.references["guest"])
+    assert torch.equal(long.vectors["guest"], cut.vectors["guest"])

@@ -28,7 +28,7 @@ from kit.base.formatting import text_grid
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import READER
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
 from kit.recipes.active_run import ActiveRun

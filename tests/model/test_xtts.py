@@ -25,8 +25,7 @@ from released_xtts import (
 )
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.releases.xtts_v2.model import RELEASES, load_xtts, save_xtts

@@ -10,7 +10,7 @@ from helpers import leave_voice_files, real_voice
 from kit.base.config import merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
-from kit.inference.verdicts import KINDS
+from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
 from kit.model.weights import save_model

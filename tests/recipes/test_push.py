@@ -13,7 +13,7 @@ from kit.__main__ import main
 from kit.base.errors import KitError
 from kit.base.run import Run
 from kit.inference.export import CARD, export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.recipes.hub import push, voice_folder
 
 NAME = "someone/a-voice"

@@ -29,7 +29,7 @@ from kit.recipes.training_data import (
     rehearsal_key,
 )
 from kit.text.normalize import normalize
-from kit.training.trainable import FinetuneConfig, Finetuning
+from kit.training.config import FinetuneConfig, Finetuning
 
 # Every code is about as likely as every other, STOP among them: most readings find an end.
 LONG = {"max_codes_per_text_id": 4.0}

@@ -15,7 +15,7 @@ from helpers import code_index, leave_voice_files, manifest, real_voice
 from kit.base.config import merge
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun

@@ -8,7 +8,7 @@ import soundfile
 from helpers import manifest, real_voice
 
 from kit.base.errors import KitError, SpeechError
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.recipes.speak_file import read_sentences, speak, speak_lines
 

@@ -13,7 +13,7 @@ from released_xtts import START, STOP, random_model, write_release
 from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.inference.export import export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig

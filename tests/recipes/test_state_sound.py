@@ -12,7 +12,7 @@ from kit.base.errors import SpeechError
 from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
 from kit.inference.export import export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model

@@ -10,7 +10,7 @@ from released_xtts import write_release
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.inference.export import export_voice, load_export
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import load_voice
 from kit.model.lora import LoRAConfig
 from kit.model.weights import load_adapters, load_model

@@ -19,7 +19,7 @@ from helpers import LINES, opinionated_voice
 sys.path.append(str(Path(__file__).parents[1] / "browser"))
 from lab import browser, missing, wait
 
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import SpeechQueue
 from kit.recipes import serve
 

@@ -1,16 +1,27 @@
-"""Checkpoints: whole or not at all, damage found, never anything unpickled."""
+"""Checkpoints: complete or none, damage found, nothing unpickled; some of weights alone."""
 
+import dataclasses
 import errno
+import itertools
 import os
 import pickle
+from threading import Event
 
 import pytest
 import safetensors.torch
 import torch
+from helpers import (
+    TRAIN,
+    start_and_kill,
+    tiny_session,
+    train_in,
+)
 
 from kit.base.errors import DamagedFileError
 from kit.training import checkpoint
-from kit.training.checkpoint import checkpoints, flatten, load, load_newest, save, unflatten
+from kit.training.checkpoint import checkpoints, flatten, halved, load, load_newest, save, unflatten
+from kit.training.config import TrainConfig
+from kit.training.optim import Adaptation
 
 
 def tree(step: int = 1) -> dict:
@@ -47,11 +58,12 @@ def test_views_and_shared_memory_are_written_whole(tmp_path):
 
 
 def test_only_the_newest_are_kept(tmp_path):
+    assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        load(tmp_path / "none.safetensors")
     for step in (1, 2, 10, 100):
         save(tree(step), tmp_path, step, keep=2)
-    assert [p.name for p in checkpoints(tmp_path)] == [
-        f"step-{n:07d}.safetensors" for n in (10, 100)
-    ]
+    assert [int(p.stem[5:]) for p in checkpoints(tmp_path)] == [10, 100]
     assert len(list(tmp_path.iterdir())) == 4  # and their checksums
     assert load_newest(tmp_path)[0]["run"]["step"] == 100
 
@@ -68,9 +80,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
     first, second = (save(tree(n), tmp_path, n) for n in (1, 2))
     damaged(second, how)
     found, (note,) = load_newest(tmp_path)
-    assert (
-        found["run"]["step"] == 1 and str(second) in note and "Resuming from the one before" in note
-    )
+    assert found["run"]["step"] == 1 and str(second) in note and "the one before" in note
     with pytest.raises(DamagedFileError, match="damaged"):
         load(second)
     damaged(first, how)
@@ -87,12 +97,6 @@ def test_damage_is_found_without_a_checksum_too(tmp_path):
         load(path)
 
 
-def test_an_empty_or_missing_folder_holds_nothing(tmp_path):
-    assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
-    with pytest.raises(DamagedFileError, match="cannot be read"):
-        load(tmp_path / "none.safetensors")
-
-
 def test_a_pickle_is_never_opened(tmp_path):
     class Bomb:
         def __reduce__(self):
@@ -103,13 +107,6 @@ def test_a_pickle_is_never_opened(tmp_path):
     with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
     assert not (tmp_path / "exploded").exists()
-
-
-def test_another_safetensors_file_is_no_checkpoint(tmp_path):
-    path = tmp_path / "step-0000001.safetensors"
-    safetensors.torch.save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(DamagedFileError, match="damaged"):
-        load(path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -141,9 +138,115 @@ def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
     assert "step-0000002.safetensors is damaged: its `model` is missing" in note
 
 
-@pytest.mark.parametrize("plain", ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}'])
-def test_a_header_of_another_kind_is_damage(tmp_path, plain):
+HEADERS = ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}', None]
+
+
+@pytest.mark.parametrize("plain", HEADERS)
+def test_a_file_with_another_header_or_none_is_damaged(tmp_path, plain):
     path = tmp_path / "step-0000001.safetensors"
-    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, {"plain": plain})
+    header = plain and {"plain": plain}
+    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, header)
     with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
+
+
+# `checkpoint: weights`: a quarter on the disk; a run resumes with a new optimizer.
+
+
+ON = {"ema": True}
+SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
+NEW_OPTIMIZER = "the checkpoint holds only weights, in half precision: the optimizer starts again"
+
+
+def files(folder) -> list:
+    return checkpoint.checkpoints(folder / "checkpoints")
+
+
+def begin(folder, steps: int, config: TrainConfig = SMALL) -> list:
+    """Train so many steps, as where a session is cut; returns their events."""
+    return list(itertools.islice(tiny_session(folder, config).run(ON, Event()), steps))
+
+
+def test_a_small_checkpoint_is_a_quarter_without_the_optimizer_and_changes_no_run(tmp_path):
+    events = train_in(tmp_path / "full")
+    assert [e.loss for e in train_in(tmp_path / "small", SMALL)] == [e.loss for e in events]
+    raw = [tmp_path / name / "model-raw.safetensors" for name in ("full", "small")]
+    assert raw[0].read_bytes() == raw[1].read_bytes()
+    full, small = (files(tmp_path / name)[-1] for name in ("full", "small"))
+    assert small.stat().st_size < 0.3 * full.stat().st_size  # 4 bytes a parameter, not 16
+    tree, whole = checkpoint.load(small), checkpoint.load(full)
+    assert not tree["optimizer"] and tree["checkpoint"] == "weights"
+    for part in ("model", "ema"):
+        for name, weight in whole[part].items():
+            kept = tree[part][name]
+            assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
+            assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
+    assert tree["run"] == whole["run"] and tree["shape"] == whole["shape"]
+
+
+def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
+    config = dataclasses.replace(SMALL, max_steps=20, schedule="constant", warmup_steps=4)
+    begin(tmp_path, 10, config)  # the newest checkpoint is of step 9
+    rest = train_in(tmp_path, config)
+    assert f"resumed from step 9; {NEW_OPTIMIZER}, with 4 steps of warm-up" in rest[0].note
+    lr = config.lr
+    wanted = [0, lr / 4, lr / 2, 3 * lr / 4, lr, lr]
+    assert [e.lr for e in rest[:6]] == pytest.approx(wanted)
+    assert [e.step for e in rest] == list(range(10, 21))
+
+
+def test_data_and_random_numbers_resume_where_they_were(tmp_path):
+    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
+    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
+    whole = train_in(tmp_path / "whole", still)
+    begin(tmp_path / "cut", 7, still)
+    rest = train_in(tmp_path / "cut", still)
+    assert rest[0].step == 7
+    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
+    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
+    config = dataclasses.replace(
+        SMALL, max_steps=30, save_steps=1, schedule="constant", optimizer=optimizer
+    )
+    child = processes.Process(target=train_in, args=(str(tmp_path), config))
+    start_and_kill(child, tmp_path / "train.jsonl", 10)
+    assert child.exitcode == -9
+    _, notes = checkpoint.load_newest(tmp_path / "checkpoints")
+    assert not notes, "a killed run must not leave a damaged checkpoint"
+    rest = train_in(tmp_path, config)
+    assert rest[0].step > 9 and NEW_OPTIMIZER in rest[0].note
+    whole = train_in(tmp_path / "whole", config)
+    assert rest[-1].step == 30
+    assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
+    assert (tmp_path / "train-finished").read_text() == "30"
+
+
+def test_the_setting_may_change_on_the_way(tmp_path):
+    """From whole to small and back: each is read for what it is."""
+    begin(tmp_path, 4, TRAIN)
+    middle = begin(tmp_path, 3)
+    assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note
+    after = begin(tmp_path, 4, TRAIN)
+    assert after[0].step == 7 and NEW_OPTIMIZER in after[0].note and after[0].lr == 0
+    last = train_in(tmp_path, TRAIN)  # from a whole one again
+    assert last[0].step == 10 and NEW_OPTIMIZER not in last[0].note
+    tree = checkpoint.load(files(tmp_path)[-1])
+    assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree
+
+
+def test_the_warm_up_is_only_for_an_optimizer_that_starts_again():
+    config, adaptation = TrainConfig(warmup_steps=10), Adaptation(begun_step=100)
+    assert Adaptation().warm_up(config, 3) == 1.0
+    assert [adaptation.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
+    assert adaptation.warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
+
+
+def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
+    assert halved(torch.tensor(7)).dtype == torch.int64
+    assert halved(torch.tensor([1e-3, float("-inf")])).dtype == torch.float16
+    large = halved(torch.tensor([1e6, 1.0]))
+    assert large.dtype == torch.bfloat16
+    assert large[0].item() == pytest.approx(1e6, rel=0.01)

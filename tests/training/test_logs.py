@@ -28,15 +28,13 @@ from kit.training.logs import (
     wandb_log,
 )
 
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
-)
-needs_trackio = pytest.mark.skipif(
-    importlib.util.find_spec("trackio") is None, reason="trackio is not installed"
-)
-needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
-)
+
+def needs(name: str):
+    missing = importlib.util.find_spec(name) is None
+    return pytest.mark.skipif(missing, reason=f"{name} is not installed")
+
+
+needs_tensorboard = needs("tensorboard")
 
 
 def event(step: int, **more) -> StepEvent:
@@ -75,15 +73,16 @@ def test_what_is_not_finite_is_null_in_strict_json(tmp_path):
     log = jsonl_log(tmp_path / "log.jsonl")
     log(event(1, loss=math.nan, grad_norm=math.inf, gate={"cer": math.nan, "eos_rate": 1.0}))
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    refuse = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
-    assert json.loads(line, **refuse)["loss"] is None
-    assert json.loads(line)["grad_norm"] is None
-    assert json.loads(line)["gate"] == {"cer": None, "eos_rate": 1.0}
+    found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["loss"] is None and found["grad_norm"] is None
+    assert found["gate"] == {"cer": None, "eos_rate": 1.0}
 
 
-def test_a_new_start_removes_the_piece_of_a_line_that_a_kill_left(tmp_path):
+def test_the_part_of_a_line_that_a_kill_left_is_passed_over_and_removed_by_a_new_start(tmp_path):
+    assert read_log(tmp_path / "none.jsonl") == []
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
-    with pytest.warns(UserWarning, match=r"log\.jsonl: its last line was torn.*is dropped"):
+    assert [r["step"] for r in read_log(path)] == [1, 2]
+    with pytest.warns(UserWarning, match=r"log\.jsonl.*last line.*dropped"):
         jsonl_log(path)(event(3))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3]
@@ -141,12 +140,6 @@ def test_a_line_that_is_no_event_is_left_out_and_said(tmp_path, line):
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], f"{line}\n")
     with pytest.warns(UserWarning, match=r"log\.jsonl: 1 unreadable lines"):
         assert [r["step"] for r in read_log(path)] == [1, 2]
-
-
-def test_the_piece_of_a_line_that_a_kill_left_is_passed_over(tmp_path):
-    assert read_log(tmp_path / "none.jsonl") == []
-    cut = write(tmp_path / "cut.jsonl", [row(1), row(2)], '{"step": 3, "lo')
-    assert [r["step"] for r in read_log(cut)] == [1, 2]
 
 
 def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
@@ -261,12 +254,14 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
         assert board is None and reason.endswith(f"is not installed (pip install {name})")
 
 
-@needs_wandb
+@needs("wandb")
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     sample = spoken_sample(step=10)
     given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: sample)
-    log, reason = wandb_log(*given, mode="online")
+    assert "disabled" in wandb_log(*given)[1]
+    monkeypatch.delenv("WANDB_MODE")
+    log, reason = wandb_log(*given)
     assert "offline" in reason
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))

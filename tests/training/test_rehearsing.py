@@ -19,15 +19,13 @@ from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GeneratedCodes, decode
-from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, collate
 from kit.recipes.rehearsal import BaseSample, measure_divergence
-from kit.training.config import TrainConfig
+from kit.training.config import Base, Finetuning, TrainConfig
 from kit.training.run import validation_loss
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, Finetuning
 
 LETTERS = 6  # of each language
 FIRST = range(LETTERS)
@@ -69,16 +67,10 @@ def texts_of(letters: range, count: int, seed: int) -> list[list[int]]:
 def cache_of(letters: range) -> CodeCache:
     """Texts in one language, an eighth of them held out, all by one speaker."""
     texts = texts_of(letters, 160, seed=letters.start)
-    rows = [
-        {"id": f"u{i}", "speaker": "v", "split": "train" if i % 8 else "held_out"}
-        for i in range(len(texts))
-    ]
-    return made_cache(
-        rows,
-        [np.array(text, np.int32) for text in texts],
-        [np.array(spoken(text), np.int32) for text in texts],
-        [np.ones((4, 6), np.float16)] * len(texts),
-    )
+    splits = ["train" if i % 8 else "held_out" for i in range(len(texts))]
+    rows = [{"id": f"u{i}", "speaker": "v", "split": split} for i, split in enumerate(splits)]
+    columns = [[np.array(row, np.int32) for row in rows] for rows in (texts, map(spoken, texts))]
+    return made_cache(rows, *columns, [np.ones((4, 6), np.float16)] * len(texts))
 
 
 def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> Session:
@@ -147,10 +139,8 @@ def forgotten(base: SpeechGPT, tuned: SpeechGPT) -> float:
     """In nats a code, on texts that were neither learnt nor rehearsed."""
     texts = texts_of(FIRST, 40, seed=99)
     mel = torch.ones(4, 6)
-    readings = [
-        BaseSample(base_ids=text, tuned_ids=text, spoken=row, mel=mel)
-        for text, row in zip(texts, read(base, texts))
-    ]
+    pairs = zip(texts, read(base, texts))
+    readings = [BaseSample(base_ids=t, tuned_ids=t, spoken=row, mel=mel) for t, row in pairs]
     return measure_divergence(base, tuned, readings).forgotten
 
 
@@ -205,7 +195,5 @@ def test_killed_while_it_rehearses_a_run_resumes_bit_for_bit(base, processes, tm
     rest = rehearse_in(str(folder), weights)
     assert 0 < len(rest) < STEPS
     assert rest == whole[-len(rest) :]
-    left = [
-        (tmp_path / name / "model-ema.safetensors").read_bytes() for name in ("whole", "killed")
-    ]
-    assert left[0] == left[1]
+    left = [(tmp_path / name / "model-ema.safetensors") for name in ("whole", "killed")]
+    assert left[0].read_bytes() == left[1].read_bytes()

@@ -2,18 +2,39 @@
 
 import dataclasses
 import functools
+import itertools
+import threading
+import time
 
 import pytest
 import torch
-from helpers import CPU, GPT, random_rows, tiny_model
+from helpers import (
+    CPU,
+    GPT,
+    TRAIN,
+    random_rows,
+    tiny_model,
+    tiny_session,
+    train_in,
+    until,
+)
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.errors import KitError
 from kit.base.hardware import SHORT_ROW, Choice
 from kit.model.sequence import pack
+from kit.model.weights import load_model
 from kit.training.config import TrainConfig
-from kit.training.switches import LABELS, SpeedConfig, apply, compilations, switches
+from kit.training.switches import (
+    LABELS,
+    Applied,
+    SpeedConfig,
+    apply,
+    compilations,
+    prefetched,
+    switches,
+)
 from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
@@ -117,12 +138,15 @@ def test_chosen_switches_are_set_and_a_baseline_takes_them_back(bf16):
     assert not any(layer.attn.fused for layer in model.gpt.h)
 
 
-def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch, bf16):
+@pytest.fixture
+def backend(monkeypatch):
+    """An attention backend without asking the GPU."""
+    picked = Choice(value="flash", reason="test")
+    monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
+
+
+def test_low_level_switches_set_what_they_name_and_off_sets_it_back(backend, bf16):
     ampere = dataclasses.replace(GPU, capability=(8, 0))
-    picked = Choice(value="flash", reason="said")
-    monkeypatch.setattr(
-        "kit.training.switches.attention_backend", lambda *_: picked
-    )  # asks the GPU
     cudnn = torch.backends.cudnn
     for on in (True, False):
         applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
@@ -131,15 +155,10 @@ def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch,
         assert applied.on("tf32") is applied.on("cudnn_benchmark") is on
 
 
-@pytest.mark.parametrize("name", ON_GPU)
-def test_what_only_a_gpu_can_use_says_so(name):
-    offered = {s.name: s for s in switches(SpeedConfig(**{name: True}), CPU)}
-    assert not offered[name].on and not offered[name].available and "GPU" in offered[name].reason
-
-
-def test_tf32_wants_compute_capability_8(monkeypatch):
-    picked = Choice(value="math", reason="said")
-    monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
+def test_what_only_a_gpu_can_use_says_so_and_tf32_wants_compute_capability_8(backend):
+    for switch in switches(SpeedConfig(**dict.fromkeys(ON_GPU, True)), CPU):
+        if switch.name in ON_GPU:
+            assert not switch.on and not switch.available and "GPU" in switch.reason
     offered = {s.name: s for s in switches(SpeedConfig(), GPU)}
     assert not offered["tf32"].available and "7.5 is below 8.0" in offered["tf32"].reason
     assert all(offered[name].available for name in ON_GPU if name != "tf32")
@@ -237,11 +256,8 @@ def test_an_attention_kernel_that_this_device_lacks_is_a_sentence():
         SpeedConfig(attention_kernel="fast")
 
 
-GRID = (40, 56, 64)  # tokens
-
-
 SHAPES = {"any length": ((0,) * 6, False), "recomputed": ((0,) * 6, True)}
-SHAPES |= {"fixed lengths": (GRID * 2, False)}
+SHAPES |= {"fixed lengths": ((40, 56, 64) * 2, False)}  # tokens
 
 
 @pytest.mark.parametrize(("lengths", "recompute"), SHAPES.values(), ids=SHAPES)
@@ -261,3 +277,67 @@ def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recomput
             model.eval()(rows)
         made.append(compilations() - before)
     assert made[0] == 1 and made[-1] == 1, made
+
+
+# Batches made ahead.
+
+
+def until_none() -> None:
+    """No thread is left behind."""
+    until(lambda: not any(t.name.startswith("batches") for t in threading.enumerate()))
+
+
+def test_everything_comes_once_and_in_order():
+    assert list(prefetched(range(100))) == list(range(100))
+    assert list(prefetched([])) == []
+    until_none()
+
+
+def test_only_so_many_are_made_ahead_and_closing_ends_the_thread():
+    made = []
+    stream = prefetched((made.append(i) or i for i in itertools.count()), count=3)
+    assert next(stream) == 0
+    time.sleep(0.3)
+    assert len(made) <= 5, "one taken, three waiting, one in the maker's hands"
+    stream.close()
+    until_none()
+
+
+def test_an_error_in_the_making_arrives_where_its_batch_would_have():
+    def broken():
+        yield 1
+        raise ValueError("The shard is damaged.")
+
+    stream = prefetched(broken())
+    assert next(stream) == 1
+    with pytest.raises(ValueError, match="shard is damaged"):
+        next(stream)
+    until_none()
+
+
+def test_batches_are_made_while_the_step_waits():
+    made = []
+    stream = prefetched(made.append(i) or i for i in range(3))
+    assert next(stream) == 0
+    until(lambda: 1 in made)  # while the step has the first
+    assert list(stream) == [1, 2]
+
+
+def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatch):
+    """Stopped in the middle, too: what was made ahead is made again."""
+    train_in(str(tmp_path / "plain"))
+    really_on = Applied.on
+    monkeypatch.setattr("kit.training.switches.pin", lambda batch: batch)
+    monkeypatch.setattr(
+        Applied, "on", lambda self, name: name == "pinned_memory" or really_on(self, name)
+    )
+    stop, session = threading.Event(), tiny_session(tmp_path / "ahead", TRAIN)
+    for event in session.run({"ema": True}, stop):
+        if event.step == 5:
+            stop.set()
+    train_in(str(tmp_path / "ahead"))
+    until_none()
+    for name in ("model-raw.safetensors", "model-ema.safetensors"):
+        plain, ahead = (load_model(tmp_path / way / name) for way in ("plain", "ahead"))
+        for mine, theirs in zip(ahead.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)

@@ -13,10 +13,9 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import save_model
-from kit.training.config import TrainConfig
+from kit.training.config import FULL, Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.optim import INSTALL
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import Workload, trial_peak
 
@@ -49,13 +48,10 @@ def step(**over) -> Step:
 
 def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
     """torch's default there (foreach) has a copy of every second moment; a CPU's of one matrix."""
-    fused, plain = (
-        plan_bytes(SMALL, step(device="cuda", fused=fused)).moments["the optimizer's update"]
-        for fused in (True, False)
-    )
-    assert plain - fused == 4 * count_parameters(SMALL)
-    plain = plan_bytes(SMALL, step(device="cpu")).moments["the optimizer's update"]
-    assert plain - fused == 8 * count_trained(SMALL, FULL).largest
+    size = lambda **over: plan_bytes(SMALL, step(**over)).moments["the optimizer's update"]  # noqa: E731
+    fused = size(fused=True)
+    assert size() - fused == 4 * count_parameters(SMALL)
+    assert size(device="cpu") - fused == 8 * count_trained(SMALL, FULL).largest
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,23 @@ def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
 def test_the_peak_is_within_five_percent_of_a_real_step(
     monkeypatch, model, lengths, precision, optimizer, switches
 ):
-    near(workload(monkeypatch, model, lengths, precision, optimizer, switches), 0.05)
+    near(workload(monkeypatch, model, lengths, precision, optimizer, switches))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True}, {"sdpa": True} | ALL], ids=str)
 def test_dropout_and_guided_attention_are_planned_too(monkeypatch, precision, switches):
     model = dataclasses.replace(SMALL, dropout=0.1)
-    near(workload(monkeypatch, model, LONG, precision, "adamw", switches), 0.05)
+    near(workload(monkeypatch, model, LONG, precision, "adamw", switches))
     work = workload(monkeypatch, SMALL, LONG, precision, "adamw", switches)
-    train = dataclasses.replace(work.train, guided_attention_weight=0.3)
-    guided = dataclasses.replace(work, train=train)
+    guided = dataclasses.replace(work, train=TrainConfig(guided_attention_weight=0.3))
     assert guided.planned_bytes > work.planned_bytes
-    near(guided, 0.05)
+    near(guided)
 
 
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True, "mixed_precision": True} | ALL], ids=str)
 def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
-    whole = workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches)
-    near(whole.with_rows(2), 0.05)
+    near(workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches).with_rows(2))
 
 
 ADAPTERS = LoRAConfig()
@@ -124,7 +118,7 @@ def test_adapters_are_planned_as_they_are(
     model = dataclasses.replace(LARGER, dropout=dropout)
     full = workload(monkeypatch, model, LONG, precision, optimizer, switches)
     lora = dataclasses.replace(full, finetuning=beside(model, **finetuning))
-    near(lora, 0.05)
+    near(lora)
     assert lora.planned_bytes < full.planned_bytes
 
 
@@ -138,12 +132,12 @@ def test_frozen_matrices_in_half_the_bytes_are_planned_so(monkeypatch, tmp_path,
     save_model(SpeechGPT(LARGER), path)
     base = dataclasses.replace(plain.finetuning.base, weights=path)
     half = dataclasses.replace(plain, finetuning=dataclasses.replace(plain.finetuning, base=base))
-    near(half, 0.05)
+    near(half)
     assert half.planned_bytes < 0.97 * plain.planned_bytes
 
 
 def beside(model: GPTConfig, lora=ADAPTERS, tables: str = "new", **base) -> Finetuning:
-    """Adapters; `base` is what the voice that they lie beside has less than `model`."""
+    """Adapters; `base` is what their voice has less than `model`."""
     return Finetuning(
         config=FinetuneConfig(method="lora", tables=tables),
         lora=lora,
@@ -169,16 +163,15 @@ def test_moments_in_8_bits_are_planned_too(
 ):
     whole = workload(monkeypatch, model, lengths, precision, optimizer, switches)
     small = dataclasses.replace(whole, speed=dataclasses.replace(whole.speed, adamw_8bit=True))
-    near(small, 0.05)
+    near(small)
     parts, smaller = (plan_bytes(model, work.step).parts for work in (whole, small))
     assert smaller["optimizer"] < (0.3 if optimizer == "adamw" else 0.9) * parts["optimizer"]
     assert smaller | {"optimizer": 0} == parts | {"optimizer": 0}
 
 
 def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Workload:
-    monkeypatch.setattr(
-        "kit.training.switches.choose_precision", lambda hw: Choice(value=precision, reason="test")
-    )
+    choice = Choice(value=precision, reason="test")
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
     rows, text_ids, codes = lengths
     return Workload(
         model=model,
@@ -192,7 +185,7 @@ def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Wor
     )
 
 
-def near(work: Workload, share: float) -> None:
+def near(work: Workload, share: float = 0.05) -> None:
     measured, planned = trial_peak(work).allocated_bytes, work.planned_bytes
     print(f"measured {measured / 2**20:.1f} MiB, planned {planned / measured - 1:+.1%}")
     assert planned == pytest.approx(measured, rel=share)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -24,15 +25,12 @@ from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, StepProfil
 MIB = 2**20
 
 
-def alone(test: str) -> None:
-    """`test` of this file in a process of its own: where others ran, their workers still end."""
+@pytest.mark.parametrize("test", ["memory_is_given_back", "a_child_ends"])
+def test_memory_of_all_processes_is_sampled_and_its_peak_stays_in_the_summary(test):
+    """In a process of its own: where others ran, their workers still end."""
     run = f"import test_monitor; test_monitor.{test}()"
     paths = {"PYTHONPATH": python_path(__file__)}
     subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
-
-
-def test_memory_that_was_given_back_is_still_in_the_summary():
-    alone("memory_is_given_back")
 
 
 def memory_is_given_back():
@@ -60,10 +58,6 @@ def test_load_is_the_share_of_the_cores_that_was_busy():
     assert 0.05 < probe.read().load < 0.75  # one of two cores at most, others may hold it up
     time.sleep(0.3)
     assert probe.read().load < 0.2
-
-
-def test_children_count_and_may_end():
-    alone("a_child_ends")
 
 
 def a_child_ends():
@@ -126,9 +120,9 @@ def test_a_gpu_is_read_whole():
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
-def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
+def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> BaseException | None:
     """A real run in a thread of its own, as under the panel; what it raised."""
-    config, errors = dataclasses.replace(TRAIN, max_steps=steps), []
+    config = dataclasses.replace(TRAIN, max_steps=steps)
 
     def ask(event):
         if event.step == ask_at:
@@ -138,16 +132,11 @@ def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
 
     def work():
         state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
-        try:
-            with profiler:
-                list(listen(train(state, random_batches(GPT)), ask, profiler))
-        except ValueError as error:
-            errors.append(error)
+        with profiler:
+            list(listen(train(state, random_batches(GPT)), ask, profiler))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return errors
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).exception()
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +156,11 @@ def test_it_waits_warms_up_and_records_six_steps(done):
     rows = {o["name"]: o for o in found["operators"]}
     assert rows["Optimizer.step#AdamW.step"]["calls"] == ACTIVE
     assert {"aten::addmm", "aten::mm"} <= rows.keys()
-    times = [o["self_ms"] for o in rows.values()]
+    times, shares, sizes = (
+        [o[n] for o in rows.values()] for n in ("self_ms", "share", "memory_bytes")
+    )
     assert times == sorted(times, reverse=True) and times[0] > 0
-    assert 0.5 < sum(o["share"] for o in rows.values()) <= 1 + 1e-9
-    assert any(o["memory_bytes"] > 0 for o in rows.values())
+    assert 0.5 < sum(shares) <= 1 + 1e-9 and max(sizes) > 0
     with gzip.open(done.folder / found["trace"]) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in names) == ACTIVE
@@ -189,7 +179,7 @@ def test_a_run_that_ends_before_its_profile_does_says_so(tmp_path, more, recwarn
 def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
     profiler = StepProfiler(tmp_path)
     for _ in range(2):  # and another one can begin
-        (error,) = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
+        error = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
         assert str(error) == "broken" and "no profile" in profiler.status
 
 
@@ -197,11 +187,11 @@ def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkey
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)
-    assert run(profiler, steps=WHOLE + 4) == []
+    assert run(profiler, steps=WHOLE + 4) is None
     assert profiler.status.startswith("The profile failed.")
     monkeypatch.setattr("kit.tuning.monitor.schedule", lambda **_: 1 / 0)
     profiler = StepProfiler(tmp_path / "profile")
-    assert run(profiler, steps=5) == []
+    assert run(profiler, steps=5) is None
     assert (tmp_path / "profile" / STATUS).read_text().startswith("The profile failed.")
 
 

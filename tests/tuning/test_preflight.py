@@ -18,17 +18,8 @@ from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning import preflight as fit
-from kit.tuning.preflight import (
-    Workload,
-    change,
-    check_changes,
-    largest_micro_batch,
-    limit_memory,
-    measure_peak,
-    preflight,
-    trial_peak,
-)
+from kit.tuning import preflight
+from kit.tuning.preflight import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
@@ -40,21 +31,16 @@ OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
 
 def workload(memory_bytes: int = 2**33, rows: int = 8, **over) -> Workload:
     hw = dataclasses.replace(CPU, memory_bytes=memory_bytes)
-    settings = {
-        "model": MODEL,
-        "train": TrainConfig(),
-        "speed": SpeedConfig(),
-        "data": DataConfig(effective_batch=8, micro_batch=rows, reference_frames=40),
-        "hw": hw,
-    }
-    return Workload(**settings | over)
+    data = DataConfig(effective_batch=8, micro_batch=rows, reference_frames=40)
+    settings = {"model": MODEL, "train": TrainConfig(), "speed": SpeedConfig(), "data": data}
+    return Workload(**settings | {"hw": hw} | over)
 
 
 def test_what_fits_is_tried_and_says_so_and_draws_no_random_number():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    verdict = preflight(workload())
+    verdict = preflight.preflight(workload())
     assert torch.equal(torch.rand(3), expected)
     assert verdict.fits and verdict.tried and not verdict.change
     assert verdict.measured_bytes == pytest.approx(verdict.planned_bytes, rel=0.05)
@@ -65,7 +51,7 @@ def test_what_fits_is_tried_and_says_so_and_draws_no_random_number():
 def test_what_the_plan_refuses_is_not_tried_on_a_cpu():
     work = workload()
     small = workload(memory_bytes=int(0.6 * work.planned_bytes / 0.9))
-    verdict = preflight(small)
+    verdict = preflight.preflight(small)
     assert not verdict.fits and not verdict.tried and verdict.measured_bytes is None
     assert verdict.change == "Change: sdpa on." and str(verdict).endswith(verdict.change)
 
@@ -74,7 +60,7 @@ def test_the_change_it_names_really_fits():
     work = workload()
     for share in (0.8, 0.5, 0.1):
         room = int(share * work.planned_bytes)
-        said = change(work, room)
+        said = preflight.change(work, room)
         speed, rows = {}, work.data.micro_batch
         for part in said.removeprefix("Change: ").removesuffix(".").split(", "):
             name, *rest = part.split()
@@ -83,29 +69,24 @@ def test_the_change_it_names_really_fits():
             else:
                 speed[name] = rest == ["on"]
         changed = dataclasses.replace(work.with_rows(rows), speed=SpeedConfig(**speed))
-        assert trial_peak(changed).allocated_bytes <= 1.03 * room, said
+        assert preflight.trial_peak(changed).allocated_bytes <= 1.03 * room, said
 
 
 def test_free_savings_come_before_those_that_cost_time():
     work = workload()
-    assert change(work, work.planned_bytes // 2) == "Change: sdpa on."
-    assert change(work, work.planned_bytes // 5) == "Change: micro_batch 8 -> 4, sdpa on."
-    assert change(work, work.planned_bytes // 15).endswith("gradient_checkpointing on.")
-
-
-def test_what_never_fits_says_what_to_choose_instead():
-    assert "smaller tier" in preflight(workload(memory_bytes=2**20)).change
+    assert preflight.change(work, work.planned_bytes // 2) == "Change: sdpa on."
+    assert preflight.change(work, work.planned_bytes // 5) == "Change: micro_batch 8 -> 4, sdpa on."
+    assert preflight.change(work, work.planned_bytes // 15).endswith("gradient_checkpointing on.")
 
 
 def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
-    verdicts = []
-    monkeypatch.setattr(
-        fit, "preflight", lambda work: verdicts.append(preflight(work)) or verdicts[-1]
-    )
+    verdicts, real = [], preflight.preflight
+    record = lambda work: verdicts.append(real(work)) or verdicts[-1]  # noqa: E731
+    monkeypatch.setattr(preflight, "preflight", record)
     work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
     limit = work.with_rows(8).planned_bytes * 1.05
     small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
-    best = largest_micro_batch(dataclasses.replace(work, hw=small))
+    best = preflight.largest_micro_batch(dataclasses.replace(work, hw=small))
     assert best.fits and best.micro_batch == 8
     data = work.with_rows(best.micro_batch).data
     assert (data.effective_batch, data.grad_accum) == (64, 8)
@@ -113,26 +94,26 @@ def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
 
 
 def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
+    assert "smaller tier" in preflight.preflight(workload(memory_bytes=2**20)).change
     with pytest.raises(KitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
-        largest_micro_batch(workload(memory_bytes=2**20))
+        preflight.largest_micro_batch(workload(memory_bytes=2**20))
 
 
 def test_switches_that_need_more_than_what_was_checked_are_tried_and_reported():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
-    checked = preflight(work)
-    assert check_changes(work, checked, work.with_rows(2)) == ""
+    checked = preflight.preflight(work)
+    assert preflight.check_changes(work, checked, work.with_rows(2)) == ""
     more = dataclasses.replace(work.with_rows(8), speed=SpeedConfig(ema=True))
-    note = check_changes(work, checked, more)
+    note = preflight.check_changes(work, checked, more)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in note
 
 
 def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
     work = workload(speed=SpeedConfig(sdpa=True))
     room = int(work.planned_bytes * 1.1 / 0.9)
-    tight = dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=room))
+    tight = workload(room, speed=SpeedConfig(sdpa=True))
     with pytest.raises(KitError, match=r"sdpa off\. It does not fit.*Change: sdpa on\."):
-        chosen = dataclasses.replace(tight, speed=SpeedConfig())
-        check_changes(tight, preflight(tight), chosen)
+        preflight.check_changes(tight, preflight.preflight(tight), workload(room))
 
 
 CHILD = """
@@ -181,14 +162,9 @@ def tier(name: str, use: str = "") -> Workload:
     overlay = load_preset(use, CONFIGS / "use") if use else {}
     preset = merge(load_preset(name), overlay)
     device = "cpu" if name in ("tiny", "cpu") else "cuda"
-    hw = Hardware(
-        device=device,
-        name=name,
-        cores=2,
-        ram_bytes=2**34,
-        memory_bytes=int(TIERS[name] * 2**30),
-        capability=(8, 0) if device == "cuda" else None,
-    )
+    capability = (8, 0) if device == "cuda" else None
+    sizes = {"ram_bytes": 2**34, "memory_bytes": int(TIERS[name] * 2**30)}
+    hw = Hardware(device=device, name=name, cores=2, capability=capability, **sizes)
     sections = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
     built = {name: build(cls, preset[name]) for name, cls in sections.items()}
     return Workload(hw=hw, precision="bf16", **built)
@@ -202,34 +178,28 @@ def test_every_preset_fits_its_tier_with_every_overlay(name):
         work = tier(name, use)
         sizes[use] = work.planned_bytes
         limit = int(work.max_memory_fraction * work.hw.memory_bytes)
-        assert sizes[use] <= limit, (use, change(work, limit))
+        assert sizes[use] <= limit, (use, preflight.change(work, limit))
     if name == "24gb":
         assert min(sizes, key=sizes.get) == "low_memory"
 
 
-def test_rows_are_padded_as_the_stream_pads_them():
+def test_rows_are_padded_as_the_stream_pads_them_and_counted_by_a_token_budget():
     data = {"effective_batch": 8, "micro_batch": 8}
     length = lambda **over: workload(data=DataConfig(**data | over)).step.length  # noqa: E731
     own = MODEL.max_text + MODEL.max_code
     assert length() == own == 500
     assert length(length_multiple=64) == 512
     assert length(grid_lengths=(256, 600)) == 600
-
-
-def test_a_token_budget_decides_the_rows():
-    data = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
-    assert workload(data=data).step.rows == 4  # 2000 tokens a pass, 500 a row
-
-
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_a_share_of_the_memory_that_cannot_be_is_refused(share):
-    with pytest.raises(KitError, match="max_memory_fraction"):
-        workload(max_memory_fraction=share)
+    budget = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
+    assert workload(data=budget).step.rows == 4  # 2000 tokens a pass, 500 a row
 
 
 def test_the_limit_is_a_share_of_the_device_and_no_more_than_is_free():
-    assert limit_memory(dataclasses.replace(CPU, memory_bytes=2**30), 0.5) == 2**29
-    assert limit_memory(dataclasses.replace(CPU, memory_bytes=2**60), 1.0) < 2**50
+    for share in (0.0, 1.5):
+        with pytest.raises(KitError, match="max_memory_fraction"):
+            workload(max_memory_fraction=share)
+    assert preflight.limit_memory(dataclasses.replace(CPU, memory_bytes=2**30), 0.5) == 2**29
+    assert preflight.limit_memory(dataclasses.replace(CPU, memory_bytes=2**60), 1.0) < 2**50
 
 
 def test_a_peak_is_measured_though_it_is_gone_at_the_end():
@@ -237,13 +207,10 @@ def test_a_peak_is_measured_though_it_is_gone_at_the_end():
         first = torch.zeros(1000, 1000)
         del first
         torch.zeros(10)
-
         return 2.0
 
-    peak = measure_peak(step, "cpu")
-    assert peak.step_s == 2.0
-    assert peak.allocated_bytes == pytest.approx(4e6, rel=0.01)
-    assert peak.reserved_bytes is None
+    peak = preflight.measure_peak(step, "cpu")
+    assert peak == (pytest.approx(4e6, rel=0.01), None, 2.0)
 
 
 @pytest.fixture
@@ -251,19 +218,17 @@ def pretended_t4(monkeypatch):
     """A function (GiB allocated, GiB reserved) -> a workload whose trial on a T4 peaks so."""
     work = tier("t4")
     hw = dataclasses.replace(work.hw, memory_bytes=int(14.6 * 2**30), capability=(7, 5))
-    monkeypatch.setattr(fit, "is_here", lambda _hw: True)
-    monkeypatch.setattr(fit, "two_steps", lambda _work: None)
-    for name in ("reset_peak_memory_stats", "empty_cache", "get_rng_state"):
+    monkeypatch.setattr(preflight, "is_here", lambda _hw: True)
+    monkeypatch.setattr(preflight, "two_steps", lambda _work: None)
+    for name in ("reset_peak_memory_stats", "empty_cache", "get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (hw.memory_bytes, hw.memory_bytes))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", _require_float)
 
     def peaking(allocated_gib: float, reserved_gib: float) -> Workload:
-        sizes = {"allocated": allocated_gib, "reserved": reserved_gib}
-        for name, gib in sizes.items():
+        for name, gib in (("allocated", allocated_gib), ("reserved", reserved_gib)):
             size = int(gib * 2**30)
             monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda size=size: size)
         return dataclasses.replace(work, hw=hw, precision="fp16")
@@ -280,18 +245,15 @@ def test_on_a_gpu_reserved_memory_is_judged_and_both_figures_are_reported(preten
     limit_gib = 0.9 * 14.6
     for reserved_gib, fits in ((8.0, True), (limit_gib + 0.2, False)):
         work = pretended_t4(5.0, reserved_gib)
-        verdict = preflight(work)
+        verdict = preflight.preflight(work)
         assert verdict.fits is fits and bool(verdict.change) is not fits and verdict.tried
-        assert trial_peak(work) == (verdict.measured_bytes, verdict.reserved_bytes, None)
+        assert preflight.trial_peak(work) == (verdict.measured_bytes, verdict.reserved_bytes, None)
         assert verdict.measured_bytes == 5 * 2**30
         assert verdict.reserved_bytes == int(reserved_gib * 2**30)
         assert "5.00 GiB" in str(verdict) and f"{reserved_gib:.2f} GiB reserved" in str(verdict)
         assert f"{limit_gib:.2f} GiB it may use" in str(verdict)
-
-
-def test_the_whole_of_a_gpu_may_be_asked_for_as_an_integer(pretended_t4):
-    work = dataclasses.replace(pretended_t4(5.0, 14.0), max_memory_fraction=1)
-    assert preflight(work).fits
+    work = dataclasses.replace(pretended_t4(5.0, 14.0), max_memory_fraction=1)  # an integer, too
+    assert preflight.preflight(work).fits
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -303,4 +265,6 @@ def test_on_a_gpu_the_plan_is_near_the_measured_peak():
     for rows, switches in ((8, {"sdpa": True}), (4, {}), (8, {"gradient_checkpointing": True})):
         speed = SpeedConfig(mixed_precision=True, fused_adamw=True, ema=True, **switches)
         tried = dataclasses.replace(work.with_rows(rows), speed=speed)
-        assert tried.planned_bytes == pytest.approx(trial_peak(tried).allocated_bytes, rel=0.15)
+        assert tried.planned_bytes == pytest.approx(
+            preflight.trial_peak(tried).allocated_bytes, rel=0.15
+        )

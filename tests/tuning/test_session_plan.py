@@ -58,14 +58,8 @@ def fits(plan) -> bool:
 
 # Steps from the data.
 
-EPOCHS = TrainConfig(
-    max_steps=20_000,
-    num_train_epochs=16,
-    min_steps=4000,
-    warmup_steps=500,
-    eval_steps=250,
-    gate_every=1000,
-)
+EPOCHS = TrainConfig(max_steps=20_000, num_train_epochs=16, min_steps=4000)
+EPOCHS = dataclasses.replace(EPOCHS, warmup_steps=500, eval_steps=250, gate_every=1000)
 
 
 @pytest.mark.parametrize(("epoch_steps", "steps"), [(10, 4000), (500, 8000), (5000, 20_000)])
@@ -99,11 +93,9 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert TrainConfig(max_steps=2000, eval_steps=500).for_steps(4000).eval_steps == 500
 
 
-def test_a_small_corpus_is_validated_every_two_passes():
-    """It is memorised within a few epochs; under 50 steps there are none to wait for."""
-    assert resolve_steps(EPOCHS, 60).eval_steps == 120
-    assert resolve_steps(EPOCHS, 3).eval_steps == 50
-    assert resolve_steps(EPOCHS, 3, asked=300).eval_steps == 30  # ten times a run, as ever
+def test_a_small_corpus_is_validated_every_two_passes_or_fifty_steps():
+    given = [(60, 0), (3, 0), (3, 300)]  # of 300 steps ten times
+    assert [resolve_steps(EPOCHS, *each).eval_steps for each in given] == [120, 50, 30]
 
 
 def test_steps_are_reported_in_epochs_and_hours():
@@ -111,10 +103,8 @@ def test_steps_are_reported_in_epochs_and_hours():
     said = describe_epochs(resolve_steps(patient, 500), 500, 8.7)
     assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 gate evaluations")
     assert "10 validations" in describe_epochs(patient.without_gate(), 500, 8.7)
-    assert (
-        describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
-        == "340 steps = 3.4 epochs over 1.65 hours"
-    )
+    few = describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
+    assert few == "340 steps = 3.4 epochs over 1.65 hours"
 
 
 # Time.
@@ -138,9 +128,6 @@ def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
     assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
     assert seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
-
-
-def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
     with pytest.raises(KitError, match="run a few steps first"):
         make(tmp_path, log(1))
 
@@ -156,14 +143,12 @@ LONG = dataclasses.replace(CONFIG, max_steps=3400, schedule="linear")
     ("step_s", "budget", "fixed"),
     [(0.2, BUDGET, False), (60.0, TimeBudget(), False), (5.8, BUDGET, True)],
 )
-def test_all_steps_are_trained_where_there_is_time_or_no_budget_or_a_person_set_them(
-    step_s, budget, fixed
-):
+def test_all_steps_are_trained_in_time_without_a_budget_or_if_set(step_s, budget, fixed):
     config, said = shortened(LONG, step_s, budget, SLOW, fixed)
     assert config == LONG and said.startswith(f"Training: 3,400 steps of {step_s:.2g} s, about")
 
 
-def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
+def test_a_slower_machine_trains_what_fits_into_the_budget_and_says_why():
     config, said = shortened(LONG, 0.72, BUDGET, SLOW)
     assert config.max_steps == 1000 and config.schedule == LONG.schedule
     assert "3,400 steps would take 40:48 here, over the budget of 12 minutes" in said
@@ -195,12 +180,6 @@ def test_the_time_of_the_whole_demo_is_announced():
     assert "In all" not in forecast(LONG, 0.2, TimeBudget(), SLOW)
 
 
-@pytest.mark.parametrize("field", ["minutes", "min_steps", "other_steps"])
-def test_a_promise_below_nothing_is_refused(field):
-    with pytest.raises(KitError, match=f"TimeBudget.{field}"):
-        TimeBudget(**{field: -1})
-
-
 # Sessions.
 
 
@@ -215,20 +194,15 @@ def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path,
     assert make(tmp_path, config=fewer, limits=SessionLimits(session_hours=4)).advice == ()
 
 
-def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
+def test_a_checkpoint_that_no_session_reaches_or_that_comes_too_seldom(tmp_path, disk):
     config = dataclasses.replace(CONFIG, save_steps=5000)
     limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
-    assert not fits(found)
-    assert found.table["sessions of 1 h"] == "never done"
+    assert not fits(found) and found.table["sessions of 1 h"] == "never done"
     assert "set `save_steps` to 1,800 or less" in found.advice[0]
     config = dataclasses.replace(CONFIG, save_steps=1800)
     assert fits(make(tmp_path, config=config, limits=limits))
-
-
-def test_saving_too_seldom_is_reported(tmp_path, disk):
-    seldom = dataclasses.replace(CONFIG, save_steps=5000)
-    (advice,) = make(tmp_path, config=seldom).advice
+    (advice,) = make(tmp_path, config=dataclasses.replace(CONFIG, save_steps=5000)).advice
     assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
 
 
@@ -237,21 +211,16 @@ def test_saving_too_seldom_is_reported(tmp_path, disk):
 
 def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk):
     (tmp_path / "step-0000100.safetensors").write_bytes(bytes(1000))
-    found = make(tmp_path)
-    said = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
-    assert found.table["disk at most"] == said
+    room = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
+    assert make(tmp_path).table["disk at most"] == room
     assert fits(make(tmp_path / "run" / "checkpoints")), "a folder that is not there yet"
 
 
 def test_a_checkpoint_is_as_large_as_what_it_holds():
-    assert on_disk(1000, 8000, ema=True) == DiskSizes(
-        full_bytes=16_000, weights_bytes=4000, models_bytes=8000
-    )
-    assert on_disk(1000, 2100, ema=False) == DiskSizes(
-        full_bytes=6100, weights_bytes=2000, models_bytes=4000
-    )
-    adapters = on_disk(1000, 80, ema=True, saved=10)
-    assert (adapters.full_bytes, adapters.models_bytes) == (160, 8000)
+    figures = lambda *given, **more: [*vars(on_disk(*given, **more)).values()]  # noqa: E731
+    assert figures(1000, 8000, ema=True) == [16_000, 4000, 8000]
+    assert figures(1000, 2100, ema=False) == [6100, 2000, 4000]
+    assert figures(1000, 80, ema=True, saved=10) == [160, 40, 8000]
 
 
 def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_path, disk):
@@ -290,7 +259,9 @@ def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
     assert not fits(found) and said in found.advice[0]
 
 
-@pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])
-def test_limits_that_allow_nothing_are_refused(field, value):
-    with pytest.raises(KitError, match=f"Limits.{field}"):
-        SessionLimits(**{field: value})
+def test_limits_that_allow_nothing_and_negative_budgets_are_refused():
+    wrong = [(SessionLimits, "session_hours", 0.0), (SessionLimits, "quota_bytes", 0)]
+    wrong += [(TimeBudget, name, -1) for name in ("minutes", "min_steps", "other_steps")]
+    for kind, field, value in wrong:
+        with pytest.raises(KitError, match=f"{kind.__name__}.{field}"):
+            kind(**{field: value})

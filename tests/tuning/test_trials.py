@@ -19,31 +19,14 @@ from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.batches.batching import padding_lengths
 from kit.model.gpt import SpeechGPT
-from kit.training import micro_batches
+from kit.training import switches
 from kit.training.switches import Applied, SpeedConfig
-from kit.tuning import trials as trials
+from kit.tuning import trials
 from kit.tuning.recommend import LEFT_OUT, Variant
-from kit.tuning.trials import (
-    TRIED,
-    Task,
-    TrialConfig,
-    append_result,
-    make_batches,
-    measure_variant,
-    names_of,
-    preset_task,
-    published_task,
-    read_results,
-    run_trials,
-    run_variant,
-    some_rows,
-    speed_of,
-    step_seconds,
-    variants,
-)
+from kit.tuning.trials import TRIED, Task, TrialConfig
 
 TASK = Task(
-    model=GPT, train=TRAIN, data=DATA, rows=some_rows((3, 9), (5, 25), 40), hw=CPU, threads=1
+    model=GPT, train=TRAIN, data=DATA, rows=trials.some_rows((3, 9), (5, 25), 40), hw=CPU, threads=1
 )
 SLOW = ("mixed_precision", "compile", "gradient_checkpointing")
 SHORT = TrialConfig(steps=4, warmup_steps=1, rounds=2, leave_out=SLOW)
@@ -51,7 +34,7 @@ BASELINE = Variant(kind="baseline", label="Baseline")
 
 
 def test_variants_are_the_baseline_each_alone_each_added_and_all():
-    found = variants(TASK, dataclasses.replace(SHORT, leave_out=("sdpa", "pinned_memory")))
+    found = trials.variants(TASK, dataclasses.replace(SHORT, leave_out=("sdpa", "pinned_memory")))
     possible = [n for n in TRIED if any(v.on == (n,) and not v.reason for v in found)]
     sets = [v.on for v in found if v.kind in ("added", "all")]
     assert found[0].kind == "baseline" and found[0].on == ()
@@ -64,7 +47,7 @@ def test_variants_are_the_baseline_each_alone_each_added_and_all():
 
 
 def test_batches_have_the_rows_lengths_and_are_the_same_each_time():
-    one, two = ([*itertools.islice(make_batches(TASK), 12)] for _ in range(2))
+    one, two = ([*itertools.islice(trials.make_batches(TASK), 12)] for _ in range(2))
     for a, b in zip(one, two):
         assert all((x.tokens == y.tokens).all() for x, y in zip(a.micro, b.micro))
     epoch = one[: len(TASK.rows) // DATA.effective_batch]
@@ -77,52 +60,43 @@ def test_batches_have_the_rows_lengths_and_are_the_same_each_time():
 FEW = {*padding_lengths(np.bincount([text + codes + 6 for text, codes in TASK.rows]))}
 
 
-@pytest.mark.parametrize(
-    ("over", "few_shapes", "lengths"),
-    [
-        ({"grid_lengths": (32, 64)}, False, {32, 64}),
-        ({"length_multiple": 64}, False, {64}),
-        ({}, True, FEW),
-    ],
-)
+PADDED = [({"grid_lengths": (32, 64)}, False, {32, 64}), ({"length_multiple": 64}, False, {64})]
+
+
+@pytest.mark.parametrize(("over", "few_shapes", "lengths"), [*PADDED, ({}, True, FEW)])
 def test_batches_are_padded_as_the_data_are(over, few_shapes, lengths):
     task = dataclasses.replace(TASK, data=dataclasses.replace(DATA, **over))
-    batches = itertools.islice(make_batches(task, few_shapes), 10)
+    batches = itertools.islice(trials.make_batches(task, few_shapes), 10)
     assert {m.tokens.shape[1] for b in batches for m in b.micro} <= lengths
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
 def test_every_preset_has_a_task_whose_rows_fit_its_model(name):
-    task = preset_task(load_preset(name), CPU, threads=1)
-    batch = next(make_batches(task))  # raises where a row is too long
+    task = trials.preset_task(load_preset(name), CPU, threads=1)
+    batch = next(trials.make_batches(task))  # raises where a row is too long
     assert sum(len(m.tokens) for m in batch.micro) == task.data.effective_batch
-    published = published_task(CPU, threads=1)
+    published = trials.published_task(CPU, threads=1)
     assert (published.model.layers, published.model.width) == (30, 1024)
     assert published.data.micro_batch == 8 and max(published.rows) <= (200, 600)
 
 
 def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
-    """A trial as on a GPU with the switch on or off.
-
-    Returns the threads that collated and pinned and the end of each step, in order, and the tokens
-    of each batch.
-    """
+    """A trial with the switch on or off: (what, thread) in order, and the tokens of each batch."""
     order, tokens = [], []
     collate, train = trials.collate, trials.train
 
+    def note(what: str) -> None:
+        order.append((what, threading.current_thread().name))
+
     def watched_collate(model, parts, position):
-        order.append(("collate", threading.current_thread().name))
+        note("collate")
         batch = collate(model, parts, position)
         tokens.append(torch.cat([micro.tokens.flatten() for micro in batch.micro]))
         return batch
 
-    def watched_pin(batch):
-        order.append(("pin", threading.current_thread().name))
-        return batch
-
     def watched_train(*given):
         for event in train(*given):
-            order.append(("step", threading.current_thread().name))
+            note("step")
             yield event
 
     really_on = Applied.on
@@ -130,34 +104,30 @@ def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
     monkeypatch.setattr(Applied, "on", on)
     monkeypatch.setattr(trials, "collate", watched_collate)
     monkeypatch.setattr(trials, "train", watched_train)
-    monkeypatch.setattr(micro_batches, "pin", watched_pin)
-    run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
+    monkeypatch.setattr(switches, "pin", lambda batch: note("pin") or batch)
+    trials.run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
     return order, tokens
 
 
-def test_without_the_prefetch_thread_every_batch_is_made_in_its_step(monkeypatch):
-    order, tokens = watched_trial(monkeypatch, pinned=False)
+def test_with_pinned_memory_the_same_batches_are_made_in_a_thread_of_their_own(monkeypatch):
+    order, inline = watched_trial(monkeypatch, pinned=False)
     mine = threading.current_thread().name
     assert order == [("collate", mine), ("step", mine)] * 6
-    assert all(torch.equal(tokens[i], tokens[i + 4]) for i in range(2)), "the rows repeat"
-    assert not torch.equal(tokens[0], tokens[1])
-
-
-def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_thread(monkeypatch):
+    assert all(torch.equal(inline[i], inline[i + 4]) for i in range(2)), "the rows repeat"
+    assert not torch.equal(inline[0], inline[1])
+    monkeypatch.undo()
     order, tokens = watched_trial(monkeypatch, pinned=True)
     made = [each for each in order if each[0] != "step"]
-    assert made == [("collate", "batches"), ("pin", "batches")] * 6
-    monkeypatch.undo()
-    _, inline = watched_trial(monkeypatch, pinned=False)
-    assert all(torch.equal(a, b) for a, b in zip(tokens, inline, strict=True)), "the same batches"
-    until(lambda: "batches" not in [thread.name for thread in threading.enumerate()])
+    assert made == [("collate", "batches_0"), ("pin", "batches_0")] * 6
+    assert all(map(torch.equal, tokens, inline)) and len(tokens) == len(inline)
+    until(lambda: "batches_0" not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder, ticks = tmp_path_factory.mktemp("trials"), []
-    tick = lambda *said: ticks.append(said)  # noqa: E731
-    rows = run_trials(TASK, SHORT, folder, variants(TASK, SHORT), tick)
+    wanted = trials.variants(TASK, SHORT)
+    rows = trials.run_trials(TASK, SHORT, folder, wanted, lambda *given: ticks.append(given))
     return folder, rows, ticks
 
 
@@ -166,14 +136,11 @@ def test_every_variant_has_a_row_and_the_loss_stays(measured):
     ran = [row for row in rows if row.loss is not None]
     # Baseline, two alone, both, EMA; attention written out and the CPU's two kernels.
     assert len(ran) == 8
-    attention = {row.label: row for row in rows if row.label.startswith("Attention: ")}
-    assert attention["Attention: explicit"].ran == "fp32, explicit softmax"
-    for name in ("flash", "math"):
-        assert attention[f"Attention: {name}"].ran == f"fp32, {name}"
-    for name in ("efficient", "cudnn"):
-        assert attention[f"Attention: {name}"].reason
-    (graphs,) = (row for row in rows if row.label == "CUDA graphs")
-    assert graphs.loss is None and graphs.reason
+    by_label = {row.label: row for row in rows}
+    for name in ("explicit softmax", "flash", "math"):
+        assert by_label[f"Attention: {name.partition(' ')[0]}"].ran == f"fp32, {name}"
+    for label in ("Attention: efficient", "Attention: cudnn", "CUDA graphs"):
+        assert by_label[label].loss is None and by_label[label].reason
     assert all(row.parity and row.steps_per_s > 0 and row.peak_memory_bytes > 0 for row in ran)
     assert rows[0].ran == "fp32, explicit softmax" and rows[1].ran == "fp32, flash"
     assert all(row.reason for row in rows if row.loss is None)
@@ -182,43 +149,41 @@ def test_every_variant_has_a_row_and_the_loss_stays(measured):
 
 def test_rounds_are_interleaved_and_every_result_is_a_line(measured):
     (path,) = measured[0].glob("*.jsonl")
-    order = [tuple(r["on"]) for r in read_results(path)]
+    order = [tuple(r["on"]) for r in trials.read_results(path)]
     assert order[:7] == order[7:] and len(set(order)) == 7
 
 
 def test_finished_trials_are_not_run_again(measured, monkeypatch):
-    folder, rows, _ = measured
     monkeypatch.setattr(trials, "measure_variant", lambda *_: pytest.fail("measured again"))
-    again = run_trials(TASK, SHORT, folder, variants(TASK, SHORT))
-    assert again == rows
+    assert trials.run_trials(TASK, SHORT, measured[0], trials.variants(TASK, SHORT)) == measured[1]
 
 
 def test_an_interrupted_benchmark_resumes_where_it_was(measured, tmp_path):
     (path,) = measured[0].glob("*.jsonl")
     lines = path.read_text().splitlines()
     (tmp_path / path.name).write_text("\n".join([*lines[:8], lines[8][:40]]))
-    wanted = variants(TASK, SHORT)
-    rows = run_trials(TASK, SHORT, tmp_path, wanted)
+    rows = trials.run_trials(TASK, SHORT, tmp_path, trials.variants(TASK, SHORT))
     kept = (tmp_path / path.name).read_text().splitlines()
-    assert kept[:8] == lines[:8] and len(read_results(tmp_path / path.name)) == 14
+    assert kept[:8] == lines[:8] and len(trials.read_results(tmp_path / path.name)) == 14
     assert [row.loss for row in rows] == [row.loss for row in measured[1]]
 
 
 def test_a_variant_that_raises_is_a_row_with_its_reason(tmp_path):
     long = dataclasses.replace(TASK, rows=((3, 5), (3, 500)))  # beyond the model's positions
-    (row,) = run_trials(long, SHORT, tmp_path, [BASELINE])
+    (row,) = trials.run_trials(long, SHORT, tmp_path, [BASELINE])
     assert row.loss is None and row.reason.startswith("ValueError: A row of 3 text ids and 500")
     (path,) = tmp_path.glob("*.jsonl")
-    assert len(read_results(path)) == 1  # and is not tried in every round
+    assert len(trials.read_results(path)) == 1  # and is not tried in every round
 
 
 def killed(*_):
     os.kill(os.getpid(), 9)
 
 
-def test_a_variant_whose_process_dies_is_a_row_with_its_reason(monkeypatch):
+def test_a_variant_whose_process_dies_or_takes_too_long_is_a_row_with_its_reason(monkeypatch):
+    assert "not finished" in trials.measure_variant(TASK, SHORT, (), 0.01)["error"]
     monkeypatch.setattr(trials, "_child", killed)
-    found = measure_variant(TASK, SHORT, ())
+    found = trials.measure_variant(TASK, SHORT, ())
     assert found == {"error": "its process was ended by SIGKILL: most likely memory ran out"}
 
 
@@ -238,10 +203,10 @@ def test_what_the_server_imports_leaves_the_gpu_alone():
 
 def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
     path = tmp_path / "deep" / "results.jsonl"
-    append_result(path, {"on": [], "seconds": 1.0})
+    trials.append_result(path, {"on": [], "seconds": 1.0})
     path.write_bytes(path.read_bytes() + b'{"on": ["sd')
-    append_result(path, {"on": ["sdpa"], "seconds": 2.0})
-    assert [r["on"] for r in read_results(path)] == [[], ["sdpa"]]
+    trials.append_result(path, {"on": ["sdpa"], "seconds": 2.0})
+    assert [r["on"] for r in trials.read_results(path)] == [[], ["sdpa"]]
     assert json.loads(path.read_text().splitlines()[0])["seconds"] == 1.0
 
 
@@ -256,7 +221,7 @@ def test_settings_that_measure_nothing_are_refused(field, value):
 def test_a_step_of_a_preset_is_timed_in_a_moment():
     before = torch.get_num_threads()
     try:
-        assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
+        assert 0 < trials.step_seconds(load_preset("tiny"), CPU, 1) < 60
     finally:
         torch.set_num_threads(before)
 
@@ -276,9 +241,4 @@ def test_the_matmuls_of_a_token_are_counted(monkeypatch):
 
 def test_settings_have_names_and_back():
     speed = SpeedConfig(sdpa=True, attention_kernel="math", compile=True, recompute_every=2)
-    assert speed_of(names_of(speed)) == speed and names_of(SpeedConfig()) == ()
-
-
-def test_a_trial_that_takes_too_long_is_a_row():
-    found = measure_variant(TASK, SHORT, (), 0.01)
-    assert "not finished" in found["error"]
+    assert trials.speed_of(trials.names_of(speed)) == speed and trials.names_of(SpeedConfig()) == ()

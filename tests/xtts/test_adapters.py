@@ -19,10 +19,9 @@ from kit.model.weights import warm_start_model
 from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
-from kit.training.config import TrainConfig
+from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
-from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.training.trainer import Trainer
 
 SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}

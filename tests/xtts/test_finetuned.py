@@ -6,7 +6,7 @@ from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
 from helpers import corpus
 from released_sound import spoken
 
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig
 from kit.recipes.finetune import FineTune
 from kit.recipes.start import start
 from kit.releases.xtts_v2.tokenizer import teach_language

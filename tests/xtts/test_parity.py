@@ -12,8 +12,7 @@ import torch
 from coqui import FULL, coqui_loaded, coqui_xtts, write_coqui
 from torch import Tensor
 
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
 from kit.releases.xtts_v2.model import load_xtts, save_xtts

@@ -10,8 +10,7 @@ from released_sound import spoken
 from torch import Tensor
 
 from kit.base.errors import SpeechError
-from kit.inference.generate import generate
-from kit.inference.sampling import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.inference.voice import Voice
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts
