@@ -157,14 +157,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "tune.check",
+        "benchmark.check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         takes="preset",
     ),
     Command(
         "tune",
-        "tune.Tuning",
+        "benchmark.Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (
@@ -293,13 +293,13 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "checklist",
-        "evaluate.Checklist",
+        "reports.Checklist",
         "what was checked, and what is left to do",
         "nothing: it reads the run's report",
     ),
     Command(
         "compare",
-        "compare.write_comparison",
+        "reports.write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         (("with", str, "NAME", "the other run"),),
@@ -425,7 +425,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
         print_results(command.results(options.run, options), options, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.settings import open_settings, parse_settings
+    from kit.recipes.open_run import open_settings, parse_settings
     from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()

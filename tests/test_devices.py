@@ -44,7 +44,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
 from kit.recipes import prepare, prepare_parts
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluate import EvaluationData
 from kit.recipes.more_data import LongRecordings
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData

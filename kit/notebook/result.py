@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
-from kit.notebook.style import png, shown_width_px
+from kit.notebook.plots import png, shown_width_px
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, model_settings, save_model
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, ActiveRun
 from kit.recipes.hub import (
     BESIDE_THEM,
     EXPORT_FILES,
@@ -31,7 +31,6 @@ from kit.recipes.hub import (
     copy_of,
     fetch_once,
 )
-from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
 from kit.releases.indextts2.model import STATS_FILE, load_indextts2
 from kit.releases.indextts2.names import CONFIG_FILE as INDEXTTS2_CONFIG

@@ -19,7 +19,7 @@ from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER, Run, run_folder, runs_folder
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 
 HUB = "hf://"

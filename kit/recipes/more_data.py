@@ -54,10 +54,10 @@ from kit.dataset.transcripts import (
     update_tables,
 )
 from kit.model.sequence import GPTConfig
-from kit.notebook.panel.one_by_one import ProofreadPanel, WrittenClip
 from kit.notebook.plots import timeline
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
+from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_samples import players_of
 from kit.releases.whisper import (

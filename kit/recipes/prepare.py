@@ -53,9 +53,16 @@ from kit.dataset.splits import hold_out
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import (
+    START_FROM,
+    ActiveRun,
+    RunSource,
+    choose_source,
+    describe_base_voice,
+    load_base_tokenizer,
+)
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.prepare_parts import (
     describe_spelling,
@@ -69,13 +76,6 @@ from kit.recipes.prepare_parts import (
     train_or_load_tokenizer,
 )
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.run_parts import (
-    START_FROM,
-    RunSource,
-    choose_source,
-    describe_base_voice,
-    load_base_tokenizer,
-)
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.text.grow_tokenizer import grown_vocabulary_advice

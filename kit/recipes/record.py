@@ -29,8 +29,7 @@ from kit.dataset.checks import own_faults
 from kit.dataset.data_report import ManifestConfig, Utterance
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts, save_text
-from kit.notebook.panel.recorder_panel import RecorderPanel, Take
-from kit.notebook.panel.upload_panel import UploadPanel
+from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab, is_kaggle

@@ -23,9 +23,8 @@ from kit.base.hardware import (
 )
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import ActiveRun, RunSource, workload
 from kit.recipes.base_model import too_few_hours
-from kit.recipes.run_parts import RunSource, workload
 from kit.training.config import TrainConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change

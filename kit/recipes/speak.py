@@ -36,13 +36,12 @@ from kit.inference.program_export import export_onnx, export_program
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
-from kit.notebook.panel.speak_panel import SpeakPanel, show_download_button, zip_folder
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun
+from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import inherited_licence
 from kit.recipes.hub import voice_folder
-from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
 from kit.releases.indextts2.speak import PackageSpeaker

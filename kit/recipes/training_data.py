@@ -32,8 +32,7 @@ from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import START_FROM, sampling_of, section_for_run
+from kit.recipes.active_run import START_FROM, ActiveRun, sampling_of, section_for_run
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig

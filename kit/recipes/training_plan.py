@@ -17,11 +17,11 @@ from kit.base.formatting import clock, format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
-from kit.notebook.panel.widgets import Field
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import (
+from kit.notebook.widgets import Field
+from kit.recipes.active_run import (
+    ActiveRun,
     describe_base_voice,
     describe_finetuning,
     describe_rehearsal,

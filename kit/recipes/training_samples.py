@@ -28,12 +28,10 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.model.text_attention import head_diagonality, text_attention_maps
-from kit.notebook.plots import Figure, heatmaps
+from kit.notebook.plots import Figure, heatmaps, pixels
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
-from kit.notebook.style import pixels
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import sampling_of
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig

@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from kit.notebook import plots
+from kit.notebook.plots import png, run_curves, smooth, thin
 from kit.notebook.result import Result
-from kit.notebook.run_plots import run_curves, smooth, thin
-from kit.notebook.style import png
 
 
 def row(step: int, **more) -> dict:

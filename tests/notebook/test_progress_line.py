@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def clock(monkeypatch):
     class Clock:
         now_s = 100.0
 
-    monkeypatch.setattr("kit.notebook.progress_line.time.monotonic", lambda: Clock.now_s)
+    monkeypatch.setattr("kit.notebook.progress.time.monotonic", lambda: Clock.now_s)
     return Clock
 
 
@@ -52,7 +52,7 @@ def test_a_person_gets_one_line_rewritten_in_place(clock, monkeypatch):
         shown.append(data["text/plain"])
         return Handle()
 
-    monkeypatch.setattr("kit.notebook.progress_line.display", display)
+    monkeypatch.setattr("kit.notebook.progress.display", display)
     tick = Ticker("spoken")
     tick.plain = False
     for done in range(1, 11):

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from kit.notebook.panel.recorder_panel import RecorderPanel, Take
+from kit.notebook.record_panels import SCRIPT, RecorderPanel, Take
 
 GOOD = Take(seconds=2.0)
 NOISY = Take(seconds=2.0, problems=("Noisy: find a quieter room.",))
@@ -115,9 +115,7 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("name", ["record", "level", "hint", "sent"])
 def test_the_script_finds_what_it_looks_for(name):
-    from kit.notebook.panel import recorder_panel
-
     panel = RecorderPanel(Made("one"))
     classes = (panel.control.value, *panel.sent._dom_classes)
     assert any(f"kit-{name}-{panel.id}" in text for text in classes)
-    assert f'find("{name}")' in recorder_panel.SCRIPT
+    assert f'find("{name}")' in SCRIPT

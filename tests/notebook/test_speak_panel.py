@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.notebook.panel.speak_panel import SpeakPanel
-from kit.notebook.panel.widgets import uploaded_files
+from kit.notebook.speech_panels import SpeakPanel
+from kit.notebook.widgets import uploaded_files
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 

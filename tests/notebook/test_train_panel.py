@@ -8,8 +8,8 @@ import pytest
 from helpers import PATIENCE_S, until
 
 from kit.base.errors import KitError
-from kit.notebook.panel.train_panel import TrainPanel
-from kit.notebook.panel.widgets import Field
+from kit.notebook.train_panel import TrainPanel
+from kit.notebook.widgets import Field
 from kit.training.run import PROFILE, STOP
 from kit.training.switches import Switch
 
@@ -83,7 +83,7 @@ def log(tmp_path):
 @pytest.fixture
 def watched(monkeypatch):
     """A person sees the panel."""
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
 
 
 # Without a front end.
@@ -348,7 +348,7 @@ def test_the_status_line_compares_the_time_left_with_the_session(watched, log):
 def test_a_broken_panel_does_not_end_training_or_stay_silent(watched, log, monkeypatch):
     process = Process(log, pause_s=0.01)
     panel = panel_of(process)
-    monkeypatch.setattr("kit.notebook.panel.train_panel.run_curves", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kit.notebook.train_panel.run_curves", lambda *_, **__: 1 / 0)
     panel.run()
     panel.view.start.click()
     until(lambda: panel.error is not None)

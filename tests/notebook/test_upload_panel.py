@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from test_speak_panel import send
 
-from kit.notebook.panel.upload_panel import UploadPanel
+from kit.notebook.record_panels import UploadPanel
 
 
 def panel_of(folder, drive=None, colab=False) -> UploadPanel:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from kit.base.run import Run
+from kit.recipes.active_run import START_FROM
 from kit.recipes.base_model import MIN_HOURS, RELEASE
-from kit.recipes.evaluate import Checklist
-from kit.recipes.run_parts import START_FROM
+from kit.recipes.reports import Checklist
 
 PEOPLE = {"data": "my/recordings", "language": "en"}
 SOUND = {

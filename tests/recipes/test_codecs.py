@@ -40,8 +40,8 @@ from kit.dataset.manifest import read_manifest
 from kit.inference.export import load_export
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import check_settings
 from kit.recipes.prepare import Preparation
-from kit.recipes.settings import check_settings
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training

@@ -9,9 +9,9 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.base.run import Run, open_run
-from kit.notebook.panel.one_by_one import ListenPanel
-from kit.recipes import compare
-from kit.recipes.compare import Compare, same_level, wilson, write_comparison
+from kit.notebook.speech_panels import ListenPanel
+from kit.recipes import reports
+from kit.recipes.reports import Compare, same_level, wilson, write_comparison
 
 RATE_HZ = 8000
 
@@ -103,8 +103,8 @@ class OneNote:
 @pytest.fixture
 def panel(runs, monkeypatch) -> ListenPanel:
     random.seed(0)
-    monkeypatch.setattr(compare, "Speaking", OneNote)
-    monkeypatch.setattr(compare, "active_run", lambda run: run)
+    monkeypatch.setattr(reports, "Speaking", OneNote)
+    monkeypatch.setattr(reports, "active_run", lambda run: run)
     return Compare(*runs).listen(10)
 
 

@@ -18,7 +18,7 @@ from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.data_report import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
-from kit.recipes import run_copy
+from kit.recipes import open_run
 from kit.recipes import start as start_module
 from kit.recipes.start import start
 
@@ -28,8 +28,8 @@ RATHER_LATE_S = 3600.0  # no copy in the background during a test
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Goes over to a fresh machine of the name given; that before it is taken away."""
-    monkeypatch.setattr(run_copy, "COPY_EVERY_S", RATHER_LATE_S)
-    monkeypatch.setattr(run_copy, "_COPIES", {})
+    monkeypatch.setattr(open_run, "COPY_EVERY_S", RATHER_LATE_S)
+    monkeypatch.setattr(open_run, "_COPIES", {})
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
@@ -40,10 +40,10 @@ def machine(tmp_path, monkeypatch):
         return tmp_path / name
 
     def leave() -> None:
-        for folder, kept in run_copy._COPIES.items():
+        for folder, kept in open_run._COPIES.items():
             kept.over.set()
             shutil.rmtree(folder.parent)
-        run_copy._COPIES.clear()
+        open_run._COPIES.clear()
 
     yield go
     leave()

@@ -13,8 +13,8 @@ from kit.inference.candidates import READER, save_reader
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice_files import load_voice
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.after_training import balance_speakers, learn_reader
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluate import EvaluationData
+from kit.recipes.train import balance_speakers, learn_reader
 from kit.recipes.training_data import TrainingData
 
 ASKED = {"rows": 60}

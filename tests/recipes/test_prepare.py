@@ -15,6 +15,7 @@ from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.recipes.active_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,
@@ -22,7 +23,6 @@ from kit.recipes.prepare_parts import (
     train_or_load_codec,
     train_or_load_recognizer,
 )
-from kit.recipes.run_parts import RunSource, choose_source, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
 from kit.text.tokenizer import Tokenizer

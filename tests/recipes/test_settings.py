@@ -5,7 +5,7 @@ import pytest
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError, Note
 from kit.base.run import open_run
-from kit.recipes.settings import check_settings, parse_settings
+from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.start import start
 
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

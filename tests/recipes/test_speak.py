@@ -116,7 +116,7 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
 
 def test_the_panel_speaks_where_there_is_no_front_end(speaking, monkeypatch):
     asked = []
-    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", asked.append)
+    monkeypatch.setattr("kit.notebook.speech_panels.display", asked.append)
     speaking.panel()
     assert asked[0].data.startswith(b"RIFF")
 
@@ -233,7 +233,7 @@ def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monke
     files = SimpleNamespace(download=sent.append)
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
-    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", shown.append)
+    monkeypatch.setattr("kit.notebook.speech_panels.display", shown.append)
     offered = speaking.download()
     (button,) = shown
     assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent

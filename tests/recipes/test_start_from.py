@@ -12,9 +12,9 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.voice_files import load_voice
+from kit.recipes.active_run import MODEL, START_FROM
 from kit.recipes.base_model import CODEC, folder_of, inherited_licence, start_from_base
 from kit.recipes.prepare import Preparation
-from kit.recipes.run_parts import MODEL, START_FROM
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.training.logs import read_log

@@ -17,9 +17,9 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
+from kit.recipes.active_run import MODEL, TOKENIZER, first_model
 from kit.recipes.base_model import PINNED, RELEASE
 from kit.recipes.prepare import Preparation
-from kit.recipes.run_parts import MODEL, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.releases.indextts2.names import MARKS

@@ -17,7 +17,7 @@ from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.after_training import learn_sound
+from kit.recipes.train import learn_sound
 from kit.recipes.training_data import TrainingData
 
 BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)

@@ -242,7 +242,7 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
 @pytest.fixture
 def watched(monkeypatch):
     """A person sees the panel."""
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
 
 
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):

@@ -14,10 +14,10 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
 from kit.model.lora import LoRAConfig
 from kit.model.weights import load_adapters, load_model
+from kit.recipes.active_run import MODEL
 from kit.recipes.benchmark import Benchmark
+from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.prepare import Preparation
-from kit.recipes.run_parts import MODEL
-from kit.recipes.settings import check_settings, parse_settings
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.training import checkpoint

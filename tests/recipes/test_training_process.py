@@ -40,7 +40,7 @@ import sys, time
 sys.path[:0] = {paths!r}.split({separator!r})
 from pathlib import Path
 from test_train import saved
-from kit.notebook.panel import train_panel
+from kit.notebook import train_panel
 from kit.recipes.train import Training
 train_panel.is_watched = lambda: True  # a person sees the panel
 if __name__ == "__main__":  # its trial processes import this file, too
@@ -84,7 +84,7 @@ def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
 def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
@@ -126,7 +126,7 @@ def stopped(tmp_path_factory):
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_RANKS", "2")
-        patch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+        patch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
         training = Training(saved(folder, **LONG))
         training.checks = lambda: (training.fits,)
         training.panel()

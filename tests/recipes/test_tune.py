@@ -8,9 +8,8 @@ from commands import Terminal
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.run import find_run
-from kit.recipes.benchmark import devices
-from kit.recipes.settings import open_settings
-from kit.recipes.tune import Tuning, check
+from kit.recipes.benchmark import Tuning, check, devices
+from kit.recipes.open_run import open_settings
 
 
 @pytest.fixture

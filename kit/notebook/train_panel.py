@@ -15,10 +15,9 @@ from IPython.display import Image, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import Clicks, is_watched
-from kit.notebook.panel.widgets import Field, View
+from kit.notebook.plots import png, run_curves, thin
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
-from kit.notebook.run_plots import run_curves, thin
-from kit.notebook.style import png
+from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
 from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.doctor import health_line
