@@ -1,4 +1,4 @@
-"""A run with the machine it works on, and what it is made from: recordings, settings, a base model."""
+"""A run with the machine it works on, and what it is made from: recordings, a base model."""
 
 import dataclasses
 import itertools
