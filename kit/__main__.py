@@ -110,6 +110,9 @@ DURATION = (
     ("session_hours", float, "H", "until this machine is taken away (12)"),
     ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
 )
+LICENCES = "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)"
+ACCEPT_LICENSE = ("accept_license", str, "NAME", LICENCES)
+EXPORTED = ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)")
 
 COMMANDS = (  # in the order in which they are used
     Command(
@@ -131,12 +134,7 @@ COMMANDS = (  # in the order in which they are used
             ("tokenizer", str, "FILE", "a SentencePiece model, taken as it is (one is trained)"),
             ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
             ("base_model", str, "PATH", "a base model: an export, another run (none)"),
-            (
-                "accept_license",
-                str,
-                "NAME",
-                "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)",
-            ),
+            ACCEPT_LICENSE,
             ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
         ),
         example="--data recordings/",
@@ -199,18 +197,8 @@ COMMANDS = (  # in the order in which they are used
         (
             *RECORDINGS,
             ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
-            (
-                "accept_license",
-                str,
-                "NAME",
-                "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)",
-            ),
-            (
-                "tokenizer",
-                str,
-                "FILE",
-                "a SentencePiece model in place of an IndexTTS2's (none)",
-            ),
+            ACCEPT_LICENSE,
+            ("tokenizer", str, "FILE", "a SentencePiece model in place of an IndexTTS2's (none)"),
             *DURATION,
         ),
         example="--accept-license CPML",
@@ -244,7 +232,7 @@ COMMANDS = (  # in the order in which they are used
         "the voice in a browser, and OpenAI's speech API",
         "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
-            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            EXPORTED,
             ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
             ("port", int, "N", "(7860)"),
             ("api_key", str, "KEY", "that programs and the page must give (none)"),
@@ -271,7 +259,7 @@ COMMANDS = (  # in the order in which they are used
         "the voice for onnxruntime, without torch",
         "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
         (
-            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            EXPORTED,
             ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
         ),
         takes="name",

@@ -36,7 +36,6 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """`figure` as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -49,7 +48,6 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def shown_width_px(figure: Figure) -> int:
-    """Half the picture's own width: sharp on dense screens."""
     return round(figure.get_figwidth() * figure.dpi / 2)
 
 
@@ -88,7 +86,6 @@ def histogram(
     values,
     label: str = "",
     unit: str = "",
-    bins: int = 40,
     marks: dict[str, Sequence[float]] | None = None,
 ) -> Figure:
     """How `values` are spread; the median is marked. A dict name -> values gives one axes each.
@@ -101,7 +98,7 @@ def histogram(
     for axes, (name, numbers), colour in zip(all_axes, groups.items(), PALETTE * 9):
         numbers = np.asarray(numbers, dtype=float)
         middle = float(np.median(numbers)) if len(numbers) else math.nan
-        axes.hist(numbers, bins=bins, color=colour, edgecolor="white", linewidth=0.3)
+        axes.hist(numbers, bins=40, color=colour, edgecolor="white", linewidth=0.3)
         axes.axvline(middle, color=INK, linewidth=1, linestyle="--")
         for mark in (marks or {}).get(name, ()):
             axes.axvline(mark, color=PALE, linewidth=0.8, linestyle=":")
@@ -273,7 +270,6 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
 
 
 def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> None:
-    """A cell for each of `ids` from `start` on, and how many there are above them."""
     most = max([1, *ids])
     for place, number in enumerate(ids, start):
         axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)

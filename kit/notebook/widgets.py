@@ -151,7 +151,6 @@ class View:
         self.profile.disabled = not profile
 
     def running(self, profile: bool = False) -> None:
-        """Lock the settings, while a training runs with them."""
         self._enable(stop=True, profile=profile)
         for name in self.unavailable:
             self.boxes[name].value = False

@@ -57,7 +57,6 @@ class ActiveRun(Run):
         return report
 
     def fetch_checkpoints(self) -> None:
-        """Fetch the copies of checkpoints from another machine."""
         if self.kept:
             self.kept.fetch_checkpoints()
 
@@ -123,7 +122,6 @@ class RunSource:
         return ", ".join(parts)
 
     def begin(self, run: ActiveRun) -> None:
-        """Record this source; KitError where the run has another one."""
         run.require_permanent("data", str(self))
         run.record(data={"source": dataclasses.asdict(self)})
 
@@ -229,7 +227,6 @@ def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) 
 
 
 def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
-    """Describe the base model; "" if there is none."""
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return ""
@@ -291,22 +288,3 @@ def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
         steps = finetuning.config.tables_first
         line += f"In the first {steps:,} steps only embeddings and heads train."
     return line.strip()
-
-
-def describe_rehearsal(figures: dict) -> str:
-    """Describe how much of an epoch is rehearsal; "" if nothing is."""
-    if not figures["rows_an_epoch"]:
-        return ""
-    return (
-        f"{figures['share']:.0%} of an epoch is rehearsal: {figures['rows_an_epoch']:,} rows in "
-        f"each, of {figures['rows']:,} that the base voice has spoken."
-    )
-
-
-def finetuning_figures(model: GPTConfig, finetuning: Finetuning) -> dict:
-    """What of `model` trains, for the report."""
-    return finetuning.identity() | {
-        "tables_first": finetuning.config.tables_first,
-        "trained_parameters": count_trained(model, finetuning).learning,
-        "parameters": count_parameters(model),
-    }

@@ -207,14 +207,12 @@ class Benchmark:
         return Result(line=f"{line}.", pictures=[picture])
 
     def memory(self) -> Result:
-        """Peak memory of the same variants."""
         names = [row.label for row in self.ran]
         sizes = [row.peak_memory_bytes / GIB for row in self.ran]
         picture = bars(names, sizes, "GiB", "Peak memory")
         return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
 
     def table(self) -> Result:
-        """All figures."""
         return Result(line=f"{len(self.measured)} variants", grid=trial_cells(self.measured))
 
     def write(self) -> Result:
@@ -248,7 +246,6 @@ class Benchmark:
         return self.active.path("speed-xtts.yaml" if self.model else "speed.yaml")
 
     def summary(self) -> Result:
-        """What was written, and the next step."""
         line = (
             f"In {self.active.folder}: {self.path.name}, bench/ with every result, report.json.\n"
             f"For the table of devices: {devices_folder()}.\n"
@@ -299,7 +296,6 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
 
 
 def device_cells(what: str, row: dict) -> tuple[str, ...]:
-    """A row of a device's table."""
     times = row["before_step_s"] / row["step_s"]
     tokens_per_s = row.get("tokens_per_s")
     mfu = row.get("mfu")

@@ -120,7 +120,6 @@ class EvaluationData:
         return load_wave(row.audio, self.rate_hz)
 
     def floor(self, split: str) -> "NoiseFloor":
-        """The recogniser's errors on the recordings of `split`."""
         rows = self.splits[split]
 
         def measure() -> dict:
@@ -200,7 +199,6 @@ class EvaluationData:
         return pairs
 
     def worst_sentence(self) -> int:
-        """The number of the held-out sentence with the most word errors, from 0."""
         transcripts = self.spoken["held_out"].scores.transcripts
         errors = [
             sum(bool(pair.kind) for pair in align_words(row.text, line))
@@ -555,7 +553,6 @@ def list_cer(scores: dict[str, Scores]) -> str:
 
 
 def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
-    """Rows of a table of `scores` by name, the headings first."""
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
     for name, own in scores.items():
         rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
@@ -564,7 +561,6 @@ def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
 
 
 def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
-    """Rows of a table of the scores of independent models, the headings first."""
     grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
     for name, own in scores.items():
         row = (f"{own['cer']:.1%}", f"{own['dnsmos']:.2f}", f"{own['similarity']:.3f}")
@@ -573,7 +569,6 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
 
 
 def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
-    """Rows of a table of the words with the most errors, the headings first."""
     wrong_on_codec = {word.word: word.wrong for word in word_stats(on_codec)}
     grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
     for word in word_stats(pairs)[:WORST_WORDS]:
@@ -596,7 +591,6 @@ def suggested_fix(run: Run) -> str:
 
 
 def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
-    """Rows of a table of `checks`, the headings first."""
     grid = [("", "asked of a voice", "found", "wanted")]
     for check in checks:
         grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))

@@ -178,7 +178,6 @@ def write_voice(
 
 
 def card_figures(report: dict) -> Iterator[tuple[str, str]]:
-    """Yield the figures of a run that a listener asks for, by name."""
     for what, section, key, write in FIGURES:
         value = report.get(section, {}).get(key)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -186,7 +185,6 @@ def card_figures(report: dict) -> Iterator[tuple[str, str]]:
 
 
 def write_space(folder: Path, repository: str, install: str) -> None:
-    """Write a Space that serves the voice to the new `folder`."""
     folder.mkdir()
     header = {"title": repository.partition("/")[2], "sdk": "gradio", "app_file": "app.py"}
     readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"

@@ -11,7 +11,6 @@ import os
 import re
 import tarfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -192,7 +191,7 @@ CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
 
 
-def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy | None":
+def open_run_copy(folder: Path) -> "RunCopy | None":
     """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
 
     Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
@@ -212,7 +211,7 @@ def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy 
             "another disk, or none."
         )
     if folder not in _COPIES:
-        _COPIES[folder] = RunCopy(folder, Path(mirror), say)
+        _COPIES[folder] = RunCopy(folder, Path(mirror))
     _COPIES[folder].begin()
     return _COPIES[folder]
 
@@ -220,10 +219,10 @@ def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy 
 class RunCopy:
     """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
 
-    def __init__(self, folder: Path, mirror: Path, say: Callable[[str], None]):
-        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=say)
+    def __init__(self, folder: Path, mirror: Path):
+        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED)
         codes = folder.parent / "codes"
-        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=say)
+        self.codes = Mirror(codes, mirror / "codes", one_run=False)
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -232,7 +231,7 @@ class RunCopy:
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
         unpack_clips(self.run.folder)
         if self.thread is None:
-            self.run.say(f"This run is kept in {self.run.kept}.")
+            print(f"This run is kept in {self.run.kept}.")
             self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
             self.thread.start()
             atexit.register(self.stop)

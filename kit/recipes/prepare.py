@@ -215,10 +215,14 @@ class Preparation:
             *describe_data_report(self.checked, self.source.language),
             too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600),
         ]
+        sounds = []
+        for row in self.checked.kept[:1]:
+            wave, rate_hz = read_clip(row.audio)
+            sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
         return Result(
             line="\n".join(filter(None, lines)),
             pictures=draw_data_report(self.checked),
-            sounds=[sound_of_clip(row) for row in self.checked.kept[:1]],
+            sounds=sounds,
             grid=findings_table(self.checked.refused),
         )
 
@@ -472,11 +476,6 @@ class Preparation:
         """Let the base voice speak sentences that training mixes in, so that it forgets less."""
         run = self.active_run
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
-
-
-def sound_of_clip(row: Utterance) -> Sound:
-    wave, rate_hz = read_clip(row.audio)
-    return Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz)
 
 
 def draw_data_report(report: DataReport) -> list:

@@ -78,7 +78,6 @@ class BaseLanguages:
                     self.texts[language] = known
 
     def can_say(self, tokenizer: BaseTokenizer, text: str) -> bool:
-        """Whether the base model knows the language and its letters, and `text` is short enough."""
         try:
             ids = tokenizer.encode_checked(text)
         except SpeechError:

@@ -206,7 +206,6 @@ class Compare:
         return lines
 
     def figures(self) -> list[tuple[str, ...]]:
-        """A row for each recorded figure; "-" where a run has none."""
         reports = [run.report() for run in self.runs.values()]
         rows = []
         for name, section, key, write in FIGURES:

@@ -207,14 +207,12 @@ class Speaking:
         return sound_of(self.voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
-        """The sampling settings with their meanings."""
         grid = [("setting", "now", "what it does")]
         for name, meaning in SETTINGS.items():
             grid.append((name, str(getattr(self.sampling, name)), meaning))
         return Result(line="How codes are sampled", grid=grid)
 
     def formats(self) -> Result:
-        """What each number format became on this machine."""
         ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
         return Result(line=f"The voice is ready in {len(ran)} number formats", figures=ran)
 
@@ -317,7 +315,6 @@ class Speaking:
         return Result(line=line, link=path)
 
     def programs(self) -> Result:
-        """The decoder as `torch.export` programs, to serve it elsewhere."""
         folder = export_program(self.voice, self.active_run.path("programs"))
         grid = [("file", "size"), *((p.name, megabytes(p)) for p in sorted(folder.iterdir()))]
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
@@ -348,7 +345,6 @@ def spoken_result(voice: Voice, speech: Speech, sampling: GenerateConfig) -> Res
 
 
 def megabytes(path: Path) -> str:
-    """The size of a file, or of all in a folder."""
     files = path.iterdir() if path.is_dir() else [path]
     return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
 

@@ -32,7 +32,7 @@ def start(
     Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
     set_thread_waiting()
-    if is_kaggle():  # before Colab: its image has Colab's packages
+    if is_kaggle():
         install_missing()
         keep_in_output()
     elif is_colab():
@@ -53,23 +53,18 @@ def set_thread_waiting() -> None:
 
 
 def is_colab() -> bool:
-    return "google.colab" in sys.modules
+    return "google.colab" in sys.modules and not is_kaggle()  # Kaggle has Colab's packages
 
 
 def is_kaggle() -> bool:
     return "KAGGLE_KERNEL_RUN_TYPE" in os.environ
 
 
-def missing_packages() -> list[str]:
-    """Names in requirements-colab.txt that are not installed."""
-    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return [name for name in names if not list(importlib.metadata.distributions(name=name))]
-
-
 def install_missing() -> None:
     """Install what Colab or Kaggle lacks; prints a message on failure: not all is always needed."""
-    missing = missing_packages()
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    missing = [name for name in names if not list(importlib.metadata.distributions(name=name))]
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]

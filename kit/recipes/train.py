@@ -56,7 +56,6 @@ from kit.notebook.result import Result
 from kit.notebook.train_panel import TrainPanel
 from kit.recipes.active_run import (
     ActiveRun,
-    finetuning_figures,
     first_model,
     sampling_of,
     section_for_run,
@@ -91,6 +90,7 @@ from kit.training.run import (
 )
 from kit.training.switches import SpeedConfig, wants_few_shapes
 from kit.tuning.doctor import diagnose, step_shares
+from kit.tuning.memory_plan import count_parameters, count_trained
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, check_changes, limit_memory
 
@@ -207,7 +207,6 @@ class Training(TrainingPlan):
         return self.reached()
 
     def reached(self) -> Result:
-        """How far the run is."""
         row = self.rows()[-1]
         where = f"step {row['step']:,} of {row['steps']:,}"
         if self.finished:
@@ -315,7 +314,6 @@ class Training(TrainingPlan):
             yield self.reader()
 
     def curves(self) -> Result:
-        """Loss, learning rate, gradient norm, and what the average of the weights is worth."""
         rows = self.rows()
         return Result(line=f"{len(rows):,} steps", pictures=(run_curves(rows),))
 
@@ -328,7 +326,6 @@ class Training(TrainingPlan):
         return Result(line=f"{row.speaker}: {row.text}", sounds=sounds)
 
     def attention(self) -> Result:
-        """How the codes of one row learnt to look at its text, from the first step to the last."""
         return attention_maps(self.active.folder / ATTENTION)
 
     def trained(self) -> SpeechGPT:
@@ -349,8 +346,12 @@ class Training(TrainingPlan):
         figures = run_figures(rows)
         ran = self.active.figure("train", "ran") or {}
         advice = self.advice(rows)
-        finetuning = finetuning_figures(self.model, self.finetuning)
-        finetuning["rehearsal"] = self.data.rehearsal_figures()
+        finetuning = self.finetuning.identity() | {
+            "tables_first": self.finetuning.config.tables_first,
+            "trained_parameters": count_trained(self.model, self.finetuning).learning,
+            "parameters": count_parameters(self.model),
+            "rehearsal": self.data.rehearsal_figures(),
+        }
         self.active.record(
             train=figures
             | {
@@ -478,7 +479,6 @@ def learn_reader(data: TrainingData) -> Result:
 
 
 def texts_and_codes(data: TrainingData, rows: list[int]) -> tuple[list[str], list[Tensor]]:
-    """The text of each of `rows`, decoded from its tokens, and its codes (N,)."""
     cache = data.cache
     texts = [data.tokenizer.decode(cache.texts[i].tolist()) for i in rows]
     return texts, [torch.from_numpy(cache.codes[i].astype("int64")) for i in rows]
@@ -497,7 +497,6 @@ def balance_speakers(rows: list[int], speakers: list[str], max_repeats: int) -> 
 def reader_result(
     reader: CodeReader, held_out: tuple[list[str], list[Tensor]], line: str
 ) -> Result:
-    """`line`, and the reader's transcripts of some held-out recordings."""
     texts, codes = (column[:SHOWN_ROWS] for column in held_out)
     if not texts:
         return Result(line=f"{line}.")

@@ -149,7 +149,6 @@ class TrainingData:
 
     @property
     def epoch_steps(self) -> int:
-        """Steps that see every row of the training split once."""
         return self.stream().batches_an_epoch
 
     @property

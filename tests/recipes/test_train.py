@@ -427,7 +427,7 @@ def test_a_started_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr(training_samples, "load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr("kit.recipes.training_plan.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
