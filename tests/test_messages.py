@@ -70,14 +70,11 @@ def test_every_setting_a_message_names_is_there():
     assert not missing
 
 
-def test_every_notebook_that_is_named_is_there():
+def test_every_notebook_and_make_target_that_is_named_is_there():
     presets = (ROOT / "configs").glob("**/*.yaml")
     texts = [*messages(), *(path.read_text(encoding="utf-8") for path in presets)]
     named = {name for text in texts for name in re.findall(r"\b0\d_[a-z][a-z_]+", text)}
     assert named <= {path.stem for path in NOTEBOOKS}
-
-
-def test_every_make_target_that_is_named_is_there():
     texts = [*messages(), (ROOT / "README.md").read_text(encoding="utf-8")]
     named = {name for text in texts for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

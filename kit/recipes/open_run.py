@@ -83,7 +83,7 @@ SECTIONS = {
 }
 
 
-def open_run(
+def open_active_run(
     name: str, preset: str, use: str, settings: dict, data: str | None, language: str
 ) -> ActiveRun:
     """Open or create a run, as `start` describes, on a machine that is prepared."""

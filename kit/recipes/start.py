@@ -39,11 +39,11 @@ def start(
         install_missing()
         keep_on_drive()
     from kit.notebook.kernel import plain_errors, print_results
-    from kit.recipes.open_run import open_run
+    from kit.recipes.open_run import open_active_run
 
     plain_errors()
     print_results()
-    return open_run(name, preset, use, settings or {}, data, language)
+    return open_active_run(name, preset, use, settings or {}, data, language)
 
 
 def set_thread_waiting() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers import speech
-from published import hub_with_a_release
+from hub import hub_with_a_release
 
 with suppress(ImportError):  # then every test here is skipped
     from selenium.webdriver.common.keys import Keys

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, reported, terminal
     assert reported in err and len(err.splitlines()) == 1 and "Traceback" not in err
 
 
-def test_make_voice_gives_commands_that_there_are():
+def test_make_voice_gives_commands_that_there_are_and_asks_for_recordings():
     called = ["make", "-n", "voice", "DATA=my clips", "RUN=mine", "LANGUAGE=en", "ARGS=--use speed"]
     said = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     parts = re.split(r"&&|;|\{|\n", said.replace("\\\n", " "))
@@ -90,6 +90,10 @@ def test_make_voice_gives_commands_that_there_are():
     options = [parser().parse_args(words) for words in given]
     assert {each.run for each in options} == {"mine"} and options[0].use == "speed"
     assert (options[1].data, options[1].language) == ("my clips", "en")
+    for words in (["RUN=mine"], ["DATA=clips"]):
+        called = ["make", *NO_INSTALL, "voice", *words]
+        found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True)
+        assert found.returncode == 2 and "make voice DATA=folder RUN=name" in found.stderr
 
 
 def test_make_takes_the_former_name_of_the_base_model():
@@ -116,13 +120,6 @@ def test_make_voice_fails_with_the_voice_but_prints_the_checklist(code, checklis
     )
 
 
-def test_make_voice_asks_for_recordings_and_a_name():
-    for words in (["RUN=mine"], ["DATA=clips"]):
-        called = ["make", *NO_INSTALL, "voice", *words]
-        found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True)
-        assert found.returncode == 2 and "make voice DATA=folder RUN=name" in found.stderr
-
-
 def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     words = ["DEMO=00_setup", "PRESET=tiny", "RUN=setup"]
     words += [f"KIT_RUNS={tmp_path}", f"BIN={Path(sys.executable).parent}"]
@@ -147,9 +144,6 @@ def test_json_is_all_that_stdout_gets(terminal, runs):
         answer = json.loads(out)
         assert code == answer["exit_code"] == 2
         assert reported in answer["error"] and answer["error"] in err
-
-
-def test_every_command_takes_json_and_help_has_the_exit_codes():
     top = parser()
     for name in (*COMMANDS, "serve", "transcribe", "onnx", "push"):
         assert top.parse_args([name, "--json"]).json and not top.parse_args([name]).json
@@ -167,7 +161,7 @@ def test_an_error_that_is_not_the_kits_is_answered_too(monkeypatch, capfd, tmp_p
     assert answer["exit_code"] == 1 and answer["error"] == "ZeroDivisionError: by nothing"
 
 
-def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
+def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal, runs):
     words = ("setup", "--run", "looked", "--use", "quality", "--tables")
     out = terminal.done(*words, afresh=True)
     assert out.splitlines()[0].startswith("run looked in ")
@@ -175,6 +169,11 @@ def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
     assert "attention kernel   " in out  # a table's line
     assert out.splitlines()[-1] == f"Report: {runs / 'looked' / 'report.html'}"
     assert (runs / "looked" / "report.html").is_file()
+    out = terminal.done("prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
+    assert "codec step" in out and "Report: " in out.splitlines()[-1]
+    assert report(runs, "mine")["data"]["utterances"] > 100
+    again = terminal.done("prepare", "--run", "mine")
+    assert "codec step" not in again and "recogniser step" not in again
 
 
 def test_ctrl_c_stops_a_benchmark_which_then_resumes(terminal, runs):
@@ -193,14 +192,6 @@ def test_ctrl_c_stops_a_benchmark_which_then_resumes(terminal, runs):
     assert (runs / "timed" / "speed.yaml").is_file()
     assert results.read_text().startswith(kept), "what was measured is not measured again"
     assert report(runs, "timed")["settings"]["trials"]["leave_out"][0] == "compile"
-
-
-def test_prepare_leaves_the_data_and_does_it_once(terminal, runs):
-    out = terminal.done("prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
-    assert "codec step" in out and "Report: " in out.splitlines()[-1]
-    assert report(runs, "mine")["data"]["utterances"] > 100
-    again = terminal.done("prepare", "--run", "mine")
-    assert "codec step" not in again and "recogniser step" not in again
 
 
 def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_resumes(terminal, runs):

@@ -63,9 +63,7 @@ def test_its_licence_must_be_accepted_before_anything_else(hub, monkeypatch):
     assert len(hub.asked) == before
 
 
-def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
-    hub, tmp_path, monkeypatch
-):
+def test_a_release_that_another_process_fetches_is_waited_for(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     hub.asked.clear()
     folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"
@@ -83,7 +81,7 @@ def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
     assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
-def test_the_spelling_is_described_before_and_after_it_grew(tuned):
+def test_spelling_and_sound_are_shown_before_and_after(tuned):
     _, found = tuned
     assert "0.0% of the letters have a piece" in str(found["spelling"])
     assert "What it could not spell" in str(found["spelling"])
@@ -91,9 +89,6 @@ def test_the_spelling_is_described_before_and_after_it_grew(tuned):
     after = str(found["grow"]).split("with new ones:")[1]
     covered = float(re.search(r"([\d.]+)% of the letters have a piece", after)[1])
     assert covered > 95, "all but the few that training texts of this size lack"
-
-
-def test_the_same_sentences_are_played_before_during_and_after(tuned):
     tune, found = tuned
     first = [sound.caption for sound in found["before"].sounds]
     assert first[0] == f"am, before: {tune.sentence}" and first[1].startswith("en: the weather")
@@ -139,7 +134,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
-def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
+def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     tune, _ = tuned
     hub.asked.clear()
@@ -148,9 +143,6 @@ def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
     lines = [str(step) for step in again.run()]
     assert not hub.asked and any("4 steps" in line for line in lines)
     assert (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns == weights
-
-
-def test_a_voice_that_was_fine_tuned_is_a_beginning_too_under_the_same_licence(tuned):
     tune, _ = tuned
     export = tune.active_run.folder / "export"
     with pytest.raises(KitError, match="Coqui Public Model License"):

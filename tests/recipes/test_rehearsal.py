@@ -56,7 +56,7 @@ def rehearsing(release):
     return prepared("rehearses", release)
 
 
-def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing):
+def test_the_voice_rehearses_in_the_voices_of_the_recordings_a_share_of_each_epoch(rehearsing):
     run, message = rehearsing
     noted = run.report()["finetune"]["rehearsal"]
     assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
@@ -73,9 +73,6 @@ def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing
     assert english in {int(data.cache.texts[i][0]) for i in rows}, "spelt under its own tag"
     assert max(len(data.cache.texts[i]) for i in rows) + 2 <= data.model.max_text
     assert all(max(data.cache.codes[i]) < data.model.start_code for i in rows)
-
-
-def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
     run, _ = rehearsing
     training = Training(run)
     stream = training.data.stream()

@@ -85,15 +85,12 @@ def interrupted_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(loop, "accumulate", interrupted)
 
 
-def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
+def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     train = {"num_train_epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
     assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
-
-
-def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     epoch_steps = Training(active(tmp_path / "any")).data.epoch_steps
     assert epoch_steps > 4
     steps = 2 * epoch_steps
@@ -482,9 +479,6 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     reported = capsys.readouterr().out
     assert "wandb ('voicekit', 'two')\ntrackio ('voicekit', 'two')\n" in reported
     assert "tensorboard" not in reported
-
-
-def test_an_unknown_board_is_named(tmp_path):
     with pytest.raises(KitError, match=r"boards.*'wandbb'.*tensorboard, wandb, trackio"):
         Training(active(tmp_path, train={"boards": ["wandbb"]}))
 
@@ -498,7 +492,7 @@ def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
     assert diagonality(torch.eye(8).flip(0)).item() < 0
 
 
-def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
+def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(tmp_path):
     training = Training(active(tmp_path))
     fixed = fixed_lengths(training.data.cache)
     message = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
@@ -511,9 +505,6 @@ def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
     assert all(length >= width for length, width in zip(compiled, free))
     speed = dataclasses.replace(training.speed, compile=True)
     assert training.workload(speed).step.length == fixed[-1], "memory is planned for what is padded"
-
-
-def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
     assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
@@ -548,12 +539,9 @@ def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
     assert training.session_plan().per_step_s > 0
 
 
-def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
+def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
     data = Training(active(tmp_path, data={"grid_lengths": [900]})).data
     assert data.padded(True) == data.padded(False) and data.config.grid_lengths == (900,)
-
-
-def test_what_a_person_set_comes_before_what_was_measured(tmp_path):
     run = active(tmp_path).save_settings({"speed": {"sdpa": False}})
     choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
     run.path("speed.yaml").write_text(choice, encoding="utf-8")

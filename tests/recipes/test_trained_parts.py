@@ -48,7 +48,7 @@ def adapted(release):
     return run, [str(training.size()), *map(str, training.run())]
 
 
-def test_the_plan_and_the_record_say_what_trains(adapted):
+def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     run, reported = adapted
     assert "LoRA: " in reported[0] and "adapters of rank 4 beside attn.c_attn" in reported[0]
     assert "and the new rows of embeddings and heads" in reported[0]
@@ -58,23 +58,25 @@ def test_the_plan_and_the_record_say_what_trains(adapted):
     bytes_ = run.report()["train"]["longest_step_bytes"]
     assert bytes_["measured"] == pytest.approx(bytes_["planned"], rel=0.1)
     assert run.report()["train"]["ran"]["EMA of the weights"].startswith("on")
-
-
-def test_switches_are_measured_on_what_trains(adapted):
     task = Benchmark(start("adapters")).task
     few = TrialConfig(steps=1, warmup_steps=1)
     assert task.finetuning.adapters
     assert math.isfinite(run_variant(task, few, ("sdpa",))["loss"])
 
 
-def test_a_first_phase_that_never_ends_is_reported_before_anything_is_tried(adapted):
+def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
     run = start("adapters", settings={"finetune": {"tables_first": 6}})
     with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
         Training(run)
     start("adapters", settings={"finetune": {"tables_first": 0}})
+    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
+    training = Training(run, max_steps=8)
+    with pytest.raises(KitError, match="method lora -> full"):
+        list(training.run())
+    start("adapters", settings={"finetune": {"method": "lora"}})
 
 
-def test_what_comes_after_finds_a_voice_like_any_other(adapted):
+def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):
     run, _ = adapted
     voice = load_voice(run.folder, language="am")
     rows = load_model(run.folder / MODEL).text_embedding.weight.shape[0]
@@ -88,23 +90,12 @@ def test_what_comes_after_finds_a_voice_like_any_other(adapted):
     assert Training(start("adapters")).trained().state_dict().keys() == (
         voice.model.state_dict().keys()
     )
-
-
-def test_its_adapters_are_a_voice_beside_what_it_began_with(adapted):
     run, _ = adapted
     alone = run.folder / "adapters-ema.safetensors"
     found = load_adapters(alone, load_model(run.folder / MODEL)).state_dict()
     voice = load_model(run.folder / "model-ema.safetensors").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in voice.items())
     assert alone.stat().st_size < (run.folder / "model-ema.safetensors").stat().st_size / 2
-
-
-def test_a_run_keeps_to_what_it_trains(adapted):
-    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
-    training = Training(run, max_steps=8)
-    with pytest.raises(KitError, match="method lora -> full"):
-        list(training.run())
-    start("adapters", settings={"finetune": {"method": "lora"}})
 
 
 def test_embeddings_and_heads_first_and_then_all(release):

@@ -1,0 +1,355 @@
+"""A run that starts from a base model: a voice of the kit or a tiny release of random weights."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import corpus, dataset, few_words, manifest, unchecked
+from hub import COMMIT, serving
+from released_xtts import START, STOP, random_model, write_release
+
+from kit.base.config import merge
+from kit.base.errors import KitError, SpeechError
+from kit.base.files import file_digest
+from kit.inference.export import export_voice, load_export, read_card
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice_files import load_voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, first_model
+from kit.recipes.base_model import (
+    CODEC,
+    PINNED,
+    RELEASE,
+    folder_of,
+    inherited_licence,
+    start_from_base,
+)
+from kit.recipes.prepare import Preparation
+from kit.recipes.start import start
+from kit.recipes.train import Training
+from kit.releases.indextts2.names import MARKS
+from kit.releases.xtts_v2.codec import XTTSCodec
+from kit.releases.xtts_v2.model import RELEASES
+from kit.training.logs import read_log
+
+# Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
+OWN = {
+    "model": {"width": 96, "latents": 6},
+    "train": {"max_steps": 25, "gate_every": 0, "eval_steps": 25, "warmup_steps": 2},
+    "front_end": {"n_mels": 64},
+    "recognizer": {"steps": 2},  # nobody listens to it
+}
+FEW = {
+    "train": {"max_steps": 3, "gate_every": 0, "eval_steps": 3, "warmup_steps": 2},
+    "recognizer": {"steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    """The folder of a run that was trained to its end on the tiny world's recordings."""
+    run = start("a base", settings=OWN)
+    list(Preparation(run, str(corpus())).run())
+    list(unchecked(Training(run)).run())
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def exported(base, tmp_path_factory) -> Path:
+    return export_voice(load_voice(base), tmp_path_factory.mktemp("voice") / "export")
+
+
+def prepared(name: str, voice: Path | str, data: Path | None = None) -> Preparation:
+    run = start(name, settings=FEW)
+    preparation = Preparation(run, str(data or corpus()), base_model=str(voice))
+    preparation.results = list(preparation.run())
+    return preparation
+
+
+@pytest.fixture(scope="module")
+def started(exported, tmp_path_factory) -> Preparation:
+    """A run that started from a copy of the voice, which was then removed."""
+    copy = shutil.copytree(exported, tmp_path_factory.mktemp("copy") / "copy")
+    preparation = prepared("resumed", copy)
+    shutil.rmtree(copy)
+    Preparation(start("resumed"), base_model=str(copy))  # its notebook, run again
+    return preparation
+
+
+def test_training_continues_from_the_voice(base, exported, started):
+    """The same recordings: the first step's loss is near the last of the voice, not of chance."""
+    preparation, run = started, start("resumed")
+    assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
+    lines = [str(result) for result in preparation.results]
+    assert any("text ids stay, 0 new ones" in line for line in lines)
+    assert any("the one of before, with these settings, is used again" in line for line in lines)
+    settings = run.section("train")
+    assert settings["guided_attention_weight"] == 0, "it has heads that follow the text"
+    rates = [settings[name] for name in ("lr", "muon_lr", "conditioner_lr")]
+    assert rates == [0.002, 0.00667, 0.0002], "a third of the preset's"
+    cold = [row["loss"] for row in read_log(base / "train.jsonl")]
+    list(unchecked(Training(run)).run())
+    assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
+
+
+def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
+    mine = merge(FEW, {"train": {"lr": 0.004}})
+    asked = start("as I like", settings=mine)
+    Preparation(asked, str(corpus()), base_model=str(exported))
+    assert start("as I like").section("train")["lr"] == 0.004
+    lora = start("beside it", settings=merge(FEW, {"finetune": {"method": "lora"}}))
+    Preparation(lora, str(corpus()), base_model=str(exported))
+    assert start("beside it").section("train")["lr"] == 0.006
+    run = start("phonemes asked")
+    preparation = Preparation(run, str(corpus()), phonemes="am", base_model=str(exported))
+    preparation.check()
+    preparation.require_usable()
+    with pytest.raises(SpeechError, match="leave PHONEMES empty"):
+        preparation.train_tokenizer()
+
+
+def test_an_unknown_language_adds_letters_and_keeps_ids(base):
+    texts, clips = few_words()
+    words = {text: f"word {chr(97 + i)} quiz" for i, text in enumerate(dict.fromkeys(texts))}
+    names = [f"c{i}" for i in range(len(texts))]
+    table = "".join(f"{name}|{words[text]}\n" for name, text in zip(names, texts, strict=True))
+    folder = dataset(Path(base).parent / "latin", table, dict(zip(names, clips, strict=True)))
+    run = start("latin letters", settings=FEW)
+    preparation = Preparation(
+        run, str(folder), "en", max_rejected_percent=100.0, base_model=str(base)
+    )
+    preparation.check()
+    preparation.require_usable()
+    reported = preparation.train_tokenizer()
+    assert "What it could not spell: " in str(reported)
+    assert "held-out letters: Latin 100%" in str(reported)
+    assert "with new ones: " in str(reported) and "100% of the texts come back" in str(reported)
+    grown = preparation.tokenizer
+    voice = load_voice(base)
+    for row in manifest():
+        assert grown.encode(row.text) == voice.tokenizer.encode(row.text)
+    assert not grown.uncovered("word quiz")
+
+
+def test_the_run_needs_the_voice_no_longer_and_takes_no_other(started, exported, tmp_path):
+    again = Preparation(start("resumed"))
+    assert again.codec_config == started.codec_config and again.model.width == 96
+    training = Training(start("resumed"))
+    assert "It starts from the voice in" in str(training.size())
+    assert training.model.width == 96 and training.model.n_mels == 64
+
+    other = shutil.copytree(exported, tmp_path / "other")
+    (other / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(KitError, match=r"started from another voice, .*copy.* Set RUN to"):
+        Preparation(start("resumed"), base_model=str(other))
+
+
+def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exported):
+    name = "has its own"
+    run = start(name)
+    run.path(CODEC).write_bytes(b"made from scratch")
+    with pytest.raises(
+        KitError, match=r"was started from scratch, not from .* Set RUN to a new name"
+    ):
+        Preparation(run, base_model=str(exported))
+    run = start("killed")
+    Preparation(run, str(corpus()), base_model=str(exported))
+    (run.folder / START_FROM).unlink()
+    (run.folder / MODEL).write_bytes(b"half of")
+    Preparation(start("killed"), str(corpus()), base_model=str(exported))
+    assert (run.folder / START_FROM).exists() and (run.folder / MODEL).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("there", "said"), [(None, "no such folder"), ("notes.txt", "notes.txt")])
+def test_a_folder_without_a_voice_says_what_is_there(tmp_path, there, said):
+    folder = tmp_path / "nothing"
+    if there:
+        folder.mkdir()
+        (folder / there).write_text("", encoding="utf-8")
+    with pytest.raises(KitError, match=rf"there is no voice \({said}\)\. Name the folder"):
+        Preparation(start("no voice"), base_model=str(folder))
+
+
+def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported, monkeypatch):
+    name = "hf://someone/a-voice@v1"
+    with serving(exported, "someone/a-voice", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        run = start("a voice of the hub", settings=FEW)
+        folder, record = folder_of(run, name, "")
+        assert record["repository"] == "someone/a-voice"
+        assert file_digest(folder / CODEC) == file_digest(exported / CODEC)
+        listed = [path for path, _ in hub.asked if path.startswith("/api/models/")]
+        assert len(listed) == 1, "one request lists its files"
+        asked = len(hub.asked)
+        start_from_base(run, name)
+        assert len(hub.asked) == asked, "it was downloaded already"
+    assert (run.folder / MODEL).is_file()
+
+
+def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(base, tmp_path, monkeypatch):
+    folder = export_voice(load_voice(base), tmp_path, licence="CPML")
+    run = start("licensed", settings=FEW)
+    with serving(folder, "someone/tuned", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("hf://someone/tuned@v1", str(folder)):
+            with pytest.raises(KitError, match="Coqui Public Model License"):
+                start_from_base(run, name)
+        assert not any("model.safetensors" in path for path, _ in hub.asked), "no weights before"
+        start_from_base(run, "hf://someone/tuned@v1", "CPML")
+    assert inherited_licence(run) == "CPML", "what is made from this run has it, too"
+    passed_on = export_voice(load_voice(base), tmp_path / "next", licence=inherited_licence(run))
+    assert read_card(passed_on).licence == "CPML" and load_export(passed_on).speakers
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_release(tmp_path_factory.mktemp("release"))
+
+
+def test_its_licence_must_be_accepted_and_it_learns_at_its_makers_rate(release):
+    run = start("no licence", settings=FEW)
+    for given in ("", "MIT"):
+        with pytest.raises(KitError, match=r"Coqui Public Model License: .*_license=\"CPML\""):
+            Preparation(run, str(corpus()), base_model=str(release), accept_license=given)
+    assert not (run.folder / MODEL).exists()
+    run = start("its rate", settings={"train": {"weight_decay": 0.5}})
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    train = start("its rate").section("train")
+    assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
+    assert train["weight_decay"] == 0.5, "a person's word comes first"
+
+
+def test_what_a_release_needs_is_named(tmp_path):
+    folder = write_release(tmp_path / "no dvae")
+    (folder / "dvae.pth").unlink()
+    with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
+        Preparation(start("no dvae"), str(corpus()), base_model=str(folder), accept_license="CPML")
+    """In a folder, as a file and on the hub; version 2.5 is not trained."""
+    (tmp_path / "config.yaml").write_text("gpt: {}")
+    torch.save([1], tmp_path / "gpt.pth")
+    hub = "hf://IndexTeam/IndexTTS-2@1234"
+    for name in (tmp_path, tmp_path / "gpt.pth", hub):
+        with pytest.raises(KitError, match=r"is an IndexTTS2.*_license=\"bilibili\".*not 'CPML'"):
+            Preparation(start("theirs"), base_model=str(name), accept_license="CPML")
+    given = {"base_model": str(tmp_path), "accept_license": "bilibili"}
+    with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
+        Preparation(start("theirs"), str(corpus()), **given)
+    newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
+    newer |= dict.fromkeys(MARKS, torch.zeros(1))
+    torch.save(newer, tmp_path / "gpt.pth")
+    with pytest.raises(KitError, match=r"version 2\.5"):
+        Preparation(start("theirs"), str(corpus()), **given)
+    with pytest.raises(KitError, match=r"version 2\.5"):
+        Preparation(start("theirs"), base_model=hub.replace("-2@", "-2.5@"))
+    ((name, revision),) = PINNED.items()
+    assert f"{name} at revision {revision}" in RELEASES.values() and name in RELEASE
+
+
+@pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
+def test_an_indextts2_needs_its_package():
+    with pytest.raises(KitError, match="pip install indextts2-inference"):
+        SpeechGPT(GPTConfig(conformers=(16, 24, 2, 1, 2) * 2))
+
+
+def test_what_comes_from_it_stays_with_the_run(release):
+    run = start("keeps a release", settings=FEW)
+    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+    noted = run.report()["start_from"]
+    assert noted["licence"].startswith("CPML, accepted") and len(noted["tensors_sha256"]) == 64
+    model = preparation.model
+    assert (model.width, model.start_text_id, model.stop_text_id) == (96, START, STOP)
+    assert not model.text_stop_input and model.dropout == 0.1
+    again = Preparation(start("keeps a release"), base_model=str(release))
+    assert again.codec_config == preparation.codec_config, "what was accepted is not asked again"
+
+
+def test_it_learns_the_letters_and_is_trained(release):
+    run = start("from a release", settings=FEW)
+    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    message = [str(result) for result in preparation.run()]
+    assert any("[am]" in line and "41 ids stay" in line for line in message)
+    assert any("32 codes, 21.5 of them a second" in line for line in message)
+    assert isinstance(preparation.codec, XTTSCodec)
+    grown = preparation.tokenizer
+    assert (grown.start, grown.stop) == (START, STOP)
+    learned = [row.text for row in manifest() if row.split == "train"]
+    assert not grown.uncovered("".join(learned))
+    ids = json.loads((release / "vocab.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    assert {piece: grown.vocabulary.ids[piece] for piece in ids} == ids
+
+    training = Training(start("from a release"))
+    model = first_model(run, training.model, tokenizer=grown)
+    base = random_model()
+    rows = len(base.text_embedding.weight)
+    assert torch.equal(model.text_embedding.weight[:rows], base.text_embedding.weight)
+    tag = model.text_embedding.weight[grown.vocabulary.ids["[am]"]]
+    assert torch.equal(tag, base.text_embedding.weight[ids["[en]"]])
+    list(unchecked(training).run())
+    assert run.report()["train"]["steps"] == 3
+
+    voice = load_voice(run.folder, language="am")
+    greedy = GenerateConfig(temperature=0.0, retries=0)
+    said, name = learned[0], voice.speakers[0]
+    spoken = voice.speak([said], name, greedy)[0]
+    taken_away = load_export(export_voice(voice, run.path("export"), "fp32"))
+    assert voice.ids(said) == taken_away.ids(said) == grown.encode_checked(said)
+    assert torch.equal(taken_away.speak([said], name, greedy)[0].codes, spoken.codes)
+
+
+@pytest.fixture
+def hub(release, monkeypatch):
+    """The hub, which has the release at the revision that is pinned, and at another one."""
+    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"], "other") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub, runs_folder):
+    run = start("from the hub", settings=FEW)
+    with pytest.raises(KitError, match="Coqui Public Model License"):
+        Preparation(run, str(corpus()), base_model=RELEASE)
+    assert not hub.asked, "not a byte before that"
+    Preparation(run, str(corpus()), base_model=RELEASE, accept_license="CPML")
+    noted = run.report()["start_from"]["download"]
+    assert noted["revision"] == PINNED["coqui/XTTS-v2"] and noted["commit"] == COMMIT
+    assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
+    assert noted["files"]["model.pth"]["sha256"] == file_digest(release / "model.pth")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+
+    hub.asked.clear()
+    again = start("from the hub")
+    assert Preparation(again, base_model=RELEASE, accept_license="CPML").model.width == 96
+    Preparation(start("another run"), str(corpus()), base_model=RELEASE, accept_license="CPML")
+    assert not hub.asked, "it is stored once for all runs"
+    shutil.rmtree(runs_folder / "releases")
+    Preparation(again, base_model=RELEASE)  # the run has its copy
+    Preparation(again, base_model=f"{RELEASE}@other", accept_license="CPML")  # the same weights
+    with pytest.raises(KitError, match="at revision lost"):
+        Preparation(again, base_model=f"{RELEASE}@lost", accept_license="CPML")
+
+
+def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
+    monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
+    run = start("accepted before", settings=FEW)
+    Preparation(run, str(corpus()), base_model=RELEASE)
+    monkeypatch.delenv("KIT_ACCEPT_LICENSE")
+    assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
+        ("hf://some/../one", "names no repository of the hub"),
+        ("hf://some/one", "says no revision, and the files of a repository may change"),
+        ("hf://some/one@../..", "says no revision"),
+    ],
+)
+def test_a_name_on_the_hub_says_what_it_lacks(name, why):
+    with pytest.raises(KitError, match=why):
+        Preparation(start("no name"), str(corpus()), base_model=name, accept_license="CPML")
