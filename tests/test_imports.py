@@ -91,7 +91,6 @@ def test_no_cycles_rooms_are_docstrings_and_torchaudio_is_imported_in_one_place(
         names = [ast.unparse(each.targets[0]) for each in rest if isinstance(each, ast.Assign)]
         allowed = ["__version__"] if path.parent == ROOT / "kit" else []
         assert len(rest) == len(names) and names == allowed, f"{path}: a docstring only"
-    """Where it cannot be imported, that place says what to install."""
     roots = {path: {name.split(".")[0] for name in imported(path)} for path in FILES}
     assert [path.name for path, names in roots.items() if "torchaudio" in names] == ["clip.py"]
 

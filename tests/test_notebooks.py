@@ -56,7 +56,6 @@ def test_valid_without_outputs_with_unique_ids_and_a_gpu_on_colab(path):
     assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5), "ids came with format 4.5"
     ids = [cell.id for cell in notebook.cells]
     assert len(ids) == len(set(ids)), sorted({i for i in ids if ids.count(i) > 1})
-    """00_setup, too: the preset it chooses is the run's for good."""
     metadata = read(path).metadata
     assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
 
@@ -67,7 +66,6 @@ def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path)
         i for i, c in enumerate(code_cells(path)) if "parameters" in c.metadata.get("tags", [])
     ]
     assert tagged == [1]
-    """Colab reads only such lines, and writes the new value into them."""
     kinds = {str: "string", int: "integer", float: "number", dict: "raw"}
     lines = code_cells(path)[1].source.splitlines()
     lines = [line for line in lines if not line.startswith("# @markdown ")]  # a note in the form
@@ -92,7 +90,6 @@ def test_cells_are_short_and_hold_no_library_code(path):
         if len(lines) > MAX_CELL_LINES:
             long[cell.id] = len(lines)
     assert not long, f"cells over {MAX_CELL_LINES} lines; split them"
-    """What deserves a class or a real function lives in kit/."""
     for cell in code_cells(path):
         for node in ast.walk(parse(cell)):
             assert not isinstance(node, ast.ClassDef), f"class {node.name} in cell {cell.id}"

@@ -131,7 +131,6 @@ def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
     assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
-    """Letters take some 3 codes, slowly read 6; a piece of the vocabulary has up to four."""
     preset = load_preset(name)
     codes_per_letter = codec_config(preset["codec"]).frame_rate / 14
     assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter

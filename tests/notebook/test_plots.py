@@ -24,15 +24,12 @@ def size(data: bytes) -> tuple[int, int]:
         return image.size
 
 
-def test_thinning_keeps_ends_validations_and_notes():
+def test_thinning_keeps_what_matters_and_smoothing_is_the_mean_of_finite_neighbours():
     rows = [row(s) for s in range(1, 5001)]
     rows[1233]["val_loss"], rows[3332]["note"] = 2.0, "resumed"
     kept = {r["step"] for r in thin(rows, 400)}
     assert {1, 1234, 3333, 5000} <= kept
     assert len(kept) <= 404
-
-
-def test_smoothing_is_the_mean_of_finite_neighbours():
     values = np.array([1.0, 2, np.nan, 4, 5])
     np.testing.assert_allclose(smooth(values, 1), [1.5, 1.5, 3, 4.5, 4.5])
     np.testing.assert_array_equal(smooth(values, 0), values)
@@ -68,7 +65,7 @@ def test_the_curves_of_a_run_are_a_picture_whatever_the_rows(rows):
     assert size(png(run_curves(rows, live=True))) == (1001, 506)
 
 
-def test_the_curves_of_a_run_show_what_averaging_is_worth():
+def test_the_curves_of_a_run_show_averaging_memory_and_load():
     rows = [row(s, val_loss=2.0, ema_val_loss=1.5 + s, grad_norm=1.0) for s in (1, 2)]
     loss, *_, ratio = run_curves(rows).axes
     assert list(ratio.lines[0].get_ydata()) == [1.25, 1.75]
@@ -77,9 +74,6 @@ def test_the_curves_of_a_run_show_what_averaging_is_worth():
     noted = run_curves([rows[0] | {"note": "skipped"}, *rows[1:]], live=True)
     assert [text.get_text() for text in noted.axes[0].get_legend().texts][-1] == "event"
     assert len(run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 4
-
-
-def test_memory_has_two_lines_and_the_load_is_drawn_where_there_is_one():
     rows = [row(s, memory_now_bytes=2**29, load=0.5 if s % 2 else None) for s in range(1, 100)]
     assert len(run_curves([row(1)], live=True).axes) == 3
     _, memory, _, load = run_curves(rows, live=True).axes

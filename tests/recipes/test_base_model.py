@@ -63,18 +63,12 @@ def exported(base, tmp_path_factory) -> Path:
     return export_voice(load_voice(base), tmp_path_factory.mktemp("voice") / "export")
 
 
-def prepared(name: str, voice: Path | str, data: Path | None = None) -> Preparation:
-    run = start(name, settings=FEW)
-    preparation = Preparation(run, str(data or corpus()), base_model=str(voice))
-    preparation.results = list(preparation.run())
-    return preparation
-
-
 @pytest.fixture(scope="module")
 def started(exported, tmp_path_factory) -> Preparation:
     """A run that started from a copy of the voice, which was then removed."""
     copy = shutil.copytree(exported, tmp_path_factory.mktemp("copy") / "copy")
-    preparation = prepared("resumed", copy)
+    preparation = Preparation(start("resumed", settings=FEW), str(corpus()), base_model=str(copy))
+    preparation.results = list(preparation.run())
     shutil.rmtree(copy)
     Preparation(start("resumed"), base_model=str(copy))  # its notebook, run again
     return preparation
@@ -97,13 +91,10 @@ def test_training_continues_from_the_voice(base, exported, started):
 
 
 def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
-    mine = merge(FEW, {"train": {"lr": 0.004}})
-    asked = start("as I like", settings=mine)
-    Preparation(asked, str(corpus()), base_model=str(exported))
-    assert start("as I like").section("train")["lr"] == 0.004
+    asked = start("as I like", settings=merge(FEW, {"train": {"lr": 0.004}}))
+    assert start_from_base(asked, str(exported)).section("train")["lr"] == 0.004
     lora = start("beside it", settings=merge(FEW, {"finetune": {"method": "lora"}}))
-    Preparation(lora, str(corpus()), base_model=str(exported))
-    assert start("beside it").section("train")["lr"] == 0.006
+    assert start_from_base(lora, str(exported)).section("train")["lr"] == 0.006
     run = start("phonemes asked")
     preparation = Preparation(run, str(corpus()), phonemes="am", base_model=str(exported))
     preparation.check()
@@ -118,10 +109,8 @@ def test_an_unknown_language_adds_letters_and_keeps_ids(base):
     names = [f"c{i}" for i in range(len(texts))]
     table = "".join(f"{name}|{words[text]}\n" for name, text in zip(names, texts, strict=True))
     folder = dataset(Path(base).parent / "latin", table, dict(zip(names, clips, strict=True)))
-    run = start("latin letters", settings=FEW)
-    preparation = Preparation(
-        run, str(folder), "en", max_rejected_percent=100.0, base_model=str(base)
-    )
+    run = start_from_base(start("latin letters", settings=FEW), str(base))
+    preparation = Preparation(run, str(folder), "en", max_rejected_percent=100.0)
     preparation.check()
     preparation.require_usable()
     reported = preparation.train_tokenizer()
@@ -149,29 +138,34 @@ def test_the_run_needs_the_voice_no_longer_and_takes_no_other(started, exported,
 
 
 def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exported):
-    name = "has its own"
-    run = start(name)
+    run = start("has its own")
     run.path(CODEC).write_bytes(b"made from scratch")
-    with pytest.raises(
-        KitError, match=r"was started from scratch, not from .* Set RUN to a new name"
-    ):
-        Preparation(run, base_model=str(exported))
-    run = start("killed")
-    Preparation(run, str(corpus()), base_model=str(exported))
+    with pytest.raises(KitError, match=r"started from scratch, not from .* Set RUN to a new name"):
+        start_from_base(run, str(exported))
+    run = start_from_base(start("killed"), str(exported))
     (run.folder / START_FROM).unlink()
     (run.folder / MODEL).write_bytes(b"half of")
-    Preparation(start("killed"), str(corpus()), base_model=str(exported))
+    start_from_base(start("killed"), str(exported))
     assert (run.folder / START_FROM).exists() and (run.folder / MODEL).stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("there", "said"), [(None, "no such folder"), ("notes.txt", "notes.txt")])
-def test_a_folder_without_a_voice_says_what_is_there(tmp_path, there, said):
-    folder = tmp_path / "nothing"
-    if there:
-        folder.mkdir()
-        (folder / there).write_text("", encoding="utf-8")
-    with pytest.raises(KitError, match=rf"there is no voice \({said}\)\. Name the folder"):
-        Preparation(start("no voice"), base_model=str(folder))
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
+        ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
+        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
+        ("hf://some/../one", "names no repository of the hub"),
+        ("hf://some/one", "says no revision, and the files of a repository may change"),
+        ("hf://some/one@../..", "says no revision"),
+    ],
+)
+def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KitError, match=why):
+        start_from_base(start("no voice"), name, "CPML")
 
 
 def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported, monkeypatch):
@@ -214,11 +208,10 @@ def test_its_licence_must_be_accepted_and_it_learns_at_its_makers_rate(release):
     run = start("no licence", settings=FEW)
     for given in ("", "MIT"):
         with pytest.raises(KitError, match=r"Coqui Public Model License: .*_license=\"CPML\""):
-            Preparation(run, str(corpus()), base_model=str(release), accept_license=given)
+            Preparation(run, base_model=str(release), accept_license=given)
     assert not (run.folder / MODEL).exists()
     run = start("its rate", settings={"train": {"weight_decay": 0.5}})
-    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
-    train = start("its rate").section("train")
+    train = start_from_base(run, str(release), "CPML").section("train")
     assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
     assert train["weight_decay"] == 0.5, "a person's word comes first"
 
@@ -227,24 +220,21 @@ def test_what_a_release_needs_is_named(tmp_path):
     folder = write_release(tmp_path / "no dvae")
     (folder / "dvae.pth").unlink()
     with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
-        Preparation(start("no dvae"), str(corpus()), base_model=str(folder), accept_license="CPML")
-    """In a folder, as a file and on the hub; version 2.5 is not trained."""
+        start_from_base(start("no dvae"), str(folder), "CPML")
     (tmp_path / "config.yaml").write_text("gpt: {}")
     torch.save([1], tmp_path / "gpt.pth")
     hub = "hf://IndexTeam/IndexTTS-2@1234"
     for name in (tmp_path, tmp_path / "gpt.pth", hub):
         with pytest.raises(KitError, match=r"is an IndexTTS2.*_license=\"bilibili\".*not 'CPML'"):
-            Preparation(start("theirs"), base_model=str(name), accept_license="CPML")
-    given = {"base_model": str(tmp_path), "accept_license": "bilibili"}
+            start_from_base(start("theirs"), str(name), "CPML")
     with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
-        Preparation(start("theirs"), str(corpus()), **given)
+        start_from_base(start("theirs"), str(tmp_path), "bilibili")
     newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
     newer |= dict.fromkeys(MARKS, torch.zeros(1))
     torch.save(newer, tmp_path / "gpt.pth")
-    with pytest.raises(KitError, match=r"version 2\.5"):
-        Preparation(start("theirs"), str(corpus()), **given)
-    with pytest.raises(KitError, match=r"version 2\.5"):
-        Preparation(start("theirs"), base_model=hub.replace("-2@", "-2.5@"))
+    for name in (str(tmp_path), hub.replace("-2@", "-2.5@")):
+        with pytest.raises(KitError, match=r"version 2\.5"):
+            start_from_base(start("theirs"), name, "bilibili")
     ((name, revision),) = PINNED.items()
     assert f"{name} at revision {revision}" in RELEASES.values() and name in RELEASE
 
@@ -255,8 +245,8 @@ def test_an_indextts2_needs_its_package():
         SpeechGPT(GPTConfig(conformers=(16, 24, 2, 1, 2) * 2))
 
 
-def test_what_comes_from_it_stays_with_the_run(release):
-    run = start("keeps a release", settings=FEW)
+def test_it_stays_with_the_run_learns_the_letters_and_is_trained(release):
+    run = start("from a release", settings=FEW)
     preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
     noted = run.report()["start_from"]
@@ -264,13 +254,8 @@ def test_what_comes_from_it_stays_with_the_run(release):
     model = preparation.model
     assert (model.width, model.start_text_id, model.stop_text_id) == (96, START, STOP)
     assert not model.text_stop_input and model.dropout == 0.1
-    again = Preparation(start("keeps a release"), base_model=str(release))
+    again = Preparation(start("from a release"), base_model=str(release))
     assert again.codec_config == preparation.codec_config, "what was accepted is not asked again"
-
-
-def test_it_learns_the_letters_and_is_trained(release):
-    run = start("from a release", settings=FEW)
-    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     message = [str(result) for result in preparation.run()]
     assert any("[am]" in line and "41 ids stay" in line for line in message)
     assert any("32 codes, 21.5 of them a second" in line for line in message)
@@ -309,12 +294,12 @@ def hub(release, monkeypatch):
         yield server
 
 
-def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub, runs_folder):
+def test_it_is_fetched_once_its_licence_is_accepted(release, hub, runs_folder, monkeypatch):
     run = start("from the hub", settings=FEW)
     with pytest.raises(KitError, match="Coqui Public Model License"):
-        Preparation(run, str(corpus()), base_model=RELEASE)
+        start_from_base(run, RELEASE)
     assert not hub.asked, "not a byte before that"
-    Preparation(run, str(corpus()), base_model=RELEASE, accept_license="CPML")
+    start_from_base(run, RELEASE, "CPML")
     noted = run.report()["start_from"]["download"]
     assert noted["revision"] == PINNED["coqui/XTTS-v2"] and noted["commit"] == COMMIT
     assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
@@ -323,33 +308,14 @@ def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub
 
     hub.asked.clear()
     again = start("from the hub")
-    assert Preparation(again, base_model=RELEASE, accept_license="CPML").model.width == 96
-    Preparation(start("another run"), str(corpus()), base_model=RELEASE, accept_license="CPML")
+    assert start_from_base(again, RELEASE, "CPML").section("model")["width"] == 96
+    start_from_base(start("another run"), RELEASE, "CPML")
     assert not hub.asked, "it is stored once for all runs"
     shutil.rmtree(runs_folder / "releases")
-    Preparation(again, base_model=RELEASE)  # the run has its copy
-    Preparation(again, base_model=f"{RELEASE}@other", accept_license="CPML")  # the same weights
+    start_from_base(again, RELEASE)  # the run has its copy
+    start_from_base(again, f"{RELEASE}@other", "CPML")  # the same weights
     with pytest.raises(KitError, match="at revision lost"):
-        Preparation(again, base_model=f"{RELEASE}@lost", accept_license="CPML")
-
-
-def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
+        start_from_base(again, f"{RELEASE}@lost", "CPML")
     monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
-    run = start("accepted before", settings=FEW)
-    Preparation(run, str(corpus()), base_model=RELEASE)
-    monkeypatch.delenv("KIT_ACCEPT_LICENSE")
+    run = start_from_base(start("accepted before", settings=FEW), RELEASE)
     assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
-        ("hf://some/../one", "names no repository of the hub"),
-        ("hf://some/one", "says no revision, and the files of a repository may change"),
-        ("hf://some/one@../..", "says no revision"),
-    ],
-)
-def test_a_name_on_the_hub_says_what_it_lacks(name, why):
-    with pytest.raises(KitError, match=why):
-        Preparation(start("no name"), str(corpus()), base_model=name, accept_license="CPML")

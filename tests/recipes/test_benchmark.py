@@ -51,7 +51,15 @@ def calls(monkeypatch) -> list:
     return made
 
 
-def test_what_pays_is_written_for_training_and_recorded(run, calls):
+def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
+    assert measured_effects(run) == {}
+    list(Benchmark(run).run())
+    effects = measured_effects(run)
+    assert effects["fused_adamw"] == "2.00x, +0.0 MiB here"
+    assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
+    assert "compile" not in effects, "tiny leaves it out"
+    elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
+    assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
     found = list(Benchmark(run).run())
     assert all(str(result) and result._repr_html_() for result in found)
     kept = load_choice(run.path("speed.yaml"))
@@ -61,17 +69,6 @@ def test_what_pays_is_written_for_training_and_recorded(run, calls):
     assert recorded["preset"]["chosen"] == ["fused_adamw"]
     assert recorded["preset"]["goal"] == "speed"
     assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
-
-
-def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
-    assert measured_effects(run) == {}
-    list(Benchmark(run).run())
-    effects = measured_effects(run)
-    assert effects["fused_adamw"] == "2.00x, +0.0 MiB here"
-    assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
-    assert "compile" not in effects, "tiny leaves it out"
-    elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
-    assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
 
 
 def test_the_minutes_are_known_before_it_begins(run, calls):
@@ -145,11 +142,16 @@ def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
     return found
 
 
-def test_a_step_that_fits_has_its_figures_and_nothing_is_written(preset, tmp_path):
+def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
     text = "\n".join(map(str, check(preset)))
     assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
     assert "It fits" in text
     assert not (tmp_path / "runs").exists()
+    work_fraction = {"max_memory_fraction": 1.0}
+    small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
+    sections = preset.preset | {"memory": work_fraction}
+    with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
+        list(check(dataclasses.replace(preset, hw=small, preset=sections)))
 
 
 def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, processes):
@@ -159,14 +161,6 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
     assert code == 3 and "It does not fit" in err and len(err.splitlines()) == 1
     code, _, err = terminal.run("check", "--set", "train.steeps=1")
     assert (code == 2 and "train.steps" in err) or "steeps" in err
-
-
-def test_the_change_that_would_fit_is_named(preset):
-    work_fraction = {"max_memory_fraction": 1.0}
-    small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
-    sections = preset.preset | {"memory": work_fraction}
-    with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
-        list(check(dataclasses.replace(preset, hw=small, preset=sections)))
 
 
 def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_path, monkeypatch):
@@ -204,14 +198,11 @@ def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_
     assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 2
 
 
-def test_a_target_out_of_reach_is_a_sentence_and_nothing_is_written(preset, tmp_path, monkeypatch):
+def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monkeypatch):
     short = tuning(preset, tmp_path / "mine.yaml", monkeypatch, target="step<1ms")
     with pytest.raises(KitError, match=r"step<1ms.*micro_batch 8 -> 1"):
         list(short.run())
     assert not (tmp_path / "mine.yaml").exists()
-
-
-def test_a_path_that_is_no_new_preset_is_refused(preset):
     for path in ("mine", str(CONFIGS / "tiny.yaml")):
         with pytest.raises(KitError, match=r"\.yaml"):
             Tuning(preset, path)

@@ -240,7 +240,7 @@ def test_without_a_release_there_is_no_codec_of_xtts():
         preparation.train_codec()
 
 
-def test_without_weights_it_is_a_file_all_the_same(tmp_path):
+def test_a_kind_is_chosen_by_name_saved_without_weights_and_must_be_complete(tmp_path):
     codec = ToneCodec(ToneConfig(tones=4))
     save_codec(codec, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
@@ -253,17 +253,12 @@ def test_without_weights_it_is_a_file_all_the_same(tmp_path):
     pieces = [stream.push(part) for part in codes[0].split(7)]
     assert torch.equal(torch.cat([*pieces, stream.finish()]), codec.decode(codes[0][None])[0])
 
-
-def test_a_codec_that_lacks_what_the_contract_asks_cannot_be_made():
     class Deaf(nn.Module, Codec):
         def decode(self, codes, first=0):
             return codes
 
     with pytest.raises(TypeError, match="encode"):
         Deaf()
-
-
-def test_a_kind_is_chosen_by_name_and_settings_of_another_do_not_follow():
     demo = load_preset("cpu")
     assert codec_config(demo["codec"]).kind == "mel"
     assert codec_config({}) == MelCodecConfig()  # presets and files that name none

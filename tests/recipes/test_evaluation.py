@@ -147,14 +147,12 @@ def batches(monkeypatch) -> list[int]:
     return asked
 
 
-def test_what_was_spoken_is_not_spoken_again(evaluated, run, batches):
+def test_only_other_weights_or_settings_are_spoken_again(evaluated, run, batches):
     before = run.report()["eval"]
     results = list(Evaluation(run).run())
     assert len(results) == STEPS and run.report()["eval"] == before
     assert batches == [1, 1]  # the sentence to play
-
-
-def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
+    del batches[:]
     warm = merge(run.preset, {"generate": {"temperature": 0.9}})
     assert Evaluation(dataclasses.replace(run, preset=warm)).data.by_weights
     assert batches == [SAYABLE] * 2

@@ -55,15 +55,12 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
     return tune, found
 
 
-def test_its_licence_must_be_accepted_before_anything_else(hub, monkeypatch):
+def test_a_release_is_fetched_once_and_only_under_its_licence(hub, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     before = len(hub.asked)
     with pytest.raises(KitError, match="Coqui Public Model License"):
         FineTune(start("not accepted"), str(corpus()))
     assert len(hub.asked) == before
-
-
-def test_a_release_that_another_process_fetches_is_waited_for(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     hub.asked.clear()
     folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"

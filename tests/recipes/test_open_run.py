@@ -91,7 +91,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
         start("any")
 
 
-def test_checkpoints_are_fetched_only_when_needed(machine):
+def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
     machine("a")
     run = start("my-voice")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
@@ -101,9 +101,6 @@ def test_checkpoints_are_fetched_only_when_needed(machine):
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-
-
-def test_the_code_cache_comes_as_far_as_this_run_needs_it(machine):
     trained_codec()
     index, codec = code_index(), world() / "codec.safetensors"
     runs = machine("a")
@@ -267,6 +264,8 @@ def test_for_anything_else_the_message_says_how_to_write_it(word):
         ("infer.rows=many", "infer.rows must be int, got 'many'"),
         ("infer.formats=[fp8]", "infer.formats = ('fp8',): must be of fp32, bf16"),
         ("codec.steps=-1", "codec.steps = -1"),
+        ("finetune.method=adapters", "finetune.method = 'adapters': choose full"),
+        ("lora.targets=[attn]", "choose some of attn.c_attn"),
         ("memory.max_memory_fraction=most", "memory.max_memory_fraction must be like"),
     ],
 )

@@ -14,16 +14,19 @@ from kit.recipes.setup import Setup
 from kit.recipes.start import start
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+
+
+@pytest.fixture
+def run():
     return start("mine", "tiny", "balanced")
 
 
 def test_notebooks_and_commands_let_cudas_memory_grow_in_place(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("kit.recipes.open_run.allow_expandable_segments", lambda: calls.append(1))
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     start("mine", "tiny", "balanced")
     assert calls
     calls = []
@@ -95,14 +98,12 @@ def test_matmuls_advice_and_time_name_their_values(run):
     rows, inner, columns = PRODUCT["cpu"]
     (picture,) = Setup(run).products().pictures
     assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
-    """On a terminal the line is all there is: a name alone read like advice to switch it on."""
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
 
 
 def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monkeypatch):
     """As a CPU whose half precision was emulated: 5.8 s a step, five hours for the whole preset."""
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 5.8)
     setup = Setup(start("slow", "cpu"))
     message = str(setup.time())
@@ -112,11 +113,9 @@ def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monk
 
 
 def test_a_persons_recordings_take_longer_and_a_run_may_have_no_use(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
     message = str(Setup(start("own", "cpu")).time())
     assert "recordings of your own, training gets 20 minutes" in message
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     setup = Setup(start("other", "tiny"))
     assert str(setup.use()) == "use: none, the preset as it is"
     assert setup.active.report()["setup"]["use"] == "none"

@@ -185,7 +185,9 @@ def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
         speaking.compare("int9")
 
 
-def test_the_export_is_downloaded_as_a_file_that_unpacks(report, speaking, tmp_path, monkeypatch):
+def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
+    report, speaking, tmp_path, monkeypatch
+):
     folder = speaking.active_run.folder
     monkeypatch.chdir(folder.parent)
     offered = speaking.download()
@@ -201,9 +203,6 @@ def test_the_export_is_downloaded_as_a_file_that_unpacks(report, speaking, tmp_p
     speaking.download()
     assert path.stat().st_mtime_ns > written_ns
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monkeypatch):
     shown = []
     sent = []
     files = SimpleNamespace(download=sent.append)

@@ -99,7 +99,9 @@ def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(voice, texts, tmp
     assert len(spoken) == 5, "another speaker says all"
 
 
-def test_what_an_interrupt_left_is_kept(voice, texts, tmp_path, monkeypatch):
+def test_what_an_interrupt_left_is_kept_and_errors_come_before_any_work(
+    voice, texts, tmp_path, monkeypatch
+):
     monkeypatch.setattr("kit.recipes.speak_file.BATCH", 1)
     sentences = {f"s{i}": text for i, text in enumerate(texts)}
     speak_batch = Voice.speak
@@ -116,9 +118,6 @@ def test_what_an_interrupt_left_is_kept(voice, texts, tmp_path, monkeypatch):
         speak_lines(voice, sentences, tmp_path, SHORT)
     assert len(index(tmp_path)) == 2
     assert speak_lines(voice, sentences, tmp_path, SHORT).figures["spoken_now"] == 3
-
-
-def test_what_cannot_be_said_is_named_before_any_work(voice, texts, tmp_path):
     sentences = {"good": texts[0], "bad": "ж" * 5}
     with pytest.raises(SpeechError, match=r"1 of 2.*\nbad: "):
         speak_lines(voice, sentences, tmp_path / "out", SHORT)

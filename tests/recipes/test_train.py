@@ -148,7 +148,9 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
-def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
+def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
+    tmp_path, capsys, monkeypatch
+):
     results = list(Training(active(tmp_path)).run())
     lines = [str(result) for result in results]
     assert all(isinstance(result, Result) for result in results)
@@ -179,18 +181,13 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert message in str(next(Training(asked).run())) and message in str(Training(asked).size())
     assert "keeps them" not in str(Training(asked, max_steps=9).size())
 
-
-def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
-    def recorded() -> dict:
-        return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
-
     references = tmp_path / "references.safetensors"
-    list(unchecked(Training(active(tmp_path))).run())
-    assert recorded() is None, "six steps teach no head to follow"
+    assert train["alignment_head"] is None, "six steps teach no head to follow the text"
     assert load_references(references).habits.head is None
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
     list(Training(active(tmp_path)).run())
-    assert AlignmentHead(**recorded()) == load_references(references).habits.head
+    head = json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
+    assert AlignmentHead(**head) == load_references(references).habits.head
 
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
@@ -399,21 +396,14 @@ def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
     assert str(asked.in_time()).startswith("Training: 500 steps of")
 
 
-def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monkeypatch):
-    """One step of a log has no step before it, so it shows no time."""
-    row = {"step": 1, "steps": 6, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
-    times = {"step_s": 0.5, "unix_s": 1.0, "wall_s": None, "memory_bytes": 2**20}
-    judged = {"val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
-    run = active(tmp_path)
-    run.path("train.jsonl").write_text(json.dumps(row | times | judged) + "\n", encoding="utf-8")
-    assert str(untried(Training(run)).in_time()).startswith("Training: 6 steps of")
-
-
 def test_a_started_run_is_planned_by_its_own_log(tmp_path):
     row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
     row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
+    first = rows[0] | {"wall_s": None}  # stopped at its first step, a run has no time of one
+    run.path("train.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    assert str(untried(Training(run)).in_time()).startswith("Training: 2,000 steps of")
     text = "".join(json.dumps(row) + "\n" for row in rows)
     run.path("train.jsonl").write_text(text, encoding="utf-8")
     found = untried(Training(run)).in_time()
@@ -437,28 +427,24 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     assert "Fused attention (SDPA)" in training.switches().figures
 
 
-def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path):
-    training = unchecked(Training(active(tmp_path)))
-    (tmp_path / "attention").mkdir(exist_ok=True)
-    (tmp_path / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
+def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
+    steps = {"train": {"max_steps": 8, "eval_steps": 2}}
+    folder = tmp_path / "evaluated"
+    training = unchecked(Training(active(folder, **steps)))
+    (folder / "attention").mkdir()
+    (folder / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
     list(training.run())
-    kept = load_attention_maps(tmp_path / "attention")
+    kept = load_attention_maps(folder / "attention")
     row = training.data.middle_row()
     texts = int((row.tokens < training.model.text_vocab).sum())
-    assert list(kept) == [1, 3, 6]
+    assert list(kept) == [1, 2, 4, 6, 8]
     assert {grid.shape for grid in kept.values()} == {(row.tokens.shape[1] - texts, texts)}
     assert all(grid.min() >= 0 and grid.sum(-1).max() <= 1.01 for grid in kept.values())
     assert training.trained().config == training.model
-
-
-def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path):
-    steps = {"train": {"max_steps": 8, "eval_steps": 2}}
-    training = unchecked(Training(active(tmp_path / "evaluated", **steps)))
-    list(training.run())
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
-    assert SamplePlayers(tmp_path / "evaluated" / SPOKEN, "a text")().count("<audio") == 3
+    assert SamplePlayers(folder / SPOKEN, "a text")().count("<audio") == 3
     deaf = unchecked(Training(active(tmp_path / "deaf", **steps)))
     deaf.listeners = lambda: ()
     list(deaf.run())

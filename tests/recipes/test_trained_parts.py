@@ -7,16 +7,13 @@ import torch
 from helpers import corpus, manifest, unchecked
 from released_xtts import write_release
 
-from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
-from kit.model.lora import LoRAConfig
 from kit.model.weights import load_adapters, load_model
 from kit.recipes.active_run import MODEL
 from kit.recipes.benchmark import Benchmark
-from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -125,32 +122,7 @@ def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
 
 
 def test_a_run_from_scratch_has_nothing_to_keep():
-    few = {"train": FEW, "codec": {"steps": 2}, "recognizer": DEAF}
-    run = start("from scratch", settings=few)
-    list(Preparation(run, str(corpus())).run())
     for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
         run = start("from scratch", settings={"finetune": asked})
         with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL in 01_data_prep"):
             Training(run)
-
-
-def test_the_command_line_has_words_for_them():
-    words = ["finetune.method=lora", "lora.rank=8", "lora.targets=[attn.c_attn, mlp.c_fc]"]
-    asked = parse_settings(words)
-    check_settings(asked, load_preset("tiny"))
-    assert build(LoRAConfig, asked["lora"]).targets == ("attn.c_attn", "mlp.c_fc")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"finetune": {"method": "adapters"}}, "finetune.method = 'adapters': choose full"),
-        ({"lora": {"rank": 0}}, "lora.rank = 0: must lie in 1"),
-        ({"lora": {"targets": ["attn"]}}, "choose some of attn.c_attn"),
-        ({"lora": {"ranks": 3}}, "lora has no setting `ranks`.*rank"),
-        ({"finetune": {"method": True}}, "finetune.method must be str"),
-    ],
-)
-def test_settings_that_cannot_be_are_reported(settings, said):
-    with pytest.raises(KitError, match=said):
-        start("cannot be", settings=settings)

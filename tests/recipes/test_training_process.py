@@ -65,7 +65,6 @@ def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeyp
     assert gpus_offered(run) == 3, "as the last time"
     monkeypatch.setenv("KIT_RANKS", "2")
     assert gpus_offered(run) == 2, "no more than there are"
-    """Its process has the memory by now that a trial of this one would want besides."""
     training = Training(active(tmp_path))
     monkeypatch.setattr(TrainingProcess, "running", True)
     monkeypatch.setattr(training_plan, "in_process", None)
