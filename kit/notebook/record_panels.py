@@ -50,7 +50,7 @@ class RecorderPanel(Panel):
         self.sent = widgets.Textarea(layout={"display": "none"})
         self.sent.add_class(f"kit-sent-{self.id}")
         self.buttons = {
-            "Keep": button("Keep", "check", "", "Save this recording in spite of what is said"),
+            "Keep": button("Keep", "check", "", "Save this recording despite the warning"),
             "Back": button("Back", "backward", "", "The sentence before, to record it again"),
             "Skip": button("Skip", "forward", "", "The next sentence, without recording this one"),
         }

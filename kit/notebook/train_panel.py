@@ -37,8 +37,8 @@ class TrainPanel:
     is wrong with them. A training that already runs is followed; with `resumable` (there is an
     unfinished checkpoint) it starts at once, else after `countdown_s`, unless that is None.
     `plan(values)` says what memory and time they take and whether the memory is there, or raises
-    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()` says
-    what the newest profile found; `diagnose(rows)` what makes steps slow; `session_hours` is the
+    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()`
+    describes the newest profile, `diagnose(rows)` what makes steps slow; `session_hours` is the
     limit that the time left is compared with.
     """
 
@@ -285,7 +285,7 @@ class TrainPanel:
             self._show_plan()
 
     def _show_plan(self) -> None:
-        """Say what the settings as they are would take, or what is wrong with them."""
+        """Show what the settings as they are would take, or what is wrong with them."""
         try:
             values = self.view.values()
             words, fits = self.plan(values)

@@ -167,7 +167,7 @@ class View:
         self._enable()
 
     def count_down(self, left_s: float) -> None:
-        """Say that training starts by itself in `left_s` seconds, and how to stop that."""
+        """Announce that training starts in `left_s` seconds, and how to stop that."""
         self.start.description = "Start now"
         self.stop.description = "Wait"
         self.stop.disabled = False

@@ -377,7 +377,7 @@ class Tuning:
         key = digest(dataclasses.asdict(self.task), versions(), STEP_INCLUDES)
         folder = run.folder / "bench" if run.name else run.folder
         self.results = folder / f"tune-{key}.jsonl"
-        self.found = read_results(self.results)
+        self.earlier = read_results(self.results)
         self.tried: list[Tried] = []
         self.best: Tried | None = None
         self.searching = True  # within its share of the minutes
@@ -418,9 +418,9 @@ class Tuning:
             "micro_batch": work.data.micro_batch,
             "steps_asked": steps,
         }
-        for result in self.found if self.searching else []:
+        for result in self.earlier if self.searching else []:
             if asked.items() <= result.items():
-                self.found.remove(result)
+                self.earlier.remove(result)
                 return result
         took_s = int(time.monotonic() - self.started_s)
         limit_s = 60 * self.config.tune_minutes - took_s
@@ -464,8 +464,8 @@ class Tuning:
             return Result(line="None of them is better than the settings as they were.")
         steps = self.config.steps
         works = (self.start, self.best.work)
-        found = [[self.measure(work, steps) for work in works] for _ in range(PAIRS)]
-        figures = [fastest(turns) for turns in zip(*found)]
+        turns = [[self.measure(work, steps) for work in works] for _ in range(PAIRS)]
+        figures = [fastest(each) for each in zip(*turns)]
         start, best = (judge(w, steps, f, figures[0], self.target) for w, f in zip(works, figures))
         times = start.step_s / best.step_s
         self.before_s = start.step_s

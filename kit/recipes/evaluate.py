@@ -591,7 +591,7 @@ def suggested_fix(run: Run) -> str:
 
 
 def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
-    grid = [("", "asked of a voice", "found", "wanted")]
+    grid = [("", "check", "measured", "wanted")]
     for check in checks:
         grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
     return grid

@@ -69,7 +69,7 @@ class Checklist:
             "after": [self.trained(), *self.voice()],
         }
         finished = self.report.get("train", {}).get("finished", False)
-        grid = [("", "training", "checked", "found", "wanted", "what to do")]
+        grid = [("", "training", "checked", "measured", "wanted", "what to do")]
         counted = []
         for when, own in checks.items():
             is_past = when == "during" and finished
@@ -93,9 +93,9 @@ class Checklist:
 
         def rejected() -> tuple[str, str]:
             data = self.report["data"]
-            found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+            measured = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
             passed = data["refused_percent"] <= most
-            return found, "" if passed else "ledger.jsonl names each row and its fix"
+            return measured, "" if passed else "ledger.jsonl names each row and its fix"
 
         return [
             self.check("enough recordings", hours, "prepare", self.recordings),
@@ -107,26 +107,29 @@ class Checklist:
         ]
 
     def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: what was found, and what to do ("": it passes).
+        """Check by `measure()`: the figures, and what to do ("": it passes).
 
         If it asks for a figure that is not in the report, `command` is what records it.
         """
         try:
-            found, problem = measure()
+            measured, problem = measure()
         except KeyError:
-            found, problem = "not yet", self.command(command)
-        return Check(what=what, found=found, wanted=wanted, problem=problem)
+            measured, problem = "not yet", self.command(command)
+        return Check(what=what, found=measured, wanted=wanted, problem=problem)
 
     def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
-        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
-        return found, too_few_hours(self.active_run, data["hours"])
+        measured = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        return measured, too_few_hours(self.active_run, data["hours"])
 
     def tokens(self) -> tuple[str, str]:
         text = self.report["text"]
-        found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        measured = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
         passed = text["byte_rate"] == 0 and text["round_trip"] == 1
-        return found, "" if passed else "look for stray letters in the texts (`uncovered` in text)"
+        return (
+            measured,
+            "" if passed else "look for stray letters in the texts (`uncovered` in text)",
+        )
 
     def alignment(self) -> tuple[str, str]:
         note = self.report["data"]["alignment"]
@@ -142,17 +145,17 @@ class Checklist:
     def memory(self) -> tuple[str, str]:
         sizes = self.report["train"]["longest_step_bytes"]
         needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
-        found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
+        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         fix = "take --use low_memory, or the preset of a smaller tier"
-        return found, "" if needed <= sizes["limit"] else fix
+        return measured, "" if needed <= sizes["limit"] else fix
 
     def trained(self) -> Check:
         train = self.report.get("train", {})
-        found, problem = "not yet", self.command("train")
+        measured, problem = "not yet", self.command("train")
         if "steps" in train:
-            found = f"{train['steps']:,} steps"
+            measured = f"{train['steps']:,} steps"
             problem = "" if train.get("finished") else f"{problem} resumes where it stopped"
-        return Check("training is finished", found, "to its end", problem)
+        return Check("training is finished", measured, "to its end", problem)
 
     def voice(self) -> list[Check]:
         """The gate's checks of the figures that evaluation has recorded."""

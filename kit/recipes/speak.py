@@ -145,9 +145,9 @@ class Speaking:
         result = spoken_result(self.voice, speech, self.sampling)
         grid = []
         if len(speech.parts) > 1:
-            grid.append(("said in one go", "text ids"))
+            grid.append(("spoken in one go", "text ids"))
             grid += [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
-        waves = {"What was said": speech.wave}
+        waves = {"speech": speech.wave}
         picture = mel_picture(waves, self.rate_hz, self.voice.front_end)
         return dataclasses.replace(result, pictures=[picture], grid=grid)
 

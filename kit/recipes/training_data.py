@@ -69,7 +69,7 @@ class TrainingData:
             self._add_rehearsal()
 
     def _add_rehearsal(self) -> None:
-        """Read along what the voice that the run began with has said; positions for it, too."""
+        """Add the rows that the base voice has spoken, and positions for them."""
         spoken = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
         path = self.run.path("tokenizer.model")
         tokenizers = {row.language: load_tokenizer(path, row.language) for row in spoken}

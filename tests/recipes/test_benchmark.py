@@ -214,8 +214,8 @@ def test_real_trials_are_kept_and_stay_within_their_time(preset, tmp_path):
     list(first.run())
     assert load_preset(str(tmp_path / "mine.yaml"))["model"]["layers"] == 2
     again = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
-    left = again.found[0]
-    assert again.measure(again.start, left["steps_asked"]) == left and left not in again.found
+    left = again.earlier[0]
+    assert again.measure(again.start, left["steps_asked"]) == left and left not in again.earlier
     again.best = first.best
     again.started_s -= 60
     with pytest.raises(TimeoutError):
