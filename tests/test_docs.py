@@ -1,12 +1,13 @@
-"""README and docs do as they say, and what they name or point to is there."""
+"""README, docs, notebooks and messages do as they say, and what they name is there."""
 
 import ast
-import json
+import functools
 import math
 import re
 import shlex
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from clips import TEXT
@@ -62,10 +63,10 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
-def sources(notebook: Path, kind: str) -> str:
-    """The cells of one kind, `code` or `markdown`."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind)
+def cells(path: Path, kind: str) -> list[str]:
+    """A notebook's cells of one kind, `code` or `markdown`."""
+    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    return [cell.source for cell in book.cells if cell.cell_type == kind]
 
 
 def blocks(heading: str, kind: str = "python") -> list[str]:
@@ -175,11 +176,11 @@ def test_the_schedule_can_be_chosen_and_the_preset_is_one(monkeypatch, tmp_path)
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_every_setting_and_parameter_that_a_notebook_names_is_one(path):
-    prose = sources(path, "markdown")
+    prose = "\n".join(cells(path, "markdown"))
     for settings in map(ast.literal_eval, re.findall(r'`(\{"\w+": \{.*?\}\})`', prose)):
         check_settings(settings, load_preset("tiny"))
         assert rename_settings(settings) == settings  # no former names
-    code = "\n".join(sources(each, "code") for each in NOTEBOOKS)
+    code = "\n".join(source for each in NOTEBOOKS for source in cells(each, "code"))
     assert {*re.findall(r"`([A-Z_]{4,})`", prose)} <= {*re.findall(r"\b[A-Z_]{4,}\b", code)}
 
 
@@ -212,3 +213,71 @@ def test_every_path_and_command_that_is_named_is_there(page):
         options = parser().parse_args(shlex.split(words.split(" | ")[0]))
         known = {} if "one_minus_sqrt" in words else parse_settings(options.set)
         check_settings(known, load_preset("tiny"))
+
+
+# Messages.
+
+SOURCES = sorted((ROOT / "kit").rglob("*.py"))
+QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `seed`, `save_steps: 1`, `RUN`
+
+
+def parse_cell(source: str) -> ast.Module:
+    """A code cell as a tree, without its %magic and !shell lines."""
+    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
+
+
+@functools.cache
+def trees() -> list[ast.Module]:
+    own = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
+    return own + [parse_cell(source) for path in NOTEBOOKS for source in cells(path, "code")]
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """The ids of a module's docstrings: they speak to readers of the code."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, owners)]
+    return {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+
+
+@functools.cache
+def messages() -> list[str]:
+    """Every string of the kit that is no docstring, every string and every word of a notebook."""
+    found = []
+    for tree in trees():
+        left_out = docstrings(tree)
+        for node in ast.walk(tree):
+            whole = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if whole and id(node) not in left_out:
+                found.append(node.value)
+    return found + [source for path in NOTEBOOKS for source in cells(path, "markdown")]
+
+
+def identifiers() -> set[str]:
+    """Every name, and every word that is a value, of the kit, the notebooks and the presets."""
+    fields = ("id", "arg", "attr", "name")
+    nodes = [node for tree in trees() for node in ast.walk(tree)]
+    names = {getattr(node, field, None) for node in nodes for field in fields}
+    names |= {getattr(node, "value", None) for node in nodes if isinstance(node, ast.Constant)}
+    for path in (ROOT / "configs").glob("**/*.yaml"):
+        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+        inner = [key for values in sections.values() if isinstance(values, dict) for key in values]
+        names |= {str(key) for key in [*sections, *inner]}
+        names.add(path.stem)
+    return {name for name in names if isinstance(name, str)} | {path.stem for path in SOURCES}
+
+
+def test_every_setting_a_message_names_is_there():
+    known = identifiers()
+    missing = {name: m for m in messages() for name in QUOTED.findall(m) if name not in known}
+    assert not missing
+
+
+def test_every_notebook_and_make_target_that_is_named_is_there():
+    presets = (ROOT / "configs").glob("**/*.yaml")
+    texts = [*messages(), *(path.read_text(encoding="utf-8") for path in presets)]
+    named = {name for text in texts for name in re.findall(r"\b0\d_[a-z][a-z_]+", text)}
+    assert named <= {path.stem for path in NOTEBOOKS}
+    texts = [*messages(), (ROOT / "README.md").read_text(encoding="utf-8")]
+    named = {name for text in texts for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -86,9 +86,8 @@ def test_the_supported_pythons_are_the_same_everywhere():
     text = (ROOT / "environment.yml").read_text(encoding="utf-8")
     python = next(e for e in yaml.safe_load(text)["dependencies"] if e.startswith("python="))
     assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
-    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert PROJECT["requires-python"] == ">=3.11"
-    assert whole["tool"]["ruff"]["target-version"] == "py311"
+    assert WHOLE["tool"]["ruff"]["target-version"] == "py311"
     assert "(3, 11) <= v <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
 
