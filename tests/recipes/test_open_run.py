@@ -92,6 +92,8 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
 
 
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
+    trained_codec()
+    index, codec = code_index(), world() / "codec.safetensors"
     machine("a")
     run = start("my-voice")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
@@ -101,8 +103,6 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-    trained_codec()
-    index, codec = code_index(), world() / "codec.safetensors"
     runs = machine("a")
     run = start("my-voice")
     shutil.copytree(index.parent, runs / "codes")
@@ -228,7 +228,7 @@ def test_outside_colab_it_does_nothing(machine, monkeypatch):
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     return tmp_path
@@ -292,7 +292,7 @@ def test_every_section_of_every_preset_can_be_set(preset):
     check_settings({name: values for name, values in sections.items() if values}, sections)
 
 
-def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown():
+def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(runs):
     start("mine", "tiny", "quality", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
     later = start("mine", settings=parse_settings(["train.lr=2e-4"]))
     assert later.section("train")["lr"] == 2e-4 and later.section("speed")["ema"] is False
