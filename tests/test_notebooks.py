@@ -48,19 +48,6 @@ def is_magic(line: str) -> bool:
 
 
 @each
-def test_valid_without_outputs_with_unique_ids_and_a_gpu_on_colab(path):
-    nbformat.validate(read(path))
-    ran = [c.id for c in code_cells(path) if c.outputs or c.execution_count is not None]
-    assert not ran, f"run `nbstripout --keep-id notebooks/{path.name}`"
-    notebook = read(path)
-    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5), "ids came with format 4.5"
-    ids = [cell.id for cell in notebook.cells]
-    assert len(ids) == len(set(ids)), sorted({i for i in ids if ids.count(i) > 1})
-    metadata = read(path).metadata
-    assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
-
-
-@each
 def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path):
     tagged = [
         i for i, c in enumerate(code_cells(path)) if "parameters" in c.metadata.get("tags", [])
@@ -99,13 +86,22 @@ def test_cells_are_short_and_hold_no_library_code(path):
 
 
 @each
-def test_start_comes_before_anything_heavy_is_imported(path):
+def test_valid_without_outputs_and_start_comes_before_anything_heavy(path):
     """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
     source = "\n".join(cell.source for cell in code_cells(path))
     imports = re.findall(
         r"(?m)^(?:from|import) (?!glob, os, sys, zipfile$).*", source.split(" = start(")[0]
     )
     assert imports == ["from kit.recipes.start import start"]
+    nbformat.validate(read(path))
+    ran = [c.id for c in code_cells(path) if c.outputs or c.execution_count is not None]
+    assert not ran, f"run `nbstripout --keep-id notebooks/{path.name}`"
+    notebook = read(path)
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5), "ids came with format 4.5"
+    ids = [cell.id for cell in notebook.cells]
+    assert len(ids) == len(set(ids)), sorted({i for i in ids if ids.count(i) > 1})
+    metadata = read(path).metadata
+    assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
 
 
 @each
@@ -130,8 +126,12 @@ def test_a_sentence_before_each_code_cell_and_its_place_at_both_ends(path):
 # The first cell, where the notebook is alone in a folder.
 
 
-def test_every_first_cell_is_the_same():
+def test_every_first_cell_is_the_same_and_says_how_to_bring_a_kit(tmp_path):
     assert len({code_cells(path)[0].source for path in NOTEBOOKS}) == 1
+    (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
+    _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
+    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
+    assert "Traceback" not in printed
 
 
 RUN_CELL = """
@@ -197,10 +197,3 @@ def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
     for _ in range(2):  # again after the kernel was restarted
         place, error, printed = run_first_cell(alone, repository, inputs)
         assert (Path(place), error) == (expected, "None"), printed
-
-
-def test_a_notebook_alone_without_a_kit_says_how_to_bring_it(tmp_path):
-    (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
-    _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
-    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
-    assert "Traceback" not in printed

@@ -129,7 +129,7 @@ def test_every_import_is_declared(path):
     assert not undeclared(sometimes, DECLARED), "add to an extra in pyproject.toml"
 
 
-def test_every_pin_has_its_reason():
+def test_every_pin_has_its_reason_and_every_room_is_in_the_package():
     """The paragraph of comments above a pin says what it is there for."""
     reason = ""
     for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
@@ -139,6 +139,11 @@ def test_every_pin_has_its_reason():
             reason += line.lstrip("# ")
         else:
             assert len(reason.split()) >= 4, f"say above {line} what it is there for"
+    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
+    names = {".".join(room.parts) for room in rooms}
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    configs = {".".join(("kit", *folder.parts)) for folder in folders}
+    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | configs
 
 
 def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
@@ -164,14 +169,6 @@ def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
         assert Version(version) <= Version(requirements_txt()[name])
     with pytest.raises(ValueError, match=r"numpy<3.*says no oldest version"):
         oldest.oldest({"dependencies": ["numpy<3"]})
-
-
-def test_every_room_is_in_the_package():
-    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
-    names = {".".join(room.parts) for room in rooms}
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    configs = {".".join(("kit", *folder.parts)) for folder in folders}
-    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | configs
 
 
 @pytest.fixture(scope="module")

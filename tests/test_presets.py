@@ -108,14 +108,6 @@ OF_THE_DEMO = {
 }
 
 
-@pytest.mark.parametrize("use", ["", *(use for use in OVERLAYS if use != "debug")])
-@each_tier
-def test_every_gpu_tier_makes_its_batches_ahead(name, use):
-    """Whatever it is used for. The CPU's presets leave it out: there is no GPU to wait for."""
-    assert laid_over(load_preset(name), use)["speed"]["pinned_memory"] is True
-    assert "pinned_memory" not in load_preset("cpu")["speed"]
-
-
 @each_tier
 def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     preset = load_preset(name)
@@ -138,9 +130,13 @@ def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
 
 @pytest.mark.parametrize("use", ["", *OVERLAYS])
 @each_tier
-def test_every_gpu_tier_adapts_to_spikes_and_plateaus(name, use):
-    """On a plateau the rates are halved before early stopping ends the run."""
-    train = build(TrainConfig, laid_over(load_preset(name), use)["train"])
+def test_every_gpu_tier_makes_batches_ahead_and_adapts_to_spikes_and_plateaus(name, use):
+    """On a plateau the rates are halved before early stopping ends the run. Batches are made ahead,
+    but on a CPU, where there is no GPU to wait for."""
+    sections = laid_over(load_preset(name), use)
+    assert sections["speed"]["pinned_memory"] is (use != "debug")
+    assert "pinned_memory" not in load_preset("cpu")["speed"]
+    train = build(TrainConfig, sections["train"])
     assert train.spike > 1
     assert 0 < train.lr_plateau_patience < train.early_stopping_patience
 

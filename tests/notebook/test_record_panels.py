@@ -85,6 +85,10 @@ def test_skipped_and_recorded_sentences_are_not_shown_again():
     panel.buttons["Back"].click()
     panel.buttons["Skip"].click()
     assert made.skipped == ["one"], "two was recorded"
+    panel = RecorderPanel(Made("one"))
+    classes = " ".join((panel.control.value, *panel.sent._dom_classes))
+    for name in ("record", "level", "hint", "sent"):
+        assert f"kit-{name}-{panel.id}" in classes and f'find("{name}")' in SCRIPT
 
 
 def test_what_goes_wrong_is_a_sentence(capsys):
@@ -113,13 +117,6 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     assert not made.saved
     receive(text[3:], True)
     assert made.saved == {"one": b"good"}
-
-
-def test_the_script_finds_what_it_looks_for():
-    panel = RecorderPanel(Made("one"))
-    classes = " ".join((panel.control.value, *panel.sent._dom_classes))
-    for name in ("record", "level", "hint", "sent"):
-        assert f"kit-{name}-{panel.id}" in classes and f'find("{name}")' in SCRIPT
 
 
 # Uploads.

@@ -11,7 +11,7 @@ from kit.notebook.widgets import uploaded_files
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 
 
-def test_speaking_fills_the_player_and_errors_are_sentences():
+def test_speaking_fills_the_player_or_without_a_front_end_raises(capsys):
     asked = []
 
     def speak(text, choices, reference):
@@ -29,6 +29,11 @@ def test_speaking_fills_the_player_and_errors_are_sentences():
     panel.button.click()
     assert "There is nothing to speak." in panel.status.value
     assert not panel.button.disabled
+    asked = []
+    SpeakPanel(lambda text, *_: asked.append(text) or (WAV, "Read again."), "selam", {}).run()
+    assert asked == ["selam"] and "Read again." in capsys.readouterr().out
+    with pytest.raises(ValueError, match="nothing"):
+        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
 
 
 def test_sliders_and_switches_hand_on_their_values():
@@ -43,14 +48,6 @@ def test_sliders_and_switches_hand_on_their_values():
         {"temperature": 0.3, "candidates": 32, "cache": True},
         {"temperature": 0.7, "candidates": 32, "cache": False},
     ]
-
-
-def test_without_a_front_end_it_speaks_once_and_raises(capsys):
-    asked = []
-    SpeakPanel(lambda text, *_: asked.append(text) or (WAV, "Read again."), "selam", {}).run()
-    assert asked == ["selam"] and "Read again." in capsys.readouterr().out
-    with pytest.raises(ValueError, match="nothing"):
-        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
 
 
 def reported(text, choices, reference):

@@ -64,7 +64,7 @@ def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
     return run, learn_sound(TrainingData(run))
 
 
-def test_it_is_left_beside_the_codec_and_learnt_once(learnt):
+def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
     run, result = learnt
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
     assert len(result.pictures) == 1 and len(result.sounds) == 3
@@ -83,9 +83,6 @@ def test_it_is_left_beside_the_codec_and_learnt_once(learnt):
     assert str(again) == "The decoder was trained on hidden states of these weights before."
     assert file_digest(run.folder / SOUND) == before
     assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
-
-
-def test_both_sets_of_weights_speak_with_it_and_so_does_an_export(learnt, tmp_path):
     run, _ = learnt
     for voice in load_voices(run.folder).values():
         assert voice.decodes_from_states and not voice.audio_note()
@@ -157,7 +154,7 @@ def test_it_learns_from_the_runs_own_codes_once_and_a_damaged_one_is_made_again(
     assert file_digest(path) == before
 
 
-def test_the_voice_asks_it_and_so_does_an_export(read, tmp_path, monkeypatch):
+def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, monkeypatch):
     run, _ = read
     voice = load_voice(run.folder)
     assert voice.within(SEVERAL).reread == 1
@@ -183,9 +180,6 @@ def test_the_voice_asks_it_and_so_does_an_export(read, tmp_path, monkeypatch):
     (tmp_path / "export" / READER).unlink()
     with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
         load_export(tmp_path / "export")
-
-
-def test_the_candidate_that_fits_its_text_is_kept(read, monkeypatch):
     run, _ = read
     voice = load_voice(run.folder)
     text = manifest()[0].text

@@ -79,7 +79,9 @@ def started(exported, tmp_path_factory) -> Preparation:
     return preparation
 
 
-def test_training_continues_from_the_voice(base, exported, started):
+def test_training_continues_from_the_voice_which_is_needed_no_longer(
+    base, exported, started, tmp_path
+):
     """The same recordings: the first step's loss is near the last of the voice, not of chance."""
     preparation, run = started, start("resumed")
     assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
@@ -93,6 +95,16 @@ def test_training_continues_from_the_voice(base, exported, started):
     cold = [row["loss"] for row in read_log(base / "train.jsonl")]
     list(unchecked(Training(run)).run())
     assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
+    again = Preparation(start("resumed"))
+    assert again.codec_config == started.codec_config and again.model.width == 96
+    training = Training(start("resumed"))
+    assert "It starts from the voice in" in str(training.size())
+    assert training.model.width == 96 and training.model.n_mels == 64
+
+    other = shutil.copytree(exported, tmp_path / "other")
+    (other / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(KitError, match=r"started from another voice, .*copy.* Set RUN to"):
+        Preparation(start("resumed"), base_model=str(other))
 
 
 def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
@@ -127,19 +139,6 @@ def test_an_unknown_language_adds_letters_and_keeps_ids(base):
     for row in manifest():
         assert grown.encode(row.text) == voice.tokenizer.encode(row.text)
     assert not grown.uncovered("word quiz")
-
-
-def test_the_run_needs_the_voice_no_longer_and_takes_no_other(started, exported, tmp_path):
-    again = Preparation(start("resumed"))
-    assert again.codec_config == started.codec_config and again.model.width == 96
-    training = Training(start("resumed"))
-    assert "It starts from the voice in" in str(training.size())
-    assert training.model.width == 96 and training.model.n_mels == 64
-
-    other = shutil.copytree(exported, tmp_path / "other")
-    (other / "model.safetensors").write_bytes(b"another")
-    with pytest.raises(KitError, match=r"started from another voice, .*copy.* Set RUN to"):
-        Preparation(start("resumed"), base_model=str(other))
 
 
 def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exported):

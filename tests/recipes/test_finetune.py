@@ -78,7 +78,7 @@ def test_a_release_is_fetched_once_and_only_under_its_licence(hub, monkeypatch, 
     assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
-def test_spelling_and_sound_are_shown_before_and_after(tuned):
+def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     _, found = tuned
     assert "0.0% of the letters have a piece" in str(found["spelling"])
     assert "What it could not spell" in str(found["spelling"])
@@ -95,9 +95,6 @@ def test_spelling_and_sound_are_shown_before_and_after(tuned):
     assert f"am, after: {tune.sentence}" in captions
     assert "before, en: the weather" in str(captions) and "after, en: the weather" in str(captions)
     assert all(len(sound.wave) for sound in found["after"].sounds)
-
-
-def test_forgetting_is_measured_in_the_languages_it_can_spell_but_the_runs_own(tuned):
     tune, found = tuned
     forgotten = tune.training.active.report()["finetune"]["forgotten_nats"]
     assert set(forgotten) == set(tune.base_languages.texts)

@@ -109,7 +109,7 @@ def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_r
     assert sampling_of(run).temperature == 0.5
 
 
-def test_every_step_draws_itself_and_codec_and_worst_clips_can_be_played(prepared):
+def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     results = prepared[1]
     assert len(results) == 11
     assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
@@ -122,9 +122,6 @@ def test_every_step_draws_itself_and_codec_and_worst_clips_can_be_played(prepare
     assert captions[0].startswith("recording: ")
     assert captions[1:] == ["codec round trip", "the same codes by Griffin-Lim"]
     assert align.pictures and len(align.sounds) == 3
-
-
-def test_what_later_notebooks_need_is_recorded_and_saved(prepared):
     run = prepared[0].active_run
     report = run.report()
     for section, names in RECORDED.items():

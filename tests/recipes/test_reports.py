@@ -60,14 +60,11 @@ def test_figures_curves_and_only_what_differs_in_the_settings(runs):
     assert not result.pictures and len(result.grid) > 1
 
 
-def test_the_command_prints_the_table_and_writes_a_page(runs):
+def test_the_command_writes_a_page_and_wrong_runs_are_refused(runs):
     result = write_comparison("slow", **{"with": "fast"})
     assert all(fact in result.line for fact in ("train.lr", "20.00%", "compare-fast.html"))
     page = (runs[0].folder / "compare-fast.html").read_text(encoding="utf-8")
     assert "<img" in page and "train.lr" in page
-
-
-def test_a_missing_run_and_the_run_itself_are_refused_and_none_is_skipped(runs):
     with pytest.raises(KitError, match=r"`fats`.*`fast`"):
         Compare(runs[0], "fats")
     with pytest.raises(KitError, match="itself"):

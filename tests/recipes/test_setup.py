@@ -94,12 +94,18 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, 
         run.set_permanent("data", "another folder")
 
 
-def test_matmuls_advice_and_time_name_their_values(run):
+def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatch):
     rows, inner, columns = PRODUCT["cpu"]
     (picture,) = Setup(run).products().pictures
     assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
+    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
+    message = str(Setup(start("own", "cpu")).time())
+    assert "recordings of your own, training gets 20 minutes" in message
+    setup = Setup(start("other", "tiny"))
+    assert str(setup.use()) == "use: none, the preset as it is"
+    assert setup.active.report()["setup"]["use"] == "none"
 
 
 def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monkeypatch):
@@ -110,12 +116,3 @@ def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monk
     taken = int(re.search(r"Training ([\d,]+) instead", message)[1].replace(",", ""))
     assert taken < setup.train.max_steps / 10
     assert "GFLOP/s" in message and "In all about" in message
-
-
-def test_a_persons_recordings_take_longer_and_a_run_may_have_no_use(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
-    message = str(Setup(start("own", "cpu")).time())
-    assert "recordings of your own, training gets 20 minutes" in message
-    setup = Setup(start("other", "tiny"))
-    assert str(setup.use()) == "use: none, the preset as it is"
-    assert setup.active.report()["setup"]["use"] == "none"

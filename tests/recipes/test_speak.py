@@ -130,7 +130,9 @@ def report(speaking) -> dict:
     return speaking.active_run.report()
 
 
-def test_each_step_records_its_figures_and_leaves_samples_and_an_export(report, speaking):
+def test_each_step_records_its_figures_once_and_leaves_samples_and_an_export(
+    report, speaking, active_run
+):
     figures = report["infer"]
     for key in ("kv_speedup", "first_sound_ms", "real_time_factor", "real_time_factor_once"):
         assert figures[key] > 0
@@ -159,9 +161,6 @@ def test_each_step_records_its_figures_and_leaves_samples_and_an_export(report, 
     ]
     assert torch.equal(*waves)
     assert (folder / "programs" / "decode_one.pt2").is_file()
-
-
-def test_what_was_measured_is_not_measured_again(report, active_run):
     assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
     assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
     page = (active_run.folder / "report.html").read_text(encoding="utf-8")

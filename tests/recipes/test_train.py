@@ -385,7 +385,7 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
         Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
 
 
-def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
+def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tmp_path):
     budget = {"time_budget": {"minutes": 1e-4}, "train": {"max_steps": 500}}
     shortened = untried(Training(active(tmp_path, **budget)))
     assert "over the budget of" in str(shortened.in_time())
@@ -394,9 +394,6 @@ def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
     asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
-
-
-def test_a_started_run_is_planned_by_its_own_log(tmp_path):
     row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
     row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
