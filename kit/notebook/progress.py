@@ -12,7 +12,7 @@ import psutil
 from IPython.display import display
 
 from kit.base.formatting import clock, describe_error, format_gib
-from kit.notebook.kernel import is_watched
+from kit.notebook.result import is_watched
 
 ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
 

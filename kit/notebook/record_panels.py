@@ -17,7 +17,7 @@ import ipywidgets as widgets
 from IPython.display import Javascript, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import is_watched
+from kit.notebook.result import is_watched
 from kit.notebook.widgets import PANEL_LAYOUT, Panel, button, message, player, uploaded_files
 
 

@@ -15,7 +15,7 @@ from IPython.display import Audio, display
 
 from kit.base.files import atomic_path, require_disk
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import is_watched
+from kit.notebook.result import is_watched
 from kit.notebook.widgets import PANEL_LAYOUT, Panel, button, message, player, uploaded_files
 
 

@@ -11,8 +11,8 @@ from IPython.display import display
 
 from kit.base.errors import KitError
 from kit.base.formatting import shorten
-from kit.notebook.kernel import is_watched
 from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+from kit.notebook.result import is_watched
 
 MOST = 2**31  # of a number in a field
 PANEL_LAYOUT = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}

@@ -38,7 +38,7 @@ def start(
     elif is_colab():
         install_missing()
         keep_on_drive()
-    from kit.notebook.kernel import plain_errors, print_results
+    from kit.notebook.result import plain_errors, print_results
     from kit.recipes.open_run import open_active_run
 
     plain_errors()

@@ -11,7 +11,7 @@ from nbclient.exceptions import CellExecutionError
 from paths import python_path
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import is_watched
+from kit.notebook.result import is_watched
 
 
 @pytest.fixture
