@@ -54,13 +54,11 @@ def full_disk(tmp_path):
 
 @pytest.fixture
 def closed_disk(tmp_path):
-    """A disk nobody may write to."""
     with mounted(tmp_path / "disk", "size=1m,ro") as disk:
         yield disk
 
 
 def recorded(folder: Path) -> Path:
-    """A dataset of 200 short clips."""
     wave = np.random.default_rng(0).standard_normal((200, 6000)) * 0.1
     clips = {f"c{i}": wave[i].astype(np.float32) for i in range(200)}
     return dataset(folder, "".join(f"c{i}|{TEXT}\n" for i in range(200)), clips)

@@ -64,13 +64,11 @@ GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def cells(path: Path, kind: str) -> list[str]:
-    """A notebook's cells of one kind, `code` or `markdown`."""
     book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     return [cell.source for cell in book.cells if cell.cell_type == kind]
 
 
 def blocks(heading: str, kind: str = "python") -> list[str]:
-    """The code of the section `heading`, block by block."""
     section = GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
 

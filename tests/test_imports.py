@@ -54,7 +54,6 @@ def imported(path: Path) -> set[str]:
 
 
 def cycles(graph: dict) -> None:
-    """Raises CycleError if there is one."""
     list(graphlib.TopologicalSorter(graph).static_order())
 
 

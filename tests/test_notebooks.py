@@ -87,7 +87,6 @@ def test_cells_are_short_and_hold_no_library_code(path):
 
 @each
 def test_valid_without_outputs_and_start_comes_before_anything_heavy(path):
-    """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
     source = "\n".join(cell.source for cell in code_cells(path))
     imports = re.findall(
         r"(?m)^(?:from|import) (?!glob, os, sys, zipfile$).*", source.split(" = start(")[0]
@@ -143,7 +142,6 @@ print(json.dumps([os.getcwd(), repr(result.error_in_exec)]))
 
 
 def checkout(folder: Path) -> Path:
-    """What the first cell needs of a checkout."""
     (folder / "notebooks").mkdir(parents=True)
     (folder / "notebooks" / "lesson.ipynb").write_text("{}")
     (folder / "kit" / "recipes").mkdir(parents=True)

@@ -453,14 +453,14 @@ class Evaluation:
         result = self.record("Codes of held-out sentences", figures, grid=grid)
         return dataclasses.replace(result, failed=bool(problems_of(checks)))
 
-    def spoken_by_package(self, sentences: int = PACKAGE_SENTENCES) -> Result:
+    def spoken_by_package(self) -> Result:
         """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
 
         Says what is missing where it cannot speak.
         """
         data = self.data
         folder = self.active_run.folder / EXPORT_FOLDER
-        rows = data.held_out[:sentences]
+        rows = data.held_out[:PACKAGE_SENTENCES]
         try:
             speaker = PackageSpeaker(folder)
         except KitError as error:

@@ -316,11 +316,12 @@ def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
     return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
 
 
-def wilson(wins: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(wins: int, trials: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a share (Wilson 1927); (0, 1) without a trial."""
     if not trials:
         return 0.0, 1.0
     share = wins / trials
+    z = 1.96  # standard deviations
     middle = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials

@@ -41,7 +41,6 @@ def cell(log, **options) -> str:
 
 
 def executed(*cells: str) -> list:
-    """Run the cells as a program does; return them with their outputs."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     return notebook.cells
@@ -73,7 +72,6 @@ def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
 
 
 def printed(client, request: str, limit_s: float = 30.0) -> str:
-    """What a request printed, once it is idle."""
     said = ""
     while True:
         message = client.get_iopub_msg(timeout=limit_s)

@@ -333,7 +333,6 @@ DEAF = {"steps": 2}  # an almost untrained recogniser: its output is not used he
 
 
 def adapting(name: str, release, **settings):
-    """A run that begins with a tiny release, prepared."""
     run = start(name, settings={"train": PARTS, "recognizer": DEAF, **settings})
     list(Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML").run())
     return start(name)
@@ -341,7 +340,6 @@ def adapting(name: str, release, **settings):
 
 @pytest.fixture(scope="module")
 def adapted(release):
-    """A run that has trained adapters, and its messages."""
     run = adapting("adapters", release, finetune={"method": "lora"}, lora=ALPHA)
     training = Training(run)
     return run, [str(training.size()), *map(str, training.run())]

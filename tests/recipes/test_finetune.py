@@ -43,7 +43,6 @@ def hub(release):
 
 @pytest.fixture(scope="module")
 def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
-    """A fine-tuning, and what its steps said."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.address)
         run = start("fine-tuned", settings=FEW)

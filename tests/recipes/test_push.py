@@ -35,7 +35,6 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Run:
-    """A run with an exported voice, a sample and figures."""
     folder = tmp_path / "runs" / "mine"
     export_voice(opinionated_voice(make(tmp_path / "parts")), make(folder) / "export")
     make(folder / "samples").joinpath("held_out-0-ema.wav").write_bytes(b"RIFF")

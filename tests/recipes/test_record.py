@@ -22,7 +22,6 @@ SENTENCE = "the farmer found a small red house"
 
 
 def recording(gain=1.0, before_s=0.4, after_s=0.4, seconds=2.0, noise=1e-4) -> bytes:
-    """Syllables with pauses between them, and silence around."""
     syllable = np.concatenate([speech(0.4, RATE), np.zeros(RATE // 10)])
     voice = np.tile(syllable, round(seconds / 0.5))[: -RATE // 10]
     wave = np.concatenate([np.zeros(int(before_s * RATE)), voice, np.zeros(int(after_s * RATE))])

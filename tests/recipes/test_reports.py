@@ -176,7 +176,6 @@ def run(tmp_path) -> Run:
 
 
 def to_do(run: Run) -> dict[str, str]:
-    """What is left to do, by what was checked."""
     rows = Checklist(run).result().grid[1:]
     assert all((mark == "pass") != bool(problem) for mark, *_, problem in rows)
     return {what: problem for mark, _, what, _, _, problem in rows if mark == "to do"}

@@ -124,7 +124,6 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
 
 @pytest.fixture(scope="module")
 def report(speaking) -> dict:
-    """The record after every step."""
     lines = [str(result) for result in speaking.run()]
     assert len(lines) == 6 + len(STEPS) and all(lines)
     return speaking.active_run.report()

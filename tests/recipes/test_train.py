@@ -235,7 +235,6 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A person sees the panel."""
     monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
 
 
