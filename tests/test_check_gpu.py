@@ -114,7 +114,7 @@ def test_only_replaces_the_rows_of_its_own_parts_and_those_without_time_say_so(t
     assert [(row["row"], row["commit"]) for row in rows] == [("a", "abc"), ("c", "def")]
     with pytest.raises(SystemExit, match="a card"):
         check_gpu.Table(path, MACHINE | {"name": "another card"})
-    measured = check_gpu.Table(tmp_path / "gpu.json", MACHINE)
+    measured = check_gpu.Table(tmp_path / "later.json", MACHINE)
     check_gpu.run_stages(["copies"], 5, measured)
     (row,) = measured.rows["copies"]
     assert row["status"] == "skipped" and "--only" in row["note"]
