@@ -3,7 +3,7 @@
 import base64
 import shutil
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from test_speech_panels import upload
@@ -102,12 +102,8 @@ def test_what_goes_wrong_is_a_sentence(capsys):
 
 def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     called = {}
-    output = ModuleType("google.colab.output")
-    output.register_callback = called.__setitem__
-    colab = ModuleType("google.colab")
-    colab.output = output
-    for name, module in (("google.colab", colab), ("google.colab.output", output)):
-        monkeypatch.setitem(sys.modules, name, module)
+    output = SimpleNamespace(register_callback=called.__setitem__)
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
     made = Made("one")
     panel = RecorderPanel(made, colab=True)
     panel.run()
@@ -158,10 +154,8 @@ def test_colab_uploads_by_its_own_dialog(folder, monkeypatch, tmp_path):
         return {"me.wav": b"sound"}
 
     monkeypatch.chdir(tmp_path)
-    colab = ModuleType("google.colab")
-    colab.files = ModuleType("google.colab.files")
-    colab.files.upload = dialog
-    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    files = SimpleNamespace(upload=dialog)
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
     panel = upload_panel(folder, colab=True)
     panel.upload.click()
     assert (folder / "me.wav").is_file() and not (tmp_path / "me.wav").exists()
