@@ -49,7 +49,7 @@ def pytest_runtest_protocol(item):
     with contextlib.ExitStack() as stack:
         if item.path.name == "07_finetune_xtts.ipynb":
             stack.enter_context(patch.object(sys, "path", [*sys.path, str(ROOT / "tests")]))
-            from published import hub_with_a_release
+            from hub import hub_with_a_release
 
             stack.enter_context(hub_with_a_release())
         return (yield)

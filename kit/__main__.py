@@ -110,6 +110,9 @@ DURATION = (
     ("session_hours", float, "H", "until this machine is taken away (12)"),
     ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
 )
+LICENCES = "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)"
+ACCEPT_LICENSE = ("accept_license", str, "NAME", LICENCES)
+EXPORTED = ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)")
 
 COMMANDS = (  # in the order in which they are used
     Command(
@@ -131,12 +134,7 @@ COMMANDS = (  # in the order in which they are used
             ("tokenizer", str, "FILE", "a SentencePiece model, taken as it is (one is trained)"),
             ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
             ("base_model", str, "PATH", "a base model: an export, another run (none)"),
-            (
-                "accept_license",
-                str,
-                "NAME",
-                "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)",
-            ),
+            ACCEPT_LICENSE,
             ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
         ),
         example="--data recordings/",
@@ -157,14 +155,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "tune.check",
+        "benchmark.check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         takes="preset",
     ),
     Command(
         "tune",
-        "tune.Tuning",
+        "benchmark.Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (
@@ -199,18 +197,8 @@ COMMANDS = (  # in the order in which they are used
         (
             *RECORDINGS,
             ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
-            (
-                "accept_license",
-                str,
-                "NAME",
-                "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)",
-            ),
-            (
-                "tokenizer",
-                str,
-                "FILE",
-                "a SentencePiece model in place of an IndexTTS2's (none)",
-            ),
+            ACCEPT_LICENSE,
+            ("tokenizer", str, "FILE", "a SentencePiece model in place of an IndexTTS2's (none)"),
             *DURATION,
         ),
         example="--accept-license CPML",
@@ -244,7 +232,7 @@ COMMANDS = (  # in the order in which they are used
         "the voice in a browser, and OpenAI's speech API",
         "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
-            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            EXPORTED,
             ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
             ("port", int, "N", "(7860)"),
             ("api_key", str, "KEY", "that programs and the page must give (none)"),
@@ -271,7 +259,7 @@ COMMANDS = (  # in the order in which they are used
         "the voice for onnxruntime, without torch",
         "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
         (
-            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            EXPORTED,
             ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
         ),
         takes="name",
@@ -293,13 +281,13 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "checklist",
-        "evaluate.Checklist",
+        "reports.Checklist",
         "what was checked, and what is left to do",
         "nothing: it reads the run's report",
     ),
     Command(
         "compare",
-        "compare.write_comparison",
+        "reports.write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         (("with", str, "NAME", "the other run"),),
@@ -425,7 +413,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
         print_results(command.results(options.run, options), options, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.settings import open_settings, parse_settings
+    from kit.recipes.open_run import open_settings, parse_settings
     from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()

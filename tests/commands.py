@@ -61,8 +61,6 @@ class ForkedCommand:
 
 
 class Terminal:
-    """Where commands are given; their runs are in `runs`."""
-
     def __init__(self, runs: Path, processes):
         self.runs = runs
         self.processes = processes
@@ -83,13 +81,11 @@ class Terminal:
         )
 
     def run(self, *words: str, afresh: bool = False) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr) of one command."""
         process = self.start(*words, afresh=afresh)
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
     def done(self, *words: str, afresh: bool = False) -> str:
-        """What a command that must succeed prints."""
         code, out, err = self.run(*words, afresh=afresh)
         assert code == 0, f"{words}: {code}\n{out}\n{err}"
         return out

@@ -22,7 +22,6 @@ def tar_of(files: dict[str, bytes], mode: str = "w:xz") -> bytes:
 
 
 def write_package(path: Path, files: dict[str, bytes], data_name: str = "data.tar.xz") -> Path:
-    """A package that would install `files`."""
     parts = [
         member("debian-binary", b"2.0\n"),
         member("control.tar.xz", tar_of({"control": b"Package: test"}) + b"odd"),

@@ -34,8 +34,8 @@ from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.batches.encoding import Clip, build_cache, index_columns
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.manifest import write_manifest
+from kit.dataset.data_report import Finding, ManifestConfig
+from kit.dataset.manifest import Utterance, write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.decoder_steps import CudaGraphSteps

@@ -11,13 +11,18 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
+from xtts_texts import write_readers_release
+
 from kit.base.run import RELEASES_FOLDER
+from kit.recipes.base_model import PINNED
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADDRESSES = {
@@ -197,3 +202,15 @@ def forget_releases() -> None:
     runs = os.environ.get("KIT_RUNS")
     if runs:
         shutil.rmtree(Path(runs) / RELEASES_FOLDER, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hub_with_a_release() -> Iterator[dict[str, str]]:
+    """What a process's environment says of it while the block lasts, as this one's does."""
+    with tempfile.TemporaryDirectory(prefix="kit-hub-") as folder:
+        release = write_readers_release(Path(folder) / "XTTS-v2")
+        ((name, revision),) = PINNED.items()
+        with serving(release, name, revision) as hub:
+            reported = {"HF_ENDPOINT": hub.address, "KIT_ACCEPT_LICENSE": "CPML"}
+            with patch.dict(os.environ, reported):
+                yield reported

@@ -34,7 +34,6 @@ def made_shards(folder: Path, count: int) -> list[Path]:
 
 
 def made_index(folder: Path, rows: int, text_vocab: int = 6000) -> Path:
-    """An index of `rows` rows and its shards in `folder`."""
     rng = np.random.default_rng(1)
     shards = made_shards(folder, -(-rows // CLIPS))
     clips = list(shard_clips(shards[0]).values())

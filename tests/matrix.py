@@ -227,7 +227,6 @@ def run_row(row: Row, runs: Path, data: Path | None = None) -> dict[str, float]:
 
 
 def outcome(row: Row, runs: Path) -> dict:
-    """A line of the table: the row, what each notebook took, and what ended it."""
     said, seconds, why = io.StringIO(), {}, ""
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -296,7 +295,6 @@ def code_digest() -> str:
 
 
 def earlier(path: Path, code: str) -> list[dict]:
-    """The rows in `path` that ended, with the code of this digest."""
     if not path.is_file():
         return []
     kept = json.loads(path.read_text(encoding="utf-8"))

@@ -103,7 +103,7 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     assert {row["commit"] for row in written["rows"]} == {"abc"}
 
 
-def test_only_replaces_the_rows_of_its_own_parts(tmp_path):
+def test_only_replaces_the_rows_of_its_own_parts_and_those_without_time_say_so(tmp_path):
     path = tmp_path / "gpu.json"
     measured = check_gpu.Table(path, MACHINE)
     measured.put("attention", [{"row": "a", "part": "attention"}])
@@ -114,10 +114,7 @@ def test_only_replaces_the_rows_of_its_own_parts(tmp_path):
     assert [(row["row"], row["commit"]) for row in rows] == [("a", "abc"), ("c", "def")]
     with pytest.raises(SystemExit, match="a card"):
         check_gpu.Table(path, MACHINE | {"name": "another card"})
-
-
-def test_parts_without_time_are_rows_that_say_so(tmp_path):
-    measured = check_gpu.Table(tmp_path / "gpu.json", MACHINE)
+    measured = check_gpu.Table(tmp_path / "later.json", MACHINE)
     check_gpu.run_stages(["copies"], 5, measured)
     (row,) = measured.rows["copies"]
     assert row["status"] == "skipped" and "--only" in row["note"]

@@ -44,7 +44,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
 from kit.recipes import prepare, prepare_parts
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluate import EvaluationData
 from kit.recipes.more_data import LongRecordings
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
@@ -163,32 +163,25 @@ def test_sound_is_made_of_states_on_a_gpu_wherever_they_are(fake, name):
         assert devices([stream.push(codes, states), stream.finish()]) == {"cpu"}
 
 
-def test_a_mel_codec_trains_on_a_gpu(fake):
+def test_losses_vectors_and_latents_are_made_on_a_gpu_and_transcripts_leave_it(fake):
     codec = made(CODECS["mel, vocoder"], fake)
     assert (
         codec.loss(torch.randn(2, codec.config.crop_samples, device="cuda")).device.type == "cuda"
     )
-
-
-def test_a_speaker_vector_is_computed_on_a_gpu(fake):
     codec = made(CODECS["xtts"], fake)
     assert codec.speaker_embedding(torch.randn(30_000), 22_050).device.type == "cuda"
-
-
-def test_a_recogniser_on_a_gpu_leaves_its_output_on_the_cpu(fake):
     recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
     outputs = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
     assert devices([tensor for clip in outputs for tensor in clip]) == {"cpu"}
     assert devices(
         recognizer.log_probs([recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)])
     )
-
-
-def test_a_reader_on_a_gpu_keeps_codes_where_they_were_made(fake):
     reader = made(lambda: CodeReader(CodeReaderConfig(width=32, blocks=2), "ab", (8, 5)), fake)
     rows = pad_codes([torch.randint(0, 40, (n,), device="cuda") for n in (12, 7)])
     assert rows.device.type == "cuda"
     assert reader(rows).device.type == "cuda"
+    model = made(tiny_model, fake)
+    assert model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda")).device.type == "cuda"
 
 
 def test_the_encoder_of_neucodec_is_on_its_codecs_device(fake):
@@ -213,11 +206,6 @@ def test_the_encoder_of_neucodec_is_moved_along():
     codec.to("meta")
     assert codec.device.type == codec.encoder.weight.device.type == "meta"
     assert "encoder.weight" not in codec.state_dict()
-
-
-def test_latents_of_a_reference_are_made_on_a_gpu(fake):
-    model = made(tiny_model, fake)
-    assert model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda")).device.type == "cuda"
 
 
 def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypatch):
@@ -265,10 +253,19 @@ def run(tmp_path, monkeypatch):
     return dataclasses.replace(run, hw=GPU)
 
 
-def test_an_evaluation_is_on_the_runs_device(run, moves):
+def test_evaluation_long_recordings_and_voice_are_on_the_runs_device(run, moves):
     EvaluationData(run, 4)
     on_gpu = [name for name, device in moves if device == "cuda"]
     assert sorted(on_gpu) == ["MelCodec"] * 3 + ["Recognizer"] + ["SpeechGPT"] * 2
+    moves.clear()
+    LongRecordings(run)
+    assert moves == [("Recognizer", "cuda")]
+    moves.clear()
+    parts = TrainingData(run).parts
+    reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", trained_codec()[0].levels)
+    save_reader(reader, run.path(READER), parts)
+    load_voice(run.folder, WEIGHTS["raw"], "am", "cuda")
+    assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
 
 
 def test_a_voice_is_on_its_device_with_codec_and_reader(tmp_path, moves, monkeypatch):
@@ -277,19 +274,6 @@ def test_a_voice_is_on_its_device_with_codec_and_reader(tmp_path, moves, monkeyp
     folder = export_voice(voice, tmp_path / "voice", "fp32")
     load_export(folder, "cuda")
     assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
-
-
-def test_the_voice_of_a_run_has_its_reader_on_the_device(run, moves):
-    parts = TrainingData(run).parts
-    reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", trained_codec()[0].levels)
-    save_reader(reader, run.path(READER), parts)
-    load_voice(run.folder, WEIGHTS["raw"], "am", "cuda")
-    assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
-
-
-def test_long_recordings_are_recognised_on_the_runs_device(run, moves):
-    LongRecordings(run)
-    assert moves == [("Recognizer", "cuda")]
 
 
 def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
@@ -348,9 +332,7 @@ class OnGPU(nn.Module):
         self.final_norm = SimpleNamespace(weight=SimpleNamespace(device="cuda"))
 
 
-def test_at_the_gate_of_a_training_codec_and_recogniser_visit_the_models_device(
-    tmp_path, moves, monkeypatch
-):
+def test_at_the_gate_codec_and_recogniser_visit_the_models_device(tmp_path, moves, monkeypatch):
     seen = []
     found = SimpleNamespace(figures=lambda: {"cer": 0.5})
     monkeypatch.setattr(
@@ -364,7 +346,7 @@ def test_at_the_gate_of_a_training_codec_and_recogniser_visit_the_models_device(
     assert moves[2:] == [("MelCodec", "cpu"), ("Recognizer", "cpu")]
 
 
-def test_the_codec_visits_for_a_sample_and_can_be_trained_afterwards(tmp_path, moves):
+def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_path, moves):
     voice = opinionated_voice(tmp_path)
     model = voice.model
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
@@ -376,9 +358,6 @@ def test_the_codec_visits_for_a_sample_and_can_be_trained_afterwards(tmp_path, m
     assert (tmp_path / "samples" / "step-0000001.wav").is_file()
     assert moves == [("MelCodec", "cpu")] * 2
     assert not any(weight.is_inference() for weight in voice.codec.parameters())
-
-
-def test_modules_return_to_where_they_were_also_after_an_error():
     codec = nn.Linear(2, 2, device="meta")
     without_weights = nn.Module()
     with pytest.raises(ZeroDivisionError), on_device("meta", codec, None, without_weights):
@@ -433,9 +412,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_wherever_work_begins_cudnn_attention_is_off_and_convolutions_are_exact(
-    torch_defaults, tmp_path, monkeypatch, door
-):
+def test_cudnn_attention_is_off_wherever_work_begins(torch_defaults, tmp_path, monkeypatch, door):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     DOORS[door](tmp_path)
     assert not torch.backends.cuda.cudnn_sdp_enabled()

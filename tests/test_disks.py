@@ -1,10 +1,12 @@
 """Disks that are full, closed to writing, or gone: each time the path, and what to do."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,8 @@ from kit.inference.export import export_voice
 LOOSE = ManifestConfig(held_out_percent=0)
 
 
-def mounted(folder: Path, options: str) -> Path:
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
     """A disk of its own at `folder`; the test is skipped where it cannot be had."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
@@ -35,32 +38,27 @@ def mounted(folder: Path, options: str) -> Path:
         pytest.skip("needs Linux, to mount a small disk")
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("this user may not mount a small disk")
-    return folder
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture
 def full_disk(tmp_path):
     """A disk of 1 MB with 8 KB left, and a file `rest` that holds all others."""
-    disk = mounted(tmp_path / "disk", "size=1m")
-    try:
+    with mounted(tmp_path / "disk", "size=1m") as disk:
         (disk / "rest").write_bytes(bytes(2**20 - 8192))
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture
 def closed_disk(tmp_path):
-    """A disk nobody may write to."""
-    disk = mounted(tmp_path / "disk", "size=1m,ro")
-    try:
+    with mounted(tmp_path / "disk", "size=1m,ro") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def recorded(folder: Path) -> Path:
-    """A dataset of 200 short clips."""
     wave = np.random.default_rng(0).standard_normal((200, 6000)) * 0.1
     clips = {f"c{i}": wave[i].astype(np.float32) for i in range(200)}
     return dataset(folder, "".join(f"c{i}|{TEXT}\n" for i in range(200)), clips)

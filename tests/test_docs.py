@@ -1,9 +1,30 @@
-"""What the README claims is what docs/measurements.md holds."""
+"""README, docs, notebooks and messages do as they say, and what they name is there."""
 
+import ast
+import functools
+import math
 import re
+import shlex
 from pathlib import Path
 
+import nbformat
 import pytest
+import yaml
+from clips import TEXT
+
+from kit.__main__ import parser
+from kit.base.config import load_preset, rename_settings
+from kit.base.errors import Note
+from kit.dataset import layouts
+from kit.dataset.data_report import ManifestConfig
+from kit.recipes.open_run import check_settings, parse_settings
+from kit.streams import open as streams
+from kit.streams.stream import StreamConfig
+from kit.text import normalize as text
+from kit.text.train_tokenizer import extract_text
+from kit.training import config as train_config
+from kit.training.config import TrainConfig
+from kit.training.optim import lr_factor
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)"
@@ -33,3 +54,228 @@ def test_every_figure_of_the_readme_is_in_the_measurements():
 def test_a_figure_that_nobody_measured_is_found(claim):
     measured = "| step | 1.70 | 18 % | 3.50 | 9.6 min |"
     assert len(unknown_figures(claim, measured)) == 1
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What was measured keeps the names of files and commands of its day.
+CURRENT = [page for page in PAGES if page.name != "measurements-archive.md"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    return [cell.source for cell in book.cells if cell.cell_type == kind]
+
+
+def blocks(heading: str, kind: str = "python") -> list[str]:
+    section = GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_languages_read_their_figures(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sw.py").write_text(blocks("A language")[0], encoding="utf-8")
+    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
+    text.language_rules.cache_clear()
+    read = "bei ni elfu mbili mia tatu na hamsini."
+    assert text.normalize(text.language_example("sw"), "sw") == read
+    exec(re.search(r'python -c "(.*)"', GUIDE)[1])
+    assert capsys.readouterr().out.strip() == read
+    numbers = [text.normalize(str(n), "sw") for n in (0, 10, 21, 100, 101, 250_000)]
+    assert numbers[:3] == ["sifuri", "kumi", "ishirini na moja"]
+    assert numbers[3:] == ["mia moja", "mia moja na moja", "laki mbili na elfu hamsini"]
+    text.language_rules.cache_clear()
+    (tmp_path / "ru.py").write_text(blocks("A language")[1], encoding="utf-8")
+    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
+    text.language_rules.cache_clear()
+    read = "мука: две тысячи триста пятьдесят один рубль."
+    assert text.normalize(text.language_example("ru"), "ru") == read
+    assert text.normalize("+Окна, вол+ос: 2+2", "ru") == "окна, волос: два + два"
+    numbers = {
+        0: "ноль",
+        14: "четырнадцать",
+        100: "сто",
+        1000: "одна тысяча",
+        12_000: "двенадцать тысяч",
+        21_342: "двадцать одна тысяча триста сорок два",
+        2_000_111: "два миллиона сто одиннадцать",
+        5_000_000_007: "пять миллиардов семь",
+    }
+    for value, words in numbers.items():
+        assert text.normalize(str(value), "ru") == words
+    text.language_rules.cache_clear()
+
+
+def test_the_layout_is_read_as_others_are(tmp_path, monkeypatch):
+    function, entry = blocks("A layout of recordings")
+    names = dict(vars(layouts))
+    exec(function, names)
+    (vctk,) = eval(f"({entry})", names)
+    monkeypatch.setattr(layouts, "LAYOUTS", (*layouts.LAYOUTS, vctk))
+    texts = {"p1/a": TEXT, "p2/b": TEXT, "p2/c": f"{TEXT}\n{TEXT}", "p2/e": "."}
+    for name, sentence in texts.items():
+        for path in (tmp_path / "wav48" / f"{name}.wav", tmp_path / "txt" / f"{name}.txt"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(sentence, encoding="utf-8")  # the WAV is only looked for
+    (tmp_path / "txt" / "p1" / "d.txt").write_text(TEXT, encoding="utf-8")
+    found = layouts.read_dataset(tmp_path, ManifestConfig(held_out_percent=0))
+    assert found.layout.startswith("VCTK: p1/a.txt, ")
+    speakers = {row.id: (row.text, row.speaker) for row in found.rows}
+    assert speakers == {"a": (TEXT, "p1"), "b": (TEXT, "p2")}
+    assert {f.id: f.kind for f in found.refused} == {"c": "row", "d": "missing", "e": "row"}
+
+
+def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
+    source, entry = blocks("A format of text")
+    names = {}
+    exec(source, names)
+    for suffix, kind in eval(entry, names).items():
+        monkeypatch.setitem(streams.FORMATS, suffix, kind)
+    path = tmp_path / "texts.trn"
+    written = "".join(f"{TEXT} (id-{n})\r\n" for n in range(500))
+    path.write_text(f"{written}\nno id\n(empty)", encoding="utf-8")
+    found = list(streams.rows(path))
+    assert [record["id"] for _, record in found[:500]] == [f"id-{n}" for n in range(500)]
+    assert found[0] == (1, {"text": TEXT, "id": "id-0"})
+    assert "line 502" in str(found[500][1]) and "`the words (id)` expected" in str(found[500][1])
+    assert found[501] == (503, {"text": "", "id": "empty"})
+
+    config = StreamConfig(shuffle=True, block_bytes=256, group_blocks=4)
+    faults = []
+    whole = list(streams.open_source(path, config, on_bad_record=faults.append))
+    assert len(whole) == 501 and len(faults) == 1
+    stream = streams.open_source(path, config, on_bad_record=faults.append)
+    first = [record for _, record in zip(range(123), stream)]
+    again = streams.open_source(path, config, on_bad_record=faults.append)
+    again.load_state_dict(stream.state_dict())
+    assert first + list(again) == whole != [record for _, record in found]
+    with pytest.warns(Note, match="1 rows"), extract_text(path, tmp_path, "am") as texts:
+        assert len(texts.read_text(encoding="utf-8").splitlines()) == 500
+
+
+def test_the_schedule_can_be_chosen_and_the_preset_is_one(monkeypatch, tmp_path):
+    names = dict(vars(train_config))
+    exec(blocks("A learning-rate schedule")[0], names)
+    for name, schedule in names["SCHEDULES"].items():
+        monkeypatch.setitem(train_config.SCHEDULES, name, schedule)
+    settings = re.search(r"--set (train\.schedule=\S+)", GUIDE)[1]
+    check_settings(parse_settings([settings]), load_preset("tiny"))
+    config = TrainConfig(max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)
+    rates = [lr_factor(config, step) for step in (0, 80, 85, 100)]
+    assert rates == pytest.approx([1, 1, 0.5, 0], abs=1e-6)
+    assert all(math.isfinite(lr_factor(config, step)) for step in range(120))
+    config = TrainConfig(max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
+    assert [lr_factor(config, step) for step in (5, 20, 80)] == pytest.approx([1, 0.5, 0.25])
+    (source,) = blocks("A preset", "yaml")
+    for section, values in yaml.safe_load(source).items():
+        if section != "extends":
+            check_settings({section: values}, load_preset("cpu"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_setting_and_parameter_that_a_notebook_names_is_one(path):
+    prose = "\n".join(cells(path, "markdown"))
+    for settings in map(ast.literal_eval, re.findall(r'`(\{"\w+": \{.*?\}\})`', prose)):
+        check_settings(settings, load_preset("tiny"))
+        assert rename_settings(settings) == settings  # no former names
+    code = "\n".join(source for each in NOTEBOOKS for source in cells(each, "code"))
+    assert {*re.findall(r"`([A-Z_]{4,})`", prose)} <= {*re.findall(r"\b[A-Z_]{4,}\b", code)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page):
+    targets = re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
+    own = [(page.parent / name, part) for name, part in targets if not name.startswith("http")]
+    assert not [str(path) for path, _ in own if not path.exists()]
+    for path, part in own:
+        if part:
+            headings = re.findall("^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            # As GitHub makes anchors of headings.
+            anchors = [
+                re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
+            ]
+            assert part in anchors
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
+def test_every_path_and_command_that_is_named_is_there(page):
+    message = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", message)
+    to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
+    to_write |= {"kit/streams/trn.py", "kit/text/languages/ru.py"}
+    assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
+    message = page.read_text(encoding="utf-8").replace("SECTION.KEY=VALUE", "train.lr=1")
+    for words in re.findall(r"python -m kit ([^`#\n]+)", message):
+        if words.split()[0] in ("COMMAND", "--help"):
+            continue
+        options = parser().parse_args(shlex.split(words.split(" | ")[0]))
+        known = {} if "one_minus_sqrt" in words else parse_settings(options.set)
+        check_settings(known, load_preset("tiny"))
+
+
+# Messages.
+
+SOURCES = sorted((ROOT / "kit").rglob("*.py"))
+QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `seed`, `save_steps: 1`, `RUN`
+
+
+def parse_cell(source: str) -> ast.Module:
+    """A code cell as a tree, without its %magic and !shell lines."""
+    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
+
+
+@functools.cache
+def trees() -> list[ast.Module]:
+    own = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
+    return own + [parse_cell(source) for path in NOTEBOOKS for source in cells(path, "code")]
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """The ids of a module's docstrings: they speak to readers of the code."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, owners)]
+    return {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+
+
+@functools.cache
+def messages() -> list[str]:
+    """Every string of the kit that is no docstring, every string and every word of a notebook."""
+    found = []
+    for tree in trees():
+        left_out = docstrings(tree)
+        for node in ast.walk(tree):
+            whole = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if whole and id(node) not in left_out:
+                found.append(node.value)
+    return found + [source for path in NOTEBOOKS for source in cells(path, "markdown")]
+
+
+def identifiers() -> set[str]:
+    """Every name, and every word that is a value, of the kit, the notebooks and the presets."""
+    fields = ("id", "arg", "attr", "name")
+    nodes = [node for tree in trees() for node in ast.walk(tree)]
+    names = {getattr(node, field, None) for node in nodes for field in fields}
+    names |= {getattr(node, "value", None) for node in nodes if isinstance(node, ast.Constant)}
+    for path in (ROOT / "configs").glob("**/*.yaml"):
+        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+        inner = [key for values in sections.values() if isinstance(values, dict) for key in values]
+        names |= {str(key) for key in [*sections, *inner]}
+        names.add(path.stem)
+    return {name for name in names if isinstance(name, str)} | {path.stem for path in SOURCES}
+
+
+def test_every_setting_a_message_names_is_there():
+    known = identifiers()
+    missing = {name: m for m in messages() for name in QUOTED.findall(m) if name not in known}
+    assert not missing
+
+
+def test_every_notebook_and_make_target_that_is_named_is_there():
+    presets = (ROOT / "configs").glob("**/*.yaml")
+    texts = [*messages(), *(path.read_text(encoding="utf-8") for path in presets)]
+    named = {name for text in texts for name in re.findall(r"\b0\d_[a-z][a-z_]+", text)}
+    assert named <= {path.stem for path in NOTEBOOKS}
+    texts = [*messages(), (ROOT / "README.md").read_text(encoding="utf-8")]
+    named = {name for text in texts for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

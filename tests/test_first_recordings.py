@@ -13,7 +13,8 @@ from kit.base.hardware import detect
 from kit.base.run import open_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset.checks import own_faults
-from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.data_report import ManifestConfig
+from kit.dataset.manifest import Utterance
 from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_warning
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, pack
 from kit.text.tokenizer import Tokenizer

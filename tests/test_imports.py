@@ -54,7 +54,6 @@ def imported(path: Path) -> set[str]:
 
 
 def cycles(graph: dict) -> None:
-    """Raises CycleError if there is one."""
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
@@ -76,7 +75,7 @@ def test_arrows_point_one_way(path):
         assert not used or room in rooms, f"{path} imports {library}: only {sorted(rooms)} may"
 
 
-def test_there_is_no_way_back():
+def test_no_cycles_rooms_are_docstrings_and_torchaudio_is_imported_in_one_place():
     cycles(ALLOWED)
     names = {str(path.relative_to(ROOT))[:-3].replace("/", "."): path for path in FILES}
     files = {name: set() for name in names}
@@ -85,19 +84,12 @@ def test_there_is_no_way_back():
             known = module if module in names else module.rpartition(".")[0]
             files[name] |= {known} & set(names)
     cycles(files)
-
-
-def test_a_room_is_a_docstring():
     for path in (ROOT / "kit").rglob("__init__.py"):
         docstring, *rest = ast.parse(path.read_text(encoding="utf-8")).body
         assert isinstance(docstring, ast.Expr), f"{path}: say what the room does"
         names = [ast.unparse(each.targets[0]) for each in rest if isinstance(each, ast.Assign)]
         allowed = ["__version__"] if path.parent == ROOT / "kit" else []
         assert len(rest) == len(names) and names == allowed, f"{path}: a docstring only"
-
-
-def test_torchaudio_is_imported_in_one_place():
-    """Where it cannot be imported, that place says what to install."""
     roots = {path: {name.split(".")[0] for name in imported(path)} for path in FILES}
     assert [path.name for path, names in roots.items() if "torchaudio" in names] == ["clip.py"]
 

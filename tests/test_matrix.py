@@ -43,14 +43,11 @@ def test_every_notebook_runs_to_its_end(row, runs, data, capsys, monkeypatch):
     assert ("weights: raw, ema" in said) != one
 
 
-def test_the_whole_matrix_has_every_preset_use_and_switch():
+def test_the_matrix_has_every_preset_use_and_switch_at_tiny_sizes():
     rows = matrix.every_row()
     assert len({row.name for row in rows}) == len(rows)
     presets, uses, flips = len(matrix.PRESETS), 1 + len(matrix.OVERLAYS), 2 * len(matrix.LABELS)
     assert len(rows) == presets * (uses + flips)
-
-
-def test_a_row_keeps_its_presets_choices_at_tiny_sizes():
     own, small = matrix.load_preset("24gb"), matrix.shrunk(Row(preset="24gb"))
     assert small["train"]["max_steps"] < 10 < own["train"]["max_steps"]
     assert small["model"]["layers"] == 2 and small["model"]["dropout"] == own["model"]["dropout"]
@@ -59,16 +56,13 @@ def test_a_row_keeps_its_presets_choices_at_tiny_sizes():
     assert matrix.shrunk(Row(preset="cpu", switch="ema", on=False))["speed"]["ema"] is False
 
 
-def test_an_exception_names_its_cell_and_ends_its_row_alone(tmp_path, monkeypatch):
+def test_an_exception_ends_its_row_and_rows_that_ended_are_kept(tmp_path, monkeypatch):
     def stop(name, **parameters):
         raise ValueError("no")
 
     monkeypatch.setattr("matrix.run_cells", stop)
     found = matrix.outcome(Row(preset="tiny", notebooks=("01_data_prep",)), tmp_path)
     assert not found["ended"] and found["error"].startswith("ValueError: no")
-
-
-def test_rows_that_ended_are_not_run_again_until_the_code_changes(tmp_path):
     ended = {"name": "cpu", "ended": True, "seconds": {}, "error": ""}
     failed = dict(ended, name="cpu-speed", ended=False, error="ValueError: no")
     path = tmp_path / "matrix.json"

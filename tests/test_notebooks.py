@@ -48,35 +48,11 @@ def is_magic(line: str) -> bool:
 
 
 @each
-def test_valid(path):
-    nbformat.validate(read(path))
-
-
-@each
-def test_committed_without_outputs(path):
-    ran = [c.id for c in code_cells(path) if c.outputs or c.execution_count is not None]
-    assert not ran, f"run `nbstripout --keep-id notebooks/{path.name}`"
-
-
-@each
-def test_cell_ids_are_there_and_unique(path):
-    notebook = read(path)
-    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5), "ids came with format 4.5"
-    ids = [cell.id for cell in notebook.cells]
-    assert len(ids) == len(set(ids)), sorted({i for i in ids if ids.count(i) > 1})
-
-
-@each
-def test_parameters_are_in_the_second_code_cell(path):
+def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path):
     tagged = [
         i for i, c in enumerate(code_cells(path)) if "parameters" in c.metadata.get("tags", [])
     ]
     assert tagged == [1]
-
-
-@each
-def test_each_parameter_is_a_field_of_a_colab_form_below_its_comment(path):
-    """Colab reads only such lines, and writes the new value into them."""
     kinds = {str: "string", int: "integer", float: "number", dict: "raw"}
     lines = code_cells(path)[1].source.splitlines()
     lines = [line for line in lines if not line.startswith("# @markdown ")]  # a note in the form
@@ -92,14 +68,7 @@ def test_each_parameter_is_a_field_of_a_colab_form_below_its_comment(path):
 
 
 @each
-def test_colab_gives_it_a_gpu(path):
-    """00_setup, too: the preset it chooses is the run's for good."""
-    metadata = read(path).metadata
-    assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
-
-
-@each
-def test_cells_are_short(path):
+def test_cells_are_short_and_hold_no_library_code(path):
     long = {}
     for cell in code_cells(path):
         lines = cell.source.splitlines()
@@ -108,11 +77,6 @@ def test_cells_are_short(path):
         if len(lines) > MAX_CELL_LINES:
             long[cell.id] = len(lines)
     assert not long, f"cells over {MAX_CELL_LINES} lines; split them"
-
-
-@each
-def test_no_library_code(path):
-    """What deserves a class or a real function lives in kit/."""
     for cell in code_cells(path):
         for node in ast.walk(parse(cell)):
             assert not isinstance(node, ast.ClassDef), f"class {node.name} in cell {cell.id}"
@@ -122,17 +86,25 @@ def test_no_library_code(path):
 
 
 @each
-def test_start_comes_before_anything_heavy_is_imported(path):
-    """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
+def test_valid_without_outputs_and_start_comes_before_anything_heavy(path):
     source = "\n".join(cell.source for cell in code_cells(path))
     imports = re.findall(
         r"(?m)^(?:from|import) (?!glob, os, sys, zipfile$).*", source.split(" = start(")[0]
     )
     assert imports == ["from kit.recipes.start import start"]
+    nbformat.validate(read(path))
+    ran = [c.id for c in code_cells(path) if c.outputs or c.execution_count is not None]
+    assert not ran, f"run `nbstripout --keep-id notebooks/{path.name}`"
+    notebook = read(path)
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5), "ids came with format 4.5"
+    ids = [cell.id for cell in notebook.cells]
+    assert len(ids) == len(set(ids)), sorted({i for i in ids if ids.count(i) > 1})
+    metadata = read(path).metadata
+    assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
 
 
 @each
-def test_a_sentence_before_each_code_cell(path):
+def test_a_sentence_before_each_code_cell_and_its_place_at_both_ends(path):
     cells = read(path).cells
     assert cells[0].cell_type == "markdown", "begin with a title and what this notebook is for"
     bare = [
@@ -142,13 +114,23 @@ def test_a_sentence_before_each_code_cell(path):
         and "parameters" not in after.metadata.get("tags", [])
     ]
     assert not bare, "a sentence of prose belongs before each of these cells"
+    first, last = read(path).cells[0], read(path).cells[-1]
+    for words in ("**You will have**", "**You need**", "**It takes**"):
+        assert words in first.source
+    picture = re.search(r"!\[.{20,}\]\(attachment:(.+?)\)", first.source)
+    assert picture and picture[1] in first.attachments, "a picture with a description"
+    assert last.cell_type == "markdown" and last.source.count("\n- ") == 3
 
 
 # The first cell, where the notebook is alone in a folder.
 
 
-def test_every_first_cell_is_the_same():
+def test_every_first_cell_is_the_same_and_says_how_to_bring_a_kit(tmp_path):
     assert len({code_cells(path)[0].source for path in NOTEBOOKS}) == 1
+    (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
+    _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
+    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
+    assert "Traceback" not in printed
 
 
 RUN_CELL = """
@@ -160,7 +142,6 @@ print(json.dumps([os.getcwd(), repr(result.error_in_exec)]))
 
 
 def checkout(folder: Path) -> Path:
-    """What the first cell needs of a checkout."""
     (folder / "notebooks").mkdir(parents=True)
     (folder / "notebooks" / "lesson.ipynb").write_text("{}")
     (folder / "kit" / "recipes").mkdir(parents=True)
@@ -214,20 +195,3 @@ def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
     for _ in range(2):  # again after the kernel was restarted
         place, error, printed = run_first_cell(alone, repository, inputs)
         assert (Path(place), error) == (expected, "None"), printed
-
-
-def test_a_notebook_alone_without_a_kit_says_how_to_bring_it(tmp_path):
-    (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
-    _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
-    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
-    assert "Traceback" not in printed
-
-
-@each
-def test_it_begins_with_its_place_and_ends_with_what_to_remember(path):
-    first, last = read(path).cells[0], read(path).cells[-1]
-    for words in ("**You will have**", "**You need**", "**It takes**"):
-        assert words in first.source
-    picture = re.search(r"!\[.{20,}\]\(attachment:(.+?)\)", first.source)
-    assert picture and picture[1] in first.attachments, "a picture with a description"
-    assert last.cell_type == "markdown" and last.source.count("\n- ") == 3

@@ -70,13 +70,11 @@ EXTRAS = {extra: requirements(lines) for extra, lines in PROJECT["optional-depen
 DECLARED = CORE | {name: one for extra in EXTRAS.values() for name, one in extra.items()}
 
 
-def test_conda_and_pip_pin_the_same():
+def test_conda_pip_and_make_install_the_same():
     assert environment_yml() == requirements_txt()
-
-
-def test_make_installs_all_that_is_declared_and_no_more():
     for_make = CORE | EXTRAS["demo"] | EXTRAS["lab"] | EXTRAS["watch"] | EXTRAS["test"]
     assert set(requirements_txt()) == set(for_make)
+    assert requirements_txt()["torch"] == requirements_txt()["torchaudio"]
 
 
 @pytest.mark.parametrize("name", requirements_txt())
@@ -84,33 +82,21 @@ def test_pin_is_in_the_open_range(name):
     assert requirements_txt()[name] in DECLARED[name].specifier
 
 
-def test_conda_python_is_supported():
+def test_the_supported_pythons_are_the_same_everywhere():
     text = (ROOT / "environment.yml").read_text(encoding="utf-8")
     python = next(e for e in yaml.safe_load(text)["dependencies"] if e.startswith("python="))
     assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
-
-
-def test_the_oldest_python_is_the_same_everywhere():
-    """hashlib.file_digest came with 3.11."""
-    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert PROJECT["requires-python"] == ">=3.11"
-    assert whole["tool"]["ruff"]["target-version"] == "py311"
+    assert WHOLE["tool"]["ruff"]["target-version"] == "py311"
     assert "(3, 11) <= v <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_pinned_torch_and_torchaudio_are_a_pair():
-    assert requirements_txt()["torch"] == requirements_txt()["torchaudio"]
-
-
-def test_pip_leaves_every_torch_that_was_tried_as_it_is():
+def test_pip_leaves_a_torch_that_was_tried_and_colab_its_own_packages():
     tried = ("2.9.0", "2.10.0", "2.11.0", "2.14.1")  # Colab has 2.11.0
     assert all(version in CORE["torch"].specifier for version in tried)
     assert "2.8.0" not in CORE["torch"].specifier
     assert all(version in CORE["torchaudio"].specifier for version in ("2.9.0", "2.11.1"))
-
-
-def test_colab_keeps_its_own_torch_and_widgets():
     lines = (ROOT / "requirements-colab.txt").read_text(encoding="utf-8").splitlines()
     asked = requirements(line for line in lines if line.strip() and not line.startswith("#"))
     assert not {"torch", "torchaudio", "torchao", "numpy", "ipywidgets", "ipykernel"} & set(asked)
@@ -143,7 +129,7 @@ def test_every_import_is_declared(path):
     assert not undeclared(sometimes, DECLARED), "add to an extra in pyproject.toml"
 
 
-def test_every_pin_has_its_reason():
+def test_every_pin_has_its_reason_and_every_room_is_in_the_package():
     """The paragraph of comments above a pin says what it is there for."""
     reason = ""
     for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
@@ -153,6 +139,11 @@ def test_every_pin_has_its_reason():
             reason += line.lstrip("# ")
         else:
             assert len(reason.split()) >= 4, f"say above {line} what it is there for"
+    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
+    names = {".".join(room.parts) for room in rooms}
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    configs = {".".join(("kit", *folder.parts)) for folder in folders}
+    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | configs
 
 
 def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
@@ -176,19 +167,8 @@ def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
         version = str(one.specifier).removeprefix("==").removesuffix(".*")
         assert DECLARED[name].specifier.contains(version)
         assert Version(version) <= Version(requirements_txt()[name])
-
-
-def test_a_range_without_an_oldest_version_is_reported():
     with pytest.raises(ValueError, match=r"numpy<3.*says no oldest version"):
         oldest.oldest({"dependencies": ["numpy<3"]})
-
-
-def test_every_room_is_in_the_package():
-    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
-    names = {".".join(room.parts) for room in rooms}
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    configs = {".".join(("kit", *folder.parts)) for folder in folders}
-    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | configs
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,14 @@ def bases(name: str) -> list[str]:
 
 
 @each_tier
-def test_no_gpu_tier_is_the_cpu_demos_child(name):
+def test_no_gpu_tier_is_the_cpu_demos_child_or_has_a_value_of_it(name):
     assert "cpu" not in bases(name) and "base/gpu" in bases(name)
+    preset, demo = load_preset(name), load_preset("cpu")
+    for section, keys in OF_THE_DEMO.items():
+        for key in keys:
+            assert preset[section][key] != demo[section].get(key), f"{section}.{key}"
+    for key in ("muon_lr", "muon_steps", "conditioner_lr"):  # nothing reads them beside AdamW
+        assert key not in preset["train"]
 
 
 # What the CPU demo takes to be done within a coffee break.
@@ -103,25 +109,7 @@ OF_THE_DEMO = {
 
 
 @each_tier
-def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
-    preset, demo = load_preset(name), load_preset("cpu")
-    for section, keys in OF_THE_DEMO.items():
-        for key in keys:
-            assert preset[section][key] != demo[section].get(key), f"{section}.{key}"
-    for key in ("muon_lr", "muon_steps", "conditioner_lr"):  # nothing reads them beside AdamW
-        assert key not in preset["train"]
-
-
-@pytest.mark.parametrize("use", ["", *(use for use in OVERLAYS if use != "debug")])
-@each_tier
-def test_every_gpu_tier_makes_its_batches_ahead(name, use):
-    """Whatever it is used for. The CPU's presets leave it out: there is no GPU to wait for."""
-    assert laid_over(load_preset(name), use)["speed"]["pinned_memory"] is True
-    assert "pinned_memory" not in load_preset("cpu")["speed"]
-
-
-@each_tier
-def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
+def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     preset = load_preset(name)
     data, train = build(DataConfig, preset["data"]), build(TrainConfig, preset["train"])
     codec, trials = codec_config(preset["codec"]), build(TrialConfig, preset["trials"])
@@ -135,13 +123,20 @@ def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
     assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
+    preset = load_preset(name)
+    codes_per_letter = codec_config(preset["codec"]).frame_rate / 14
+    assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter
 
 
 @pytest.mark.parametrize("use", ["", *OVERLAYS])
 @each_tier
-def test_every_gpu_tier_adapts_to_spikes_and_plateaus(name, use):
-    """On a plateau the rates are halved before early stopping ends the run."""
-    train = build(TrainConfig, laid_over(load_preset(name), use)["train"])
+def test_every_gpu_tier_makes_batches_ahead_and_adapts_to_spikes_and_plateaus(name, use):
+    """On a plateau the rates are halved before early stopping ends the run. Batches are made ahead,
+    but on a CPU, where there is no GPU to wait for."""
+    sections = laid_over(load_preset(name), use)
+    assert sections["speed"]["pinned_memory"] is (use != "debug")
+    assert "pinned_memory" not in load_preset("cpu")["speed"]
+    train = build(TrainConfig, sections["train"])
     assert train.spike > 1
     assert 0 < train.lr_plateau_patience < train.early_stopping_patience
 
@@ -158,55 +153,15 @@ def test_debugging_turns_every_optimisation_off(name):
             assert not build(TrainConfig, other["train"]).detect_anomaly
 
 
-@each_tier
-def test_the_limit_on_babble_leaves_a_usual_reading_room(name):
-    """Letters take some 3 codes, slowly read 6; a piece of the vocabulary has up to four."""
-    preset = load_preset(name)
-    codes_per_letter = codec_config(preset["codec"]).frame_rate / 14
-    assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter
-
-
-def test_the_base_is_no_tier():
-    assert "gpu" not in {path.stem for path in CONFIGS.glob("*.yaml")}
-    with pytest.raises(KitError, match="no preset `gpu`"):
-        load_preset("gpu")
-
-
 # Cards.
 
 
 @each_card
-def test_every_card_gets_its_tier_with_a_reason(name):
+def test_every_card_gets_its_tier_and_recommendations_agree_with_it(name):
     hw, wanted = card(name), CARDS[name][2]
     choice = choose_preset(hw)
     assert choice.value == wanted, choice.reason
     assert name in choice.reason and "GiB" in choice.reason
-
-
-def test_the_reason_names_what_decided():
-    reason = lambda name: choose_preset(card(name)).reason  # noqa: E731
-    assert "no half-precision units" in reason("P100") and "no bf16" in reason("T4")
-    assert "80gb trains here, too, in smaller passes" in reason("A100 40")
-
-
-@pytest.mark.parametrize("use", ["", *OVERLAYS])
-@each_card
-def test_every_cards_tier_fits_in_the_precision_it_has(name, use):
-    hw = card(name)
-    work = workload(laid_over(load_preset(CARDS[name][2]), use), hw)
-    room = int(work.max_memory_fraction * hw.memory_bytes)
-    assert work.planned_bytes <= room, change(work, room)
-
-
-def test_the_largest_tier_fits_40_gib_in_smaller_passes():
-    hw = card("A100 40")
-    work = workload(load_preset("80gb"), hw)
-    room = work.max_memory_fraction * hw.memory_bytes
-    assert work.with_rows(16).planned_bytes <= room < work.planned_bytes
-
-
-@each_card
-def test_what_is_recommended_agrees_with_the_tier(name):
     hw = card(name)
     preset = load_preset(CARDS[name][2])
     laid = preset
@@ -216,6 +171,28 @@ def test_what_is_recommended_agrees_with_the_tier(name):
     recompute = "gradient_checkpointing"
     assert laid["speed"][recompute] == preset["speed"].get(recompute, False)
     work = workload(laid, hw)
+    room = int(work.max_memory_fraction * hw.memory_bytes)
+    assert work.planned_bytes <= room, change(work, room)
+
+
+def test_the_reason_names_what_decided():
+    reason = lambda name: choose_preset(card(name)).reason  # noqa: E731
+    assert "no half-precision units" in reason("P100") and "no bf16" in reason("T4")
+    assert "80gb trains here, too, in smaller passes" in reason("A100 40")
+    assert "gpu" not in {path.stem for path in CONFIGS.glob("*.yaml")}
+    with pytest.raises(KitError, match="no preset `gpu`"):
+        load_preset("gpu")
+    hw = card("A100 40")
+    work = workload(load_preset("80gb"), hw)
+    room = work.max_memory_fraction * hw.memory_bytes
+    assert work.with_rows(16).planned_bytes <= room < work.planned_bytes
+
+
+@pytest.mark.parametrize("use", ["", *OVERLAYS])
+@each_card
+def test_every_cards_tier_fits_in_the_precision_it_has(name, use):
+    hw = card(name)
+    work = workload(laid_over(load_preset(CARDS[name][2]), use), hw)
     room = int(work.max_memory_fraction * hw.memory_bytes)
     assert work.planned_bytes <= room, change(work, room)
 

@@ -90,7 +90,6 @@ def started_run(card: Hardware) -> Path:
 
 
 def step_row(number: int) -> dict:
-    """A line of train.jsonl, one step in half a second."""
     plain = {"step": number, "steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0}
     times = {"step_s": 0.5, "unix_s": 0.5 * number, "wall_s": 0.5 if number > 1 else None}
     others = {"tokens": 900, "memory_bytes": 2**30, "val_loss": None, "ema_val_loss": None}
@@ -108,7 +107,6 @@ def words(results: list[Result]) -> str:
 
 
 def titles(results: list[Result]) -> list[str]:
-    """Of every picture."""
     axes = [axes for result in results for figure in result.pictures for axes in figure.axes]
     return [each.get_title(loc="left") or each.get_title() for each in axes]
 

@@ -48,7 +48,8 @@ from kit.batches.code_cache import (
     split_by,
     touch,
 )
-from kit.dataset.data_report import Finding, Utterance, refuse
+from kit.dataset.data_report import Finding, refuse
+from kit.dataset.manifest import Utterance
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 

@@ -36,7 +36,7 @@ from kit.base.config import require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset.data_report import Utterance
+from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, normalize
 
 PART_BATCHES = 16  # batches whose results share a file until all are done

@@ -27,13 +27,13 @@ from kit.dataset.data_report import (
     Finding,
     ManifestConfig,
     Spool,
-    Utterance,
     refuse,
     rows_where,
     values_repeated,
     write_data_report,
 )
 from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
+from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.

@@ -22,10 +22,10 @@ from kit.dataset.data_report import (
     Finding,
     ManifestConfig,
     Spool,
-    Utterance,
     rows_in_split,
     values_repeated,
 )
+from kit.dataset.manifest import Utterance
 from kit.dataset.recordings import (
     Record,
     Recordings,

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.container import SUFFIXES
-from kit.dataset.data_report import Finding, ManifestConfig, Spool, Utterance
+from kit.dataset.data_report import Finding, ManifestConfig, Spool
+from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, normalize
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.

@@ -1,1 +1,1 @@
-"""What a person sees: the record of a run, pictures, progress, and who is watching."""
+"""What a person sees: results, pictures, progress, and panels of core ipywidgets (7.7.1 or 8)."""

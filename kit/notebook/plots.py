@@ -1,31 +1,71 @@
 """The charts of the notebooks, each a figure of its own with units on its axes.
 
-None holds the text of a sentence, for the default font has no Ethiopic. The curves of a run
-are in run_plots.py.
+Everything is matplotlib's object-oriented interface on the Agg canvas: pyplot keeps one global
+figure that a second thread corrupts. Okabe and Ito's palette, safe for the colour-blind. No chart
+holds the text of a sentence, for the default font has no Ethiopic.
 """
 
+import io
 import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from kit.notebook.style import (
-    BLUE,
-    GIB,
-    GREEN,
-    GRID,
-    INK,
-    ORANGE,
-    PALE,
-    PALETTE,
-    RED,
-    new_figure,
-    png,
-    shown_width_px,
-    tidy,
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
 )
+INK = "#333333"
+PALE = "#9a9a9a"
+GRID = "#e6e6e6"
+GIB = 2**30
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """An empty figure of 200 dots an inch: it is shown at half that, sharp on dense screens."""
+    figure = Figure((width_in, height_in), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """`figure` as a picture (height, width, RGB), 0 to 255."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+
+
+def shown_width_px(figure: Figure) -> int:
+    return round(figure.get_figwidth() * figure.dpi / 2)
+
+
+def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
+    """One look for all: no frame on top and right, small grey ticks, ink-coloured labels."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(PALE)
+    axes.tick_params(labelsize=9, color=PALE, labelcolor=INK)
+    axes.set_axisbelow(True)
+    if xlabel:
+        axes.set_xlabel(xlabel, fontsize=10, color=INK)
+    if ylabel:
+        axes.set_ylabel(ylabel, fontsize=10, color=INK)
+    if title:
+        axes.set_title(title, fontsize=11, color=INK, loc="left")
+
 
 HEATMAP_COLUMNS = 4
 CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
@@ -46,7 +86,6 @@ def histogram(
     values,
     label: str = "",
     unit: str = "",
-    bins: int = 40,
     marks: dict[str, Sequence[float]] | None = None,
 ) -> Figure:
     """How `values` are spread; the median is marked. A dict name -> values gives one axes each.
@@ -59,7 +98,7 @@ def histogram(
     for axes, (name, numbers), colour in zip(all_axes, groups.items(), PALETTE * 9):
         numbers = np.asarray(numbers, dtype=float)
         middle = float(np.median(numbers)) if len(numbers) else math.nan
-        axes.hist(numbers, bins=bins, color=colour, edgecolor="white", linewidth=0.3)
+        axes.hist(numbers, bins=40, color=colour, edgecolor="white", linewidth=0.3)
         axes.axvline(middle, color=INK, linewidth=1, linestyle="--")
         for mark in (marks or {}).get(name, ()):
             axes.axvline(mark, color=PALE, linewidth=0.8, linestyle=":")
@@ -231,7 +270,6 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
 
 
 def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> None:
-    """A cell for each of `ids` from `start` on, and how many there are above them."""
     most = max([1, *ids])
     for place, number in enumerate(ids, start):
         axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)
@@ -252,3 +290,132 @@ def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> F
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
     tidy(axes, "time (s)", "", title)
     return figure
+
+
+def thin(rows: list[dict], most: int = 400) -> list[dict]:
+    """About `most` rows: every n-th, the last, and each one with a validation loss or a note."""
+    if len(rows) <= most:
+        return rows
+    every = math.ceil(len(rows) / most)
+    last = len(rows) - 1
+    special = {i for i, r in enumerate(rows) if r.get("val_loss") is not None or r.get("note")}
+    return [r for i, r in enumerate(rows) if i % every == 0 or i == last or i in special]
+
+
+def smooth(values: np.ndarray, span: int) -> np.ndarray:
+    """Mean over up to `span` neighbours to either side, passing over what is not finite."""
+    if not span:
+        return values
+    window = np.ones(2 * span + 1)
+    finite = np.isfinite(values)
+    count = np.convolve(finite, window, "same")
+    total = np.convolve(np.where(finite, values, 0.0), window, "same")
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def column(rows: list[dict], key: str) -> np.ndarray:
+    """One field of every row as floats; what is missing is NaN."""
+    values = (row.get(key) for row in rows)
+    return np.array([math.nan if v is None else v for v in values], dtype=float)
+
+
+def run_curves(rows: list[dict], live: bool = False) -> Figure:
+    """A run over its steps: loss, memory, learning rate and load; ticks where there is a note.
+
+    Below them, unless `live`, the gradient norm, and what the averaged weights are worth: their
+    validation loss over the last weights' is below 1 where the average is better. A `live` figure
+    has no layout to be solved, and is drawn in a fraction of the time.
+    """
+    rows = thin(rows, 400 if live else 2000)
+    draws = [_losses, _memory, _rate]
+    if not live:
+        draws.append(_norm)
+        if any(row.get("ema_val_loss") is not None for row in rows):
+            draws.append(_ratio)
+    grid = {"height_ratios": (3, *[1] * (len(draws) - 1))}
+    if live:
+        figure = Figure((9.1, 4.6), dpi=110)
+        grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915, "top": 0.935, "bottom": 0.1}
+    else:
+        figure = new_figure(8, 1.5 + 1.5 * len(draws))
+    all_axes = figure.subplots(len(draws), sharex=True, gridspec_kw=grid)
+    steps = column(rows, "step")
+    marks = [row["step"] for row in rows if row.get("note")]
+    for draw, axes in zip(draws, all_axes):
+        draw(axes, rows, steps)
+        axes.grid(color=GRID, linewidth=0.8)
+        foot = axes.get_xaxis_transform()  # wherever the limits are
+        tick = {"markersize": 7, "color": PURPLE, "label": "event", "transform": foot}
+        if marks:
+            axes.plot(marks, [0.02] * len(marks), "|", **tick)
+    # As long as the run is now: MAX_STEPS may have been another before it was stopped.
+    planned = rows[-1].get("steps") or 0 if rows else 0
+    all_axes[0].set_xlim(0, max([planned, 1, *(row["step"] for row in rows)]) * 1.01)
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+    all_axes[0].legend(frameon=False, fontsize=9, ncols=4, **above)
+    all_axes[-1].set_xlabel("step", fontsize=10, color=INK)
+    figure.align_ylabels(all_axes)
+    return figure
+
+
+def _losses(axes, rows: list[dict], steps: np.ndarray) -> None:
+    losses = column(rows, "loss")
+    axes.plot(steps, losses, color=SKY, linewidth=0.6, alpha=0.7)
+    smoothed = smooth(losses, len(rows) // 30)
+    axes.plot(steps, smoothed, color=BLUE, linewidth=1.8, label="training")
+    _dots(axes, steps, column(rows, "val_loss"), ORANGE, label="held out, last weights")
+    _dots(axes, steps, column(rows, "ema_val_loss"), GREEN, label="held out, EMA")
+    finite = losses[np.isfinite(losses)]
+    if len(finite):  # a single spike must not flatten the curve
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, min(high, 1.1 * float(np.quantile(finite, 0.995))))
+    tidy(axes, "", "loss (nats per target)")
+
+
+def _memory(axes, rows: list[dict], steps: np.ndarray) -> None:
+    looks = {"memory_bytes": ("peak", "-", RED), "memory_now_bytes": ("now", ":", ORANGE)}
+    for key, (name, look, colour) in looks.items():
+        values = column(rows, key) / GIB
+        if np.isfinite(values).any():
+            axes.plot(steps, values, look, color=colour, linewidth=1.5, label=name)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(2))
+    if axes.lines:
+        beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
+        axes.legend(frameon=False, fontsize=8, **beside)
+    tidy(axes, "", "GiB")
+
+
+def _rate(axes, rows: list[dict], steps: np.ndarray) -> None:
+    axes.plot(steps, column(rows, "lr"), color=INK, linewidth=1.4)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(2))
+    tidy(axes, "", "rate")
+    load = column(rows, "load")
+    sampled = np.isfinite(load)  # not at every step
+    if sampled.any():
+        right = axes.twinx()
+        right.plot(steps[sampled], load[sampled], color=GREEN, linewidth=1.0)
+        tidy(right)
+        right.set_ylim(0, 1.05)
+        right.set_yticks((0, 1), ("0 %", "100 %"))
+        right.set_ylabel("load", fontsize=9, color=GREEN)
+
+
+def _norm(axes, rows: list[dict], steps: np.ndarray) -> None:
+    axes.plot(steps, column(rows, "grad_norm"), color=SKY, linewidth=0.8)
+    axes.set_yscale("log")
+    tidy(axes, "", "gradient norm")
+
+
+def _ratio(axes, rows: list[dict], steps: np.ndarray) -> None:
+    _dots(axes, steps, column(rows, "ema_val_loss") / column(rows, "val_loss"), GREEN)
+    axes.axhline(1.0, color=PALE, linewidth=1, linestyle="--")
+    tidy(axes, "", "EMA / last")
+
+
+def _dots(axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "") -> None:
+    there = np.isfinite(values)
+    if there.any():
+        look = {"linewidth": 1.4, "marker": "o", "markersize": 4}
+        axes.plot(steps[there], values[there], label=label, color=colour, **look)

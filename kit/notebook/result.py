@@ -1,6 +1,7 @@
-"""The result of a step of a recipe: drawn in a notebook, printed as one line elsewhere.
+"""The result of a step of a recipe, and how a notebook shows results and errors.
 
-A link comes first, then pictures, sounds, and tables.
+Drawn in a notebook, printed as one line elsewhere. A link comes first, then pictures, sounds, and
+tables.
 """
 
 import base64
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from IPython import get_ipython
 from matplotlib.figure import Figure
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
-from kit.notebook.style import png, shown_width_px
+from kit.notebook.plots import png, shown_width_px
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,3 +113,41 @@ def link_html(path: Path) -> str:
     address = urllib.parse.quote(path.as_posix())
     label = f"Download {path.name} ({path.stat().st_size / 1e6:.1f} MB)"
     return f"<p><a href='{address}' download>{html.escape(label)}</a></p>"
+
+
+def is_watched() -> bool:
+    """Whether a person sees this cell: programs that run notebooks (nbmake) take no input."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(kernel and kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
+
+
+def plain_errors() -> None:
+    """From now on an error that the kit itself raises shows as one sentence, without the frames.
+
+    Its message says what was wrong and what to do; where in the kit it was noticed helps nobody.
+    Any other error keeps its traceback, and the cell fails either way.
+    """
+    shell = get_ipython()
+    if shell is not None:
+        shell.set_custom_exc((ValueError, RuntimeError, OSError), _show_error)
+
+
+def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
+    if kind.__module__.startswith("kit."):
+        lines = [f"{kind.__name__}: {error}"]
+    else:
+        lines = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
+    shell._showtraceback(kind, error, lines)
+    return lines
+
+
+def print_results() -> None:
+    """Where a program runs the notebook, print each Result as well: a log has no displays."""
+    shell = get_ipython()
+    if shell is not None and not is_watched():
+        shell.display_formatter.formatters["text/plain"].for_type(Result, _print_result)
+
+
+def _print_result(result: Result, printer, _cycle: bool) -> None:
+    print(result, flush=True)
+    printer.text(str(result))

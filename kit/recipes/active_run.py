@@ -1,9 +1,14 @@
-"""A run with the machine it works on."""
+"""A run with the machine it works on, and what it is made from: recordings, a base model."""
 
 import dataclasses
+import itertools
+import json
+import re
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
+from kit.base.config import build, merge
 from kit.base.formatting import flat
 from kit.base.hardware import (
     Choice,
@@ -13,9 +18,22 @@ from kit.base.hardware import (
     set_cuda_defaults,
     use_threads,
 )
-from kit.base.run import SETTINGS, Run
+from kit.base.run import KIT_FOLDERS, SETTINGS, Run, numbered, places_of_runs, read_run_file
+from kit.base.tensor_file import tensors_sha256
+from kit.batches.batching import DataConfig
+from kit.inference.generate import GenerateConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import LoRAConfig
+from kit.model.sequence import GPTConfig
+from kit.model.weights import load_model, saved_config, warm_start_model
 from kit.notebook.result import Result
+from kit.text.normalize import language_code
+from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
+from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.ranks import ALONE, Ranks
+from kit.training.switches import SpeedConfig
+from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.preflight import Workload
 
 SETTINGS_SHOWN = 6
 
@@ -27,7 +45,7 @@ class ActiveRun(Run):
     hw: Hardware
     threads: Choice  # of torch
     precision: Choice  # "fp32", "fp16" or "bf16"
-    kept: Any = None  # its `RunCopy` on another disk (run_copy.py), if there is one
+    kept: Any = None  # its `RunCopy` on another disk (open_run.py), if there is one
     ranks: Ranks = ALONE  # the processes that share its work
 
     def record(self, **figures) -> dict:
@@ -38,7 +56,6 @@ class ActiveRun(Run):
         return report
 
     def fetch_checkpoints(self) -> None:
-        """Fetch the copies of checkpoints from another machine."""
         if self.kept:
             self.kept.fetch_checkpoints()
 
@@ -81,3 +98,192 @@ def active_run(run: Run, kept: Any = None) -> ActiveRun:
     return ActiveRun(
         **vars(run), hw=hw, threads=use_threads(hw), precision=choose_precision(hw), kept=kept
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """The recordings and the text that a run's tokenizer, codec and voice are trained on."""
+
+    data: str = ""  # a folder, a table, an archive or a hf:// name; "": the built-in corpus
+    language: str = "am"
+    text: str = ""  # a file of more text than the recordings'; "": theirs alone
+    phonemes: str = ""  # a language by espeak-ng's name; "": letters
+    tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
+
+    def __str__(self) -> str:
+        parts = [self.data or "the built-in corpus", f"language {self.language}"]
+        if self.text:
+            parts.append(f"pieces of {self.text}")
+        if self.phonemes:
+            parts.append(f"phonemes of {self.phonemes}")
+        if self.tokenizer:
+            parts.append(f"tokenizer {self.tokenizer}")
+        return ", ".join(parts)
+
+    def begin(self, run: ActiveRun) -> None:
+        run.require_permanent("data", str(self))
+        run.record(data={"source": dataclasses.asdict(self)})
+
+    def section(self, run: ActiveRun, name: str) -> dict:
+        """The preset's section `name`, with the preset's changes for recordings of people.
+
+        The run's own settings override both.
+        """
+        settings = run.section(name)
+        if not self.data:
+            return settings
+        changes = run.section("recordings").get(name, {})
+        return merge(merge(settings, changes), run.settings.get(name, {}))
+
+    def codec_settings(self, run: ActiveRun) -> dict:
+        """The codec's section; changes for recordings of people do not apply to other codecs."""
+        if "kind" in run.settings.get("codec", {}):
+            return run.section("codec")
+        return self.section(run, "codec")
+
+
+# Names of folders and tables that say nothing about the data: the folder above them does.
+COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
+
+
+def name_for_data(data: str, language: str) -> str:
+    """Return the name of a run for `data`: of the one that has it, else a new one.
+
+    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
+    """
+    code = language_code(language or "am")
+    if data in ("record", "upload"):
+        return "my-voice"
+    name = "demo" if code == "am" else f"demo-{code}"
+    if data.startswith("hf://"):
+        name = data.removeprefix("hf://")
+    elif data:
+        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
+        name = next((n for n in names if n.lower() not in {"", *COMMON_NAMES, *KIT_FOLDERS}), "")
+    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
+    names = itertools.chain([name], numbered(name))
+    return next(each for each in names if _source_of(each) in (None, (data, code)))
+
+
+def _source_of(name: str) -> tuple[str, str] | None:
+    """The data and the language of the run `name`; None before 01_data_prep."""
+    for place in places_of_runs():
+        try:
+            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
+            return source["data"], language_code(source["language"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
+    """Fill what `asked` leaves empty from the run's record; return it with a line to print."""
+    recorded = run.figure("data", "source") or {}
+    given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+    if "language" in given:
+        given["language"] = language_code(given["language"])
+        # However it was spelt when the run started: a run keeps its source, letter by letter.
+        if "language" in recorded and language_code(recorded["language"]) == given["language"]:
+            given["language"] = recorded["language"]
+    source = build(RunSource, recorded, **given)
+    if any(value and name not in given for name, value in recorded.items()):
+        return source, f"As this run was started: {source}."
+    return source, ""
+
+
+def section_for_run(run: ActiveRun, name: str) -> dict:
+    """The section `name`, adapted to the recordings that `run` was started with."""
+    return choose_source(run, RunSource())[0].section(run, name)
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """The sampling settings for the voice of `run`, with the fields `over` replaced."""
+    return build(GenerateConfig, section_for_run(run, "generate"), **over)
+
+
+# Files in a run's folder that start_from_base has copied from a base model.
+START_FROM = "start_from"  # the SHA-256 of the base model's weights, and its path
+MODEL = "start.safetensors"
+TOKENIZER = "start-tokenizer.model"
+
+
+def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
+    """The base model's tokenizer, for texts in `language`; None if there is no base model."""
+    if not read_run_file(run.folder / START_FROM):
+        return None
+    return load_tokenizer(run.folder / TOKENIZER, language)
+
+
+def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
+    """The model before its first training step: the base model's weights, or random ones.
+
+    Raises DamagedFileError if `config` is no longer that of the base model.
+    """
+    base = load_base_tokenizer(run, tokenizer.language)
+    if base is None:
+        return SpeechGPT(config)
+    return warm_start_model(config, load_model(run.folder / MODEL), base_spellings(base, tokenizer))
+
+
+def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
+    base = load_base_tokenizer(run, tokenizer.language)
+    if base is None:
+        return ""
+    new = len(base_spellings(base, tokenizer))
+    return (
+        f"It starts from the voice in {read_run_file(run.folder / START_FROM).partition(' ')[2]}: "
+        f"{tokenizer.vocab_size - new} text ids stay, {new} new ones are initialised from the ids "
+        "that spelt them before."
+    )
+
+
+def finetuning_of(run: ActiveRun) -> Finetuning:
+    """What of the model `run` trains. Raises KitError if that needs a base model."""
+    base = None
+    if read_run_file(run.folder / START_FROM):
+        path = run.folder / MODEL
+        base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
+    finetuning = Finetuning(
+        config=build(FinetuneConfig, run.section("finetune")),
+        lora=build(LoRAConfig, run.section("lora")),
+        base=base,
+    )
+    finetuning.require_voice()
+    return finetuning
+
+
+def workload(run: ActiveRun, **parts) -> Workload:
+    """A training step of `run` as its settings say; `parts` are fields that replace them.
+
+    Without lengths in `parts` it has the longest that the model has positions for.
+    """
+    settings = {
+        "model": build(GPTConfig, run.section("model")),
+        "train": build(TrainConfig, run.section("train")),
+        "speed": build(SpeedConfig, run.section("speed")),
+        "data": build(DataConfig, run.section("data")),
+        "hw": run.hw,
+        "precision": run.precision.value,
+    }
+    return Workload(**settings | run.section("memory") | parts)
+
+
+def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
+    """Describe what of `model` trains; "" if all of it does from the first step on."""
+    line = ""
+    if finetuning.adapters:
+        trained = count_trained(model, finetuning)
+        lora = finetuning.lora
+        tables = ", and the new rows of embeddings and heads" if trained.tables else ""
+        if finetuning.config.tables == "all":
+            tables = ", and all embeddings and heads"
+        line = (
+            f"LoRA: {trained.learning:,} parameters train, "
+            f"{trained.learning / count_parameters(model):.1%} as many as the model has: adapters "
+            f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
+            "the frozen matrices beside them take half the memory. "
+        )
+    if finetuning.config.tables_first:
+        steps = finetuning.config.tables_first
+        line += f"In the first {steps:,} steps only embeddings and heads train."
+    return line.strip()

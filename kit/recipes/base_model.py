@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
+from kit.audio.spectrogram import MelConfig
 from kit.base.config import build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, write_atomic
@@ -22,7 +23,7 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, model_settings, save_model
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, ActiveRun
 from kit.recipes.hub import (
     BESIDE_THEM,
     EXPORT_FILES,
@@ -31,9 +32,8 @@ from kit.recipes.hub import (
     copy_of,
     fetch_once,
 )
-from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
-from kit.releases.indextts2.model import STATS_FILE, load_indextts2
+from kit.releases.indextts2.model import STATS_FILE, IndexTTS2, load_indextts2
 from kit.releases.indextts2.names import CONFIG_FILE as INDEXTTS2_CONFIG
 from kit.releases.indextts2.names import (
     INDEXTTS2_REPOSITORY,
@@ -49,6 +49,7 @@ from kit.releases.xtts_v2.model import (
     MEL_STATS_FILE,
     VOCABULARY_FILE,
     WEIGHTS_FILE,
+    XTTS,
     load_xtts,
 )
 from kit.tuning.memory_plan import count_parameters
@@ -289,24 +290,8 @@ def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
             "where the model was published."
         )
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
-    kept = {name: getattr(xtts.model.config, name) for name in TRAINED_WITH}
-    return BaseModel(
-        model=xtts.model,
-        codec=codec,
-        tokenizer=xtts.vocabulary.data,
-        sections={
-            "model": model_settings(xtts.model.config) | kept,
-            "codec": dataclasses.asdict(codec.config),
-            "front_end": dataclasses.asdict(codec.reference_mel.config),
-            "text": {"phonemes": ""},
-        },
-        record={
-            "licence": ACCEPTED[LICENCE],
-            **dataclasses.asdict(xtts.source),
-            "notes": list(xtts.notes),
-        },
-        defaults=XTTS_DEFAULTS,
-    )
+    front_end = codec.reference_mel.config
+    return released(xtts, codec, xtts.vocabulary.data, front_end, LICENCE, XTTS_DEFAULTS)
 
 
 def load_indextts2_base(folder: Path, weights: str, licence: str, fetch: Callable) -> BaseModel:
@@ -320,23 +305,37 @@ def load_indextts2_base(folder: Path, weights: str, licence: str, fetch: Callabl
             f"The semantic codec of {folder / INDEXTTS2_CONFIG} has {codec.vocab_size:,} codes, "
             f"its GPT {config.code_vocab - 2:,}: they are of different releases."
         )
+    defaults = merge(XTTS_DEFAULTS, NOT_SPOKEN)
+    return released(release, codec, release.tokenizer, FeatureConfig(), BILIBILI, defaults)
+
+
+def released(
+    release: XTTS | IndexTTS2,
+    codec: Codec,
+    tokenizer: bytes,
+    front_end: MelConfig | FeatureConfig,
+    licence: str,
+    defaults: dict,
+) -> BaseModel:
+    """The base model of a release, whose settings stay as they are."""
+    config = release.model.config
     kept = {name: getattr(config, name) for name in TRAINED_WITH}
     return BaseModel(
         model=release.model,
         codec=codec,
-        tokenizer=release.tokenizer,
+        tokenizer=tokenizer,
         sections={
             "model": model_settings(config) | kept,
             "codec": dataclasses.asdict(codec.config),
-            "front_end": dataclasses.asdict(FeatureConfig()),
+            "front_end": dataclasses.asdict(front_end),
             "text": {"phonemes": ""},
         },
         record={
-            "licence": ACCEPTED[BILIBILI],
+            "licence": ACCEPTED[licence],
             **dataclasses.asdict(release.source),
             "notes": list(release.notes),
         },
-        defaults=merge(XTTS_DEFAULTS, NOT_SPOKEN),
+        defaults=defaults,
     )
 
 

@@ -1,51 +1,300 @@
-"""Notebook 03: is the voice intelligible? And the checklist of a whole run.
+"""Notebook 03: is the voice intelligible?
 
-Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings.
+Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings. The
+recogniser on the recordings, and on the codec's round trip of them, gives the noise floor. A
+speaker's loss with the reference of another one shows whether the voice uses references.
+
+Shapes: L samples.
 """
 
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
-from kit.audio.clip import load_wave
-from kit.audio.recognizer import cer
-from kit.base.config import build
+import torch
+from torch import Tensor
+
+from kit.audio.clip import load_wave, resampled
+from kit.audio.codec import Codec, load_codec
+from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
+from kit.base.config import build, by_former_names
 from kit.base.errors import KitError
-from kit.base.files import file_digest
-from kit.base.formatting import format_gib
+from kit.base.files import cached_result, digest, file_digest
 from kit.base.run import Run
-from kit.dataset.data_report import ManifestConfig
+from kit.dataset.data_report import rows_in_split
+from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference.candidates import READER
 from kit.inference.evaluate import (
     Check,
     EvaluateConfig,
     Scores,
     WordPair,
+    align_words,
     count_kinds,
     ending_checks,
     gate_checks,
     problems_of,
     save_samples,
+    score,
     score_codes,
     suggest_fix,
     transcribe,
     word_stats,
 )
+from kit.inference.generate import GenerateConfig
+from kit.inference.voice import Voice
+from kit.inference.voice_files import SOUND, load_voices
+from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.base_model import MIN_HOURS, too_few_hours
-from kit.recipes.evaluation_data import EvaluationData, LabeledClip, SpeakerLoss, loss_by_speaker
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
-from kit.tuning.doctor import training_checks
 
 SAMPLES = 3  # recordings saved to samples/
 PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
+# Splits: words that training never saw, long sentences, and known words in any order.
+HARDER = ("unseen", "long", "free_order")
+OTHER_FILES = (  # beside the model's weights, that speaking and transcribing depend on
+    "codec.safetensors",
+    "tokenizer.model",
+    "references.safetensors",
+    "recognizer.safetensors",
+    SOUND,  # optional, as the next
+    READER,
+)
+BATCH = 16  # examples at a time when measuring the loss of a speaker
+MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
+
+
+class SpokenTexts(NamedTuple):
+    """Some texts as a voice has spoken them."""
+
+    scores: Scores
+    samples: list[dict]  # the first few, as rows of the report: text, wav, split
+
+
+class EvaluationData:
+    """Voices by weights ("raw", and "ema" if training kept an average), and the texts to speak.
+
+    The held-out texts are the first `sentences` of the split in manifest order, without those that
+    have letters no training text has. Raises KitError if an earlier notebook has not run yet,
+    SpeechError and KitError for missing or damaged files.
+    """
+
+    def __init__(self, run: ActiveRun, sentences: int):
+        self.run = run
+        self.rows = read_manifest(run.folder)
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.recognizer = recognizer.to(run.hw.device)
+        self.language = run.require_figure("data", "language", "01_data_prep")
+        self.voices = load_voices(run.folder, self.language, run.hw.device)
+        codec = load_codec(run.path("codec.safetensors"))
+        self.codec = codec.to(run.hw.device)  # decodes codes alone, without hidden states
+        self.rate_hz = self.codec.sample_rate
+        self.front_end = self.voices["raw"].front_end
+        self.sampling = sampling_of(run)
+        self.read_once = dataclasses.replace(self.sampling, best_of=1)
+        rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
+        rows["held_out"] = rows["held_out"][:sentences]
+        can_speak = self.voices["raw"].can_speak
+        self.splits = {s: [row for row in own if can_speak(row.text)] for s, own in rows.items()}
+        self.held_out = self.splits["held_out"]
+        self.left_out = len(rows["held_out"]) - len(self.held_out)
+        if not self.held_out:
+            raise KitError(
+                f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
+                "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
+            )
+
+    def recording(self, row: Utterance) -> Tensor:
+        return load_wave(row.audio, self.rate_hz)
+
+    def floor(self, split: str) -> "NoiseFloor":
+        rows = self.splits[split]
+
+        def measure() -> dict:
+            return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
+
+        path = self.run.path("transcripts", f"{split}-recordings.json")
+        return NoiseFloor(**cached_result(path, digest(self.digests, as_dicts(rows)), measure))
+
+    def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
+        """Speak the texts of `split` with `weights`, and transcribe and score them.
+
+        The first few are saved in samples/, with `label` in the names of the files.
+        """
+        rows = self.splits[split]
+        model = file_digest(self.run.folder / WEIGHTS[weights])
+
+        def measure() -> dict:
+            scores, speech = score(self.voices[weights], rows, self.recognizer, config)
+            waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
+            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
+            return {"scores": dataclasses.asdict(scores), "samples": samples}
+
+        def has_samples(result: dict) -> bool:
+            return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
+
+        path = self.run.path("transcripts", f"{split}-{label}.json")
+        sampling = by_former_names("generate", config)
+        key = digest(self.digests, model, sampling, as_dicts(rows))
+        result = cached_result(path, key, measure, has_samples)
+        return SpokenTexts(Scores(**result["scores"]), result["samples"])
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """Digests of what results depend on beside the model's weights."""
+        files = [self.run.folder / name for name in OTHER_FILES]
+        return [self.language, *(file_digest(path) for path in files if path.is_file())]
+
+    @cached_property
+    def by_weights(self) -> dict[str, SpokenTexts]:
+        """The held-out texts by each set of weights, one candidate each."""
+        spoken = {}
+        tick = Ticker("spoken")
+        for name in self.voices:
+            spoken[name] = self.speak("held_out", name, self.read_once, name)
+            tick(len(spoken), len(self.voices), f"{name}: CER {spoken[name].scores.cer:.2%}")
+        return spoken
+
+    @cached_property
+    def best(self) -> str:
+        """The weights with the lower error rate; the average if they are equal or make no sound."""
+        if not self.codec.decodes:
+            return list(self.voices)[-1]
+        cer = {name: spoken.scores.cer for name, spoken in self.by_weights.items()}
+        return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
+
+    @cached_property
+    def spoken(self) -> dict[str, SpokenTexts]:
+        """The texts of every split by the best weights, the most likely of several candidates."""
+        spoken = {"held_out": self.speak("held_out", self.best, self.sampling, "best")}
+        for split in HARDER:
+            if self.splits[split]:
+                spoken[split] = self.speak(split, self.best, self.sampling, self.best)
+        return spoken
+
+    def word_pairs(self, of_codec: bool = False) -> list[WordPair]:
+        """The words of all texts, aligned with the transcripts of the voice.
+
+        `of_codec`: with those of the recordings after the codec.
+        """
+        pairs = []
+        for split, spoken in self.spoken.items():
+            transcripts = spoken.scores.transcripts
+            if of_codec:
+                transcripts = self.floor(split).transcripts
+            for row, line in zip(self.splits[split], transcripts, strict=True):
+                pairs += align_words(row.text, line)
+        return pairs
+
+    def worst_sentence(self) -> int:
+        transcripts = self.spoken["held_out"].scores.transcripts
+        errors = [
+            sum(bool(pair.kind) for pair in align_words(row.text, line))
+            for row, line in zip(self.held_out, transcripts)
+        ]
+        return errors.index(max(errors))
+
+
+def as_dicts(rows: list[Utterance]) -> list[dict]:
+    return [dataclasses.asdict(row) for row in rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """Errors of the recogniser itself."""
+
+    cer: float  # character error rate on the recordings
+    cer_codec: float  # on the recordings after the codec: a voice cannot do better
+    transcripts: tuple[str, ...]  # after the codec
+
+
+def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
+    """Return the recogniser's errors on the recordings of `rows` and on their codec round trip."""
+    input_sample_rate = recognizer.input_sample_rate
+    recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
+    copies = [codec.round_trip(load_wave(row.audio, codec.sample_rate)) for row in rows]
+    texts = [row.text for row in rows]
+    before = transcribe(recognizer, recordings, input_sample_rate)
+    after = transcribe(recognizer, copies, codec.sample_rate)
+    return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), transcripts=tuple(after))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabeledClip:
+    text: str
+    speaker: str
+    wave: Tensor  # (L,) at the codec's `sample_rate`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeakerLoss:
+    """Loss in nats a code over a speaker's recordings.
+
+    A model that ignores references has the same loss with every reference.
+    """
+
+    own: float  # with a reference of that speaker
+    other: float  # with a reference of another speaker
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.other - self.own > MIN_GAIN * self.own
+
+
+def loss_by_speaker(voice: Voice, clips: list[LabeledClip]) -> dict[str, SpeakerLoss]:
+    """Return the loss on each speaker's clips; {} for a voice with one speaker.
+
+    The other speaker is the next by name. Clips too long for the model, or of a speaker without a
+    reference, are left out.
+    """
+    names = voice.speakers
+    if len(names) < 2:
+        return {}
+    losses = {}
+    for name, other in zip(names, names[1:] + names[:1]):
+        examples = encode_clips(voice, [clip for clip in clips if clip.speaker == name])
+        if examples:
+            losses[name] = SpeakerLoss(
+                own=mean_loss(voice, examples, name), other=mean_loss(voice, examples, other)
+            )
+    return losses
+
+
+def encode_clips(voice: Voice, clips: list[LabeledClip]) -> list[tuple[list[int], list[int]]]:
+    config = voice.model.config
+    examples = []
+    for clip in clips:
+        wave = resampled(clip.wave, voice.codec.sample_rate, voice.codec.input_sample_rate)
+        codes = voice.codec.encode(wave[None])[0].tolist()
+        ids = voice.ids(clip.text)
+        if len(ids) + 2 <= config.max_text and len(codes) + 2 <= config.max_code:
+            examples.append((ids, codes))
+    return sorted(examples, key=lambda example: len(example[1]))
+
+
+@torch.inference_mode()
+def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker: str) -> float:
+    device = voice.model.final_norm.weight.device
+    reference = voice.reference(speaker).to(device)
+    loss_sum = 0.0
+    targets = 0
+    for first in range(0, len(examples), BATCH):
+        texts, codes = zip(*examples[first : first + BATCH])
+        batch = pack(voice.model.config, texts, codes, reference.expand(len(texts), -1, -1))
+        _, code_loss = voice.model(batch.to(device))
+        loss_sum += code_loss.item()
+        targets += len(batch.code_targets)
+    return loss_sum / targets
 
 
 class Evaluation:
@@ -202,14 +451,14 @@ class Evaluation:
         result = self.record("Codes of held-out sentences", figures, grid=grid)
         return dataclasses.replace(result, failed=bool(problems_of(checks)))
 
-    def spoken_by_package(self, sentences: int = PACKAGE_SENTENCES) -> Result:
+    def spoken_by_package(self) -> Result:
         """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
 
         Says what is missing where it cannot speak.
         """
         data = self.data
         folder = self.active_run.folder / EXPORT_FOLDER
-        rows = data.held_out[:sentences]
+        rows = data.held_out[:PACKAGE_SENTENCES]
         try:
             speaker = PackageSpeaker(folder)
         except KitError as error:
@@ -302,7 +551,6 @@ def list_cer(scores: dict[str, Scores]) -> str:
 
 
 def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
-    """Rows of a table of `scores` by name, the headings first."""
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
     for name, own in scores.items():
         rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
@@ -311,7 +559,6 @@ def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
 
 
 def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
-    """Rows of a table of the scores of independent models, the headings first."""
     grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
     for name, own in scores.items():
         row = (f"{own['cer']:.1%}", f"{own['dnsmos']:.2f}", f"{own['similarity']:.3f}")
@@ -320,7 +567,6 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
 
 
 def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
-    """Rows of a table of the words with the most errors, the headings first."""
     wrong_on_codec = {word.word: word.wrong for word in word_stats(on_codec)}
     grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
     for word in word_stats(pairs)[:WORST_WORDS]:
@@ -343,8 +589,7 @@ def suggested_fix(run: Run) -> str:
 
 
 def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
-    """Rows of a table of `checks`, the headings first."""
-    grid = [("", "asked of a voice", "found", "wanted")]
+    grid = [("", "check", "measured", "wanted")]
     for check in checks:
         grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
     return grid
@@ -369,125 +614,3 @@ def speaker_checks(run: Run) -> list[Check]:
         problem=problem if alike else "",
     )
     return [check]
-
-
-class Checklist:
-    """What must be right before, during and after training, read from the run's report and log.
-
-    What was not recorded is not passed: its row names the command that measures it. Once training
-    is finished, what was wrong during it is a note: only the voice counts.
-    """
-
-    def __init__(self, run: Run):
-        self.active_run = run
-        self.report = run.report()
-
-    def run(self) -> Iterator[Result]:
-        yield self.result()
-
-    def result(self) -> Result:
-        """The list as a table, and the verdict as a line."""
-        log = read_log(self.active_run.folder / "train.jsonl")
-        checks = {
-            "before": self.before(),
-            "during": [Check(*check) for check in training_checks(log)],
-            "after": [self.trained(), *self.voice()],
-        }
-        finished = self.report.get("train", {}).get("finished", False)
-        grid = [("", "training", "checked", "found", "wanted", "what to do")]
-        counted = []
-        for when, own in checks.items():
-            is_past = when == "during" and finished
-            counted += [] if is_past else own
-            for check in own:
-                mark = ("note" if is_past else "to do") if check.problem else "pass"
-                grid.append((mark, when, *check))
-        problems = problems_of(counted)
-        line = f"All {len(counted)} checks pass: the voice is ready."
-        if problems:
-            passed = len(counted) - len(problems)
-            line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
-        return Result(line=line, grid=grid)
-
-    def before(self) -> list[Check]:
-        most = build(ManifestConfig, self.active_run.section("manifest")).max_rejected_percent
-        wanted = f"at most {most:g} % of the hours"
-        hours = f"{MIN_HOURS:g} hours of a person, or a base model"
-        letters = "no bytes, every text comes back"
-        suits = "the one for its memory"
-
-        def rejected() -> tuple[str, str]:
-            data = self.report["data"]
-            found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-            passed = data["refused_percent"] <= most
-            return found, "" if passed else "ledger.jsonl names each row and its fix"
-
-        return [
-            self.check("enough recordings", hours, "prepare", self.recordings),
-            self.check("few rejected clips", wanted, "prepare", rejected),
-            self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
-            self.check("texts match their sound", "judged", "prepare", self.alignment),
-            self.check("the preset suits the machine", suits, "setup", self.preset),
-            self.check("a step fits into memory", "within the limit", "train", self.memory),
-        ]
-
-    def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: what was found, and what to do ("": it passes).
-
-        If it asks for a figure that is not in the report, `command` is what records it.
-        """
-        try:
-            found, problem = measure()
-        except KeyError:
-            found, problem = "not yet", self.command(command)
-        return Check(what=what, found=found, wanted=wanted, problem=problem)
-
-    def recordings(self) -> tuple[str, str]:
-        data = self.report["data"]
-        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
-        return found, too_few_hours(self.active_run, data["hours"])
-
-    def tokens(self) -> tuple[str, str]:
-        text = self.report["text"]
-        found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
-        passed = text["byte_rate"] == 0 and text["round_trip"] == 1
-        return found, "" if passed else "look for stray letters in the texts (`uncovered` in text)"
-
-    def alignment(self) -> tuple[str, str]:
-        note = self.report["data"]["alignment"]
-        listen = "listen to some clips: the recogniser could not judge them"
-        return note, listen if note.startswith("not judged") else ""
-
-    def preset(self) -> tuple[str, str]:
-        suitable = self.report["setup"]["preset for this machine"]
-        own = self.active_run.preset_name
-        fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
-
-    def memory(self) -> tuple[str, str]:
-        sizes = self.report["train"]["longest_step_bytes"]
-        needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
-        found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
-        fix = "take --use low_memory, or the preset of a smaller tier"
-        return found, "" if needed <= sizes["limit"] else fix
-
-    def trained(self) -> Check:
-        train = self.report.get("train", {})
-        found, problem = "not yet", self.command("train")
-        if "steps" in train:
-            found = f"{train['steps']:,} steps"
-            problem = "" if train.get("finished") else f"{problem} resumes where it stopped"
-        return Check("training is finished", found, "to its end", problem)
-
-    def voice(self) -> list[Check]:
-        """The gate's checks of the figures that evaluation has recorded."""
-        figures = self.report.get("eval", {})
-        if "cer" not in figures:
-            fix = self.command("evaluate")
-            return [Check("the voice is intelligible", "not yet", "the gate passed", fix)]
-        names = ("cer", "eos_rate", "duration_ratio", "runaway_rate", "sentences")
-        scores = Scores(**{name: figures[name] for name in names})
-        return voice_checks(self.active_run, scores, figures["cer_floor"])
-
-    def command(self, name: str) -> str:
-        return f"python -m kit {name} --run {self.active_run.name}"

@@ -27,7 +27,13 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, extend_positions
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun, active_run
+from kit.recipes.active_run import (
+    ActiveRun,
+    active_run,
+    first_model,
+    load_base_tokenizer,
+    sampling_of,
+)
 from kit.recipes.base_model import (
     RELEASE,
     WITH_THEM,
@@ -39,7 +45,6 @@ from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
-from kit.recipes.run_parts import first_model, load_base_tokenizer, sampling_of
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.training_samples import spoken_samples

@@ -19,7 +19,7 @@ from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER, Run, run_folder, runs_folder
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 
 HUB = "hf://"
@@ -178,7 +178,6 @@ def write_voice(
 
 
 def card_figures(report: dict) -> Iterator[tuple[str, str]]:
-    """Yield the figures of a run that a listener asks for, by name."""
     for what, section, key, write in FIGURES:
         value = report.get(section, {}).get(key)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -186,7 +185,6 @@ def card_figures(report: dict) -> Iterator[tuple[str, str]]:
 
 
 def write_space(folder: Path, repository: str, install: str) -> None:
-    """Write a Space that serves the voice to the new `folder`."""
     folder.mkdir()
     header = {"title": repository.partition("/")[2], "sdk": "gradio", "app_file": "app.py"}
     readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"

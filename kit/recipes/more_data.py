@@ -28,8 +28,8 @@ from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
 from kit.dataset.alignment import Pause, WindowReader, quiet_frames
-from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.data_report import rows_in_split
+from kit.dataset.manifest import Utterance, read_manifest
 from kit.dataset.segmentation import (
     Boundary,
     SegmentConfig,
@@ -53,10 +53,10 @@ from kit.dataset.transcripts import (
     update_tables,
 )
 from kit.model.sequence import GPTConfig
-from kit.notebook.panel.one_by_one import ProofreadPanel, WrittenClip
 from kit.notebook.plots import timeline
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
+from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_samples import players_of
 from kit.releases.whisper import (

@@ -31,7 +31,6 @@ from kit.dataset.checks import check_dataset, match
 from kit.dataset.data_report import (
     DataReport,
     ManifestConfig,
-    Utterance,
     by_kind,
     findings_table,
     rows_in_split,
@@ -39,14 +38,21 @@ from kit.dataset.data_report import (
 )
 from kit.dataset.fetch import HubConfig, fetch_dataset
 from kit.dataset.layouts import hold_out, read_dataset
-from kit.dataset.manifest import write_fixed
+from kit.dataset.manifest import Utterance, write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import (
+    START_FROM,
+    ActiveRun,
+    RunSource,
+    choose_source,
+    describe_base_voice,
+    load_base_tokenizer,
+)
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.prepare_parts import (
     describe_spelling,
@@ -60,13 +66,6 @@ from kit.recipes.prepare_parts import (
     train_or_load_tokenizer,
 )
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.run_parts import (
-    START_FROM,
-    RunSource,
-    choose_source,
-    describe_base_voice,
-    load_base_tokenizer,
-)
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.text.grow_tokenizer import grown_vocabulary_advice
@@ -206,10 +205,14 @@ class Preparation:
             *describe_data_report(self.checked, self.source.language),
             too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600),
         ]
+        sounds = []
+        for row in self.checked.kept[:1]:
+            wave, rate_hz = read_clip(row.audio)
+            sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
         return Result(
             line="\n".join(filter(None, lines)),
             pictures=draw_data_report(self.checked),
-            sounds=[sound_of_clip(row) for row in self.checked.kept[:1]],
+            sounds=sounds,
             grid=findings_table(self.checked.refused),
         )
 
@@ -463,11 +466,6 @@ class Preparation:
         """Let the base voice speak sentences that training mixes in, so that it forgets less."""
         run = self.active_run
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
-
-
-def sound_of_clip(row: Utterance) -> Sound:
-    wave, rate_hz = read_clip(row.audio)
-    return Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz)
 
 
 def draw_data_report(report: DataReport) -> list:

@@ -33,10 +33,10 @@ from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
-from kit.dataset.data_report import Utterance, rows_in_split
-from kit.notebook.progress_line import Ticker
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import START_FROM, TOKENIZER, RunSource, load_base_tokenizer
+from kit.dataset.data_report import rows_in_split
+from kit.dataset.manifest import Utterance
+from kit.notebook.progress import Ticker
+from kit.recipes.active_run import START_FROM, TOKENIZER, ActiveRun, RunSource, load_base_tokenizer
 from kit.releases.whisper import (
     WhisperRecognizer,
     new_whisper,

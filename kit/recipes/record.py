@@ -26,14 +26,14 @@ from kit.base.formatting import clock, join_names
 from kit.dataset.alignment import quiet_frames
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.checks import own_faults
-from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.data_report import ManifestConfig
+from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts, save_text
-from kit.notebook.panel.recorder_panel import RecorderPanel, Take
-from kit.notebook.panel.upload_panel import UploadPanel
+from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
-from kit.recipes.start import is_colab, is_kaggle
+from kit.recipes.start import is_colab
 from kit.streams.open import open_source
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
@@ -66,14 +66,14 @@ def record(
     or folder that cannot be read, SpeechError for an unknown language.
     """
     folder = Path(into).expanduser() if into else run.path("recordings")
-    return RecorderPanel(RecordingFolder(folder, language, sentences, count), in_colab())
+    return RecorderPanel(RecordingFolder(folder, language, sentences, count), is_colab())
 
 
 def upload(run: ActiveRun, into: str = "") -> UploadPanel:
     """Return the panel that uploads files into the folder `into` ("": in the run)."""
     folder = make_folder(Path(into).expanduser() if into else run.path("uploads"))
     drive = Path(os.environ.get("KIT_DRIVE") or "/content/drive") / "MyDrive"
-    return UploadPanel(folder, partial(receive, folder), describe_folder, drive, in_colab())
+    return UploadPanel(folder, partial(receive, folder), describe_folder, drive, is_colab())
 
 
 def recordings(run: ActiveRun, how: str, language: str) -> str:
@@ -83,10 +83,6 @@ def recordings(run: ActiveRun, how: str, language: str) -> str:
     panel = record(run, language) if how == "record" else upload(run)
     panel.run()
     return str(panel.folder)
-
-
-def in_colab() -> bool:
-    return is_colab() and not is_kaggle()  # Kaggle's image has Colab's packages
 
 
 class RecordingFolder:

@@ -29,10 +29,9 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig, pack
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import MODEL, TOKENIZER
+from kit.recipes.active_run import MODEL, TOKENIZER, ActiveRun
 from kit.recipes.training_data import (
     REHEARSAL,
     RehearsalRow,
@@ -78,7 +77,6 @@ class BaseLanguages:
                     self.texts[language] = known
 
     def can_say(self, tokenizer: BaseTokenizer, text: str) -> bool:
-        """Whether the base model knows the language and its letters, and `text` is short enough."""
         try:
             ids = tokenizer.encode_checked(text)
         except SpeechError:

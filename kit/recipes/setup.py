@@ -12,8 +12,6 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.base.hardware import (
     PRODUCT,
-    Choice,
-    Hardware,
     attention_backend,
     choose_preset,
     format_capability,
@@ -23,9 +21,8 @@ from kit.base.hardware import (
 )
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import ActiveRun, RunSource, workload
 from kit.recipes.base_model import too_few_hours
-from kit.recipes.run_parts import RunSource, workload
 from kit.training.config import TrainConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
@@ -53,7 +50,6 @@ class Setup:
         yield self.summary()
 
     def machine(self) -> Result:
-        """The run, the device, and the versions of libraries."""
         run = self.active
         hw = run.hw
         memory = format_gib(hw.memory_bytes)
@@ -123,7 +119,6 @@ class Setup:
         return Result(line=line, pictures=[picture])
 
     def advice(self) -> Result:
-        """Other settings that suit this machine."""
         hw = self.active.hw
         advice = recommend(hw)
         settings = ", ".join(f"{each.setting}: {format_setting(each.value)}" for each in advice)
@@ -131,7 +126,6 @@ class Setup:
         return Result(line=line, figures=advice_table(advice))
 
     def use(self) -> Result:
-        """The settings of the chosen use, with its reasons."""
         use = self.active.use
         self.active.record(setup={"use": use or "none"})
         if not use:
@@ -145,7 +139,12 @@ class Setup:
             return Result(line="02_train says how long training takes.")
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        slow = describe_speed(run.hw, run.threads, run.precision)
+        rows, inputs, outputs = PRODUCT[run.hw.device]
+        matmul_s = matmul_seconds(torch.float32, device=run.hw.device)
+        slow = (
+            f"{run.threads.reason}; {run.precision.reason}; fp32 matmuls at "
+            f"{2 * rows * inputs * outputs / matmul_s / 1e9:,.0f} GFLOP/s"
+        )
         line = forecast(self.train, step_s, budget, slow)
         own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:
@@ -164,10 +163,3 @@ class Setup:
         hours = run.figure("data", "hours")
         warning = too_few_hours(run, hours) if hours is not None else ""
         return Result(line=f"{line}\n{warning}" if warning else line)
-
-
-def describe_speed(hw: Hardware, threads: Choice, precision: Choice) -> str:
-    """Describe how fast this machine computes: its free cores and its fp32 matmuls, measured."""
-    rows, inputs, outputs = PRODUCT[hw.device]
-    flops_per_s = 2 * rows * inputs * outputs / matmul_seconds(torch.float32, device=hw.device)
-    return f"{threads.reason}; {precision.reason}; fp32 matmuls at {flops_per_s / 1e9:,.0f} GFLOP/s"

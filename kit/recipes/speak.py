@@ -36,13 +36,12 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.program_export import export_onnx, export_program
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
-from kit.notebook.panel.speak_panel import SpeakPanel, show_download_button, zip_folder
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun
+from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import inherited_licence
 from kit.recipes.hub import voice_folder
-from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
 from kit.releases.indextts2.speak import PackageSpeaker
@@ -146,9 +145,9 @@ class Speaking:
         result = spoken_result(self.voice, speech, self.sampling)
         grid = []
         if len(speech.parts) > 1:
-            grid.append(("said in one go", "text ids"))
+            grid.append(("spoken in one go", "text ids"))
             grid += [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
-        waves = {"What was said": speech.wave}
+        waves = {"speech": speech.wave}
         picture = mel_picture(waves, self.rate_hz, self.voice.front_end)
         return dataclasses.replace(result, pictures=[picture], grid=grid)
 
@@ -208,14 +207,12 @@ class Speaking:
         return sound_of(self.voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
-        """The sampling settings with their meanings."""
         grid = [("setting", "now", "what it does")]
         for name, meaning in SETTINGS.items():
             grid.append((name, str(getattr(self.sampling, name)), meaning))
         return Result(line="How codes are sampled", grid=grid)
 
     def formats(self) -> Result:
-        """What each number format became on this machine."""
         ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
         return Result(line=f"The voice is ready in {len(ran)} number formats", figures=ran)
 
@@ -318,7 +315,6 @@ class Speaking:
         return Result(line=line, link=path)
 
     def programs(self) -> Result:
-        """The decoder as `torch.export` programs, to serve it elsewhere."""
         folder = export_program(self.voice, self.active_run.path("programs"))
         grid = [("file", "size"), *((p.name, megabytes(p)) for p in sorted(folder.iterdir()))]
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
@@ -349,7 +345,6 @@ def spoken_result(voice: Voice, speech: Speech, sampling: GenerateConfig) -> Res
 
 
 def megabytes(path: Path) -> str:
-    """The size of a file, or of all in a folder."""
     files = path.iterdir() if path.is_dir() else [path]
     return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
 

@@ -18,7 +18,7 @@ from kit.dataset.tables import encoding_problem, iter_lines
 from kit.inference.export import FILES, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.hub import voice_folder

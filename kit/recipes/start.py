@@ -5,7 +5,6 @@ the notebook's output. Imports only the standard library at the top: environment
 set before torch is loaded, and packages may be missing.
 """
 
-import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -33,45 +32,18 @@ def start(
     Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
     set_thread_waiting()
-    if is_kaggle():  # before Colab: its image has Colab's packages
+    if is_kaggle():
         install_missing()
         keep_in_output()
     elif is_colab():
         install_missing()
         keep_on_drive()
-    from kit.base.config import rename_settings
-    from kit.base.errors import DiskError, show_plain_notes
-    from kit.base.files import write_atomic
-    from kit.base.hardware import allow_expandable_segments
-    from kit.base.run import LAST_RUN, find_run, places_of_runs, read_run_file, run_folder
-    from kit.notebook.kernel import plain_errors, print_results
-    from kit.recipes.active_run import active_run
-    from kit.recipes.run_copy import open_run_copy
-    from kit.recipes.run_parts import name_for_data
-    from kit.recipes.settings import check_settings
+    from kit.notebook.result import plain_errors, print_results
+    from kit.recipes.open_run import open_active_run
 
-    allow_expandable_segments()
     plain_errors()
-    show_plain_notes()
     print_results()
-    if data is not None and not name and "KIT_RUN" not in os.environ:
-        name, last = name_for_data(data, language), run_folder()
-        if not run_folder(name).exists() and not (last / "manifest.jsonl").exists():
-            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
-            preset = preset or chosen  # in 00_setup, a moment ago
-            use = use or read_run_file(last / "use")
-    folder = run_folder(name)
-    kept = open_run_copy(folder)
-    run = find_run(preset, use, folder.name)
-    settings = rename_settings(settings or {})
-    check_settings(settings, run.preset)  # before anything is written
-    run.begin()
-    for place in places_of_runs():
-        with contextlib.suppress(DiskError):
-            write_atomic(place / LAST_RUN, run.name)
-    if settings:
-        run = run.save_settings(settings)
-    return active_run(run, kept)
+    return open_active_run(name, preset, use, settings or {}, data, language)
 
 
 def set_thread_waiting() -> None:
@@ -81,23 +53,18 @@ def set_thread_waiting() -> None:
 
 
 def is_colab() -> bool:
-    return "google.colab" in sys.modules
+    return "google.colab" in sys.modules and not is_kaggle()  # Kaggle has Colab's packages
 
 
 def is_kaggle() -> bool:
     return "KAGGLE_KERNEL_RUN_TYPE" in os.environ
 
 
-def missing_packages() -> list[str]:
-    """Names in requirements-colab.txt that are not installed."""
-    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return [name for name in names if not list(importlib.metadata.distributions(name=name))]
-
-
 def install_missing() -> None:
     """Install what Colab or Kaggle lacks; prints a message on failure: not all is always needed."""
-    missing = missing_packages()
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    missing = [name for name in names if not list(importlib.metadata.distributions(name=name))]
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]

@@ -35,8 +35,7 @@ from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import START_FROM, sampling_of, section_for_run
+from kit.recipes.active_run import START_FROM, ActiveRun, sampling_of, section_for_run
 from kit.text.tokenizer import load_tokenizer
 from kit.training.config import FinetuneConfig
 from kit.training.ranks import ALONE
@@ -73,7 +72,7 @@ class TrainingData:
             self._add_rehearsal()
 
     def _add_rehearsal(self) -> None:
-        """Read along what the voice that the run began with has said; positions for it, too."""
+        """Add the rows that the base voice has spoken, and positions for them."""
         spoken = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
         path = self.run.path("tokenizer.model")
         tokenizers = {row.language: load_tokenizer(path, row.language) for row in spoken}
@@ -153,7 +152,6 @@ class TrainingData:
 
     @property
     def epoch_steps(self) -> int:
-        """Steps that see every row of the training split once."""
         return self.stream().batches_an_epoch
 
     @property

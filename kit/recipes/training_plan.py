@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from kit.audio.recognizer import load_recognizer
 from kit.base.config import build, merge, parse_object, require
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
@@ -17,20 +18,20 @@ from kit.base.formatting import clock, format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
-from kit.notebook.panel.widgets import Field
+from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import (
+from kit.notebook.widgets import Field
+from kit.recipes.active_run import (
+    ActiveRun,
     describe_base_voice,
     describe_finetuning,
-    describe_rehearsal,
     finetuning_of,
+    sampling_of,
     section_for_run,
     workload,
 )
 from kit.recipes.training_data import TrainingData
-from kit.recipes.training_samples import recognizer_accuracy_lines, training_gate
 from kit.training.config import TrainConfig
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
@@ -49,6 +50,7 @@ from kit.tuning.session_plan import (
 )
 
 TRIAL_STEPS = 8
+GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 EPOCHS = "num_train_epochs"
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
 # A file in a run's folder: the settings that a panel has changed, as they were before.
@@ -181,12 +183,17 @@ class TrainingPlan:
             f"{self.interval(config.save_steps)}.",
             describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
-            describe_rehearsal(data.rehearsal_figures()),
         ]
+        rehearsal = data.rehearsal_figures()
+        if rehearsal["rows_an_epoch"]:
+            lines.append(
+                f"{rehearsal['share']:.0%} of an epoch is rehearsal: "
+                f"{rehearsal['rows_an_epoch']:,} rows in each, of {rehearsal['rows']:,} that the "
+                "base voice has spoken."
+            )
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def interval(self, steps: int) -> str:
-        """So many steps, and what they are in epochs."""
         return f"{steps:,} steps ({steps / self.data.epoch_steps:.2g} epochs)"
 
     def steps_kept(self) -> str:
@@ -346,11 +353,24 @@ class TrainingPlan:
         Its errors decide which checkpoint is kept, and when to end. With it, how well the
         recogniser itself understands recordings, as 01_data_prep measured.
         """
-        self.gate, line = training_gate(self.active, self.data, self.config.gate_every)
-        return Result(line="\n".join([line, *recognizer_accuracy_lines(self.active)]))
+        run = self.active
+        every = self.config.gate_every
+        sentences = self.data.held_out_sentences(GATE_SENTENCES) if every else []
+        self.gate = None
+        line = "quality gate: off"
+        if sentences:
+            recognizer = load_recognizer(run.path("recognizer.safetensors"))
+            config = sampling_of(run, best_of=1)
+            self.gate = gate_evaluator(self.data.voice(), sentences, recognizer, config)
+            line = f"quality gate: {len(sentences)} sentences every {every} steps"
+        own_cer = run.figure("recognizer", "held_out")
+        figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
+        worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
+        warning = recognizer_warning(own_cer, worst_cer)
+        line += f"\nThe recogniser's own CER on recordings: {figure}."
+        return Result(line=f"{line}\n{warning}" if warning else line)
 
     def fields(self) -> list[Field]:
-        """What the panel offers beside the switches, with the values that it has not changed."""
         values = self._field_values()
         gpus = gpus_offered(self.active)
         if gpus:
@@ -382,7 +402,6 @@ class TrainingPlan:
         return values | {EPOCHS: 0, "recompute_every": self.speed.recompute_every}
 
     def values(self) -> dict:
-        """Switches and fields before any change in the panel."""
         return {switch.name: switch.on for switch in self.offered} | self._field_values()
 
     def planned(self, values: dict) -> tuple[str, bool]:

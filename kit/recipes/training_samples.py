@@ -15,26 +15,20 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import Mel
-from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.manifest import Utterance
-from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.model.text_attention import head_diagonality, text_attention_maps
-from kit.notebook.plots import Figure, heatmaps
+from kit.notebook.plots import Figure, heatmaps, pixels
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
-from kit.notebook.style import pixels
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_parts import sampling_of
-from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.logs import (
@@ -49,7 +43,6 @@ from kit.training.trainer import Trainer
 from kit.tuning.monitor import Monitor
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
-GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 
 
 def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
@@ -60,7 +53,6 @@ def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> F
 
 
 def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
-    """Players for `waves` (L,) by caption."""
     return [
         Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
         for caption, wave in waves.items()
@@ -93,7 +85,6 @@ class AttentionLog:
 
 
 def load_attention_maps(folder: Path) -> dict[int, np.ndarray]:
-    """Load what an AttentionLog has saved: a map (N, T) by step, in order."""
     paths = sorted(folder.glob("step-*.npy"))
     return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
 
@@ -172,7 +163,6 @@ class SampleLog:
 
 
 def spoken_samples(folder: Path) -> list[Sound]:
-    """Load what a SampleLog has saved, in the order of the steps."""
     sounds = []
     for path in sorted(folder.glob("step-*.wav")):
         wave, rate = soundfile.read(path, dtype="float32")
@@ -206,32 +196,6 @@ class SamplePlayers:
         return self.html
 
 
-def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Callable | None, str]:
-    """The `gate` of a training, asked every `every` steps (None: no gate), and its description.
-
-    It speaks held-out sentences, which the recogniser transcribes.
-    """
-    sentences = data.held_out_sentences(GATE_SENTENCES) if every else []
-    if not sentences:
-        return None, "quality gate: off"
-    recognizer = load_recognizer(run.path("recognizer.safetensors"))
-    config = sampling_of(run, best_of=1)
-    gate = gate_evaluator(data.voice(), sentences, recognizer, config)
-    return gate, f"quality gate: {len(sentences)} sentences every {every} steps"
-
-
-def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
-    """Describe the recogniser's own error rate on recordings, with a warning if it is high."""
-    own_cer = run.figure("recognizer", "held_out")
-    figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
-    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    lines = [
-        f"The recogniser's own CER on recordings: {figure}.",
-        recognizer_warning(own_cer, worst_cer),
-    ]
-    return [line for line in lines if line]
-
-
 def board_listeners(
     run: ActiveRun, config: TrainConfig, rows: list[dict], newest_sample: NewestSample
 ) -> list[tuple[Listener | None, str]]:
@@ -252,7 +216,6 @@ def board_listeners(
 
 
 def monitor_fields(monitor: Monitor) -> dict:
-    """The fields of a StepEvent that the monitor measures."""
     if not monitor.samples:
         return {}
     newest = monitor.samples[-1]

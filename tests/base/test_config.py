@@ -34,7 +34,7 @@ from kit.inference.evaluate import EvaluateConfig
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits
 from kit.model.sequence import GPTConfig
-from kit.recipes import settings
+from kit.recipes import open_run
 from kit.releases.indextts2.codec import FeatureConfig, IndexTTS2CodecConfig
 from kit.releases.neucodec.files import NeuCodecConfig
 from kit.releases.xtts_v2.codec import XTTSCodecConfig
@@ -43,7 +43,7 @@ from kit.streams.stream import StreamConfig
 from kit.training.config import TrainConfig
 from kit.tuning.session_plan import TimeBudget
 
-SECTIONS = settings.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
+SECTIONS = open_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
 PLAIN = {"memory", "recordings"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 

@@ -28,7 +28,7 @@ from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
 from kit.model.sequence import GPTConfig, collate
-from kit.notebook.style import GIB
+from kit.notebook.plots import GIB
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.loop import train
 from kit.training.switches import pin, prefetched

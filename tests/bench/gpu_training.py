@@ -43,7 +43,7 @@ from kit.base.hardware import (
 from kit.batches.batching import DataConfig
 from kit.model.gpt import HEAD_ROWS, Attention, SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.notebook.style import GIB
+from kit.notebook.plots import GIB
 from kit.training import checkpoint
 from kit.training.config import TrainConfig
 from kit.training.loop import train

@@ -16,10 +16,10 @@ import numpy as np
 import onnxruntime
 import torch
 
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer import cer, load_recognizer
 from kit.dataset.manifest import read_manifest
 from kit.inference import speak_onnx
-from kit.inference.evaluate import cer, transcribe
+from kit.inference.evaluate import transcribe
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed
 from kit.inference.program_export import WEIGHTS, export_onnx
 from kit.inference.voice_files import load_voice

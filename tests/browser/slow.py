@@ -11,7 +11,7 @@ from array import array
 from pathlib import Path
 
 from kit.base.config import build
-from kit.notebook.panel.widgets import Field
+from kit.notebook.widgets import Field
 from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.training_plan import FIELDS as LABELLED
 from kit.training.config import StepEvent, TrainConfig

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers import speech
-from published import hub_with_a_release
+from hub import hub_with_a_release
 
 with suppress(ImportError):  # then every test here is skipped
     from selenium.webdriver.common.keys import Keys
@@ -28,21 +28,21 @@ KERNEL = {"name": "python3", "display_name": "Python 3"}  # without it JupyterLa
 SETUP = """
 import sys; sys.path[:0] = [{root!r}, {here!r}]
 from slow import FIELDS, SWITCHES, SlowTrainer, plan, tone
-from kit.notebook.panel.speak_panel import SpeakPanel
-from kit.notebook.panel.train_panel import TrainPanel
+from kit.notebook.speech_panels import SpeakPanel
+from kit.notebook.train_panel import TrainPanel
 trainer = SlowTrainer({log!r})
 panel = TrainPanel(trainer, trainer.start, SWITCHES, FIELDS, plan=plan, countdown_s=None)
 """
 RECORDER = """
 from pathlib import Path
-from kit.notebook.panel.recorder_panel import RecorderPanel
+from kit.notebook.record_panels import RecorderPanel
 from kit.recipes.record import RecordingFolder
 RecorderPanel(RecordingFolder(Path({folder!r}), "en", count=3)).run()
 """
 UPLOAD = """
 from functools import partial
 from pathlib import Path
-from kit.notebook.panel.upload_panel import UploadPanel
+from kit.notebook.record_panels import UploadPanel
 from kit.recipes.record import describe_folder, receive
 folder = Path({folder!r})
 UploadPanel(folder, partial(receive, folder), describe_folder).run()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from helpers import until
+from hub import hub_with_a_release
 from machine import CellError, Killed, Machine, environment, report, snapshot
-from published import hub_with_a_release
 
 RUN = "my-voice"
 RUNS = "voicekit/runs"

@@ -21,7 +21,7 @@ from kit.dataset.alignment import (
     alignment_score,
 )
 from kit.dataset.checks import lowest_score, match
-from kit.dataset.data_report import Utterance
+from kit.dataset.manifest import Utterance
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()

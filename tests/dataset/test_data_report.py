@@ -20,13 +20,12 @@ from kit.dataset.data_report import (
     Finding,
     ManifestConfig,
     Spool,
-    Utterance,
     by_kind,
     findings_table,
 )
 from kit.dataset.fetch import HubConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import write_manifest
+from kit.dataset.manifest import Utterance, write_manifest
 from kit.dataset.segmentation import SegmentConfig
 
 

@@ -40,8 +40,9 @@ from kit.dataset.alignment import (
     read_tokens,
     split_phrases,
 )
-from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
+from kit.dataset.data_report import DataReport, ManifestConfig, refuse
 from kit.dataset.layouts import read_dataset
+from kit.dataset.manifest import Utterance
 from kit.dataset.segmentation import (
     SegmentConfig,
     Segmenter,

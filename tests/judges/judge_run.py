@@ -31,9 +31,8 @@ from kit.inference.candidates import READER
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.evaluate import judges_table
-from kit.recipes.run_parts import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20

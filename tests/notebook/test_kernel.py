@@ -11,7 +11,7 @@ from nbclient.exceptions import CellExecutionError
 from paths import python_path
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import is_watched
+from kit.notebook.result import is_watched
 
 
 @pytest.fixture
@@ -19,11 +19,8 @@ def log(tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def test_without_a_kernel_nobody_watches():
+def test_without_a_kernel_nobody_watches_and_errors_are_text():
     assert not is_watched()
-
-
-def test_errors_as_text():
     assert describe_error(ValueError("Too\n long.")) == "Too long."
     assert describe_error(KeyError("x")) == "KeyError: 'x'"
     assert describe_error(MemoryError()) == "MemoryError"
@@ -43,21 +40,21 @@ def cell(log, **options) -> str:
     return CELL.format(paths=paths, separator=os.pathsep, log=str(log), options=options)
 
 
-def test_a_notebook_without_a_front_end(log):
-    cells = [cell(log), "panel.run()", "print(process.done)"]
+def executed(*cells: str) -> list:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    outputs = notebook.cells[1].outputs
+    return notebook.cells
+
+
+def test_a_notebook_without_a_front_end(log):
+    cells = executed(cell(log), "panel.run()", "print(process.done)")
+    outputs = cells[1].outputs
     assert "Finished: step 20 of 20" in "".join(o.get("text", "") for o in outputs)
     assert any("image/png" in o.get("data", {}) for o in outputs)
-    assert notebook.cells[2].outputs[0]["text"].strip() == "20"
-
-
-def test_a_notebook_whose_training_fails_fails(log):
-    cells = [nbformat.v4.new_code_cell(c) for c in (cell(log, fails_at=3), "panel.run()")]
-    notebook = nbformat.v4.new_notebook(cells=cells)
+    assert cells[2].outputs[0]["text"].strip() == "20"
+    log.unlink()
     with pytest.raises(CellExecutionError, match="not finite"):
-        NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+        executed(cell(log, fails_at=3), "panel.run()")
 
 
 def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
@@ -75,7 +72,6 @@ def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
 
 
 def printed(client, request: str, limit_s: float = 30.0) -> str:
-    """What a request printed, once it is idle."""
     said = ""
     while True:
         message = client.get_iopub_msg(timeout=limit_s)

@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from kit.notebook import plots
+from kit.notebook.plots import png, run_curves, smooth, thin
 from kit.notebook.result import Result
-from kit.notebook.run_plots import run_curves, smooth, thin
-from kit.notebook.style import png
 
 
 def row(step: int, **more) -> dict:
@@ -25,21 +24,33 @@ def size(data: bytes) -> tuple[int, int]:
         return image.size
 
 
-def test_thinning_keeps_ends_validations_and_notes():
+def test_thinning_keeps_what_matters_and_smoothing_is_the_mean_of_finite_neighbours():
     rows = [row(s) for s in range(1, 5001)]
     rows[1233]["val_loss"], rows[3332]["note"] = 2.0, "resumed"
     kept = {r["step"] for r in thin(rows, 400)}
     assert {1, 1234, 3333, 5000} <= kept
     assert len(kept) <= 404
-
-
-def test_smoothing_is_the_mean_of_finite_neighbours():
     values = np.array([1.0, 2, np.nan, 4, 5])
     np.testing.assert_allclose(smooth(values, 1), [1.5, 1.5, 3, 4.5, 4.5])
     np.testing.assert_array_equal(smooth(values, 0), values)
 
 
-any_rows = pytest.mark.parametrize(
+def test_small_charts_are_pictures():
+    rng = np.random.default_rng(0)
+    charts = [
+        plots.histogram(rng.random(100), "length", "s"),
+        plots.histogram({"length": rng.random(100), "letters": rng.random(9)}),
+        plots.bars(["baseline", "SDPA", "compile"], [1.0, 1.5, None], "steps/s", "Speed"),
+        plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
+        plots.timeline([], [(2.0, 2.5)], "talk.wav"),
+        plots.timeline([(0.0, 2.0), (2.5, 4.0)], [(2.0, 2.5)], "talk.wav"),
+    ]
+    for chart in charts:
+        width, height = size(png(chart))
+        assert width > 600 and height > 200
+
+
+@pytest.mark.parametrize(
     "rows",
     [
         [],
@@ -48,30 +59,13 @@ any_rows = pytest.mark.parametrize(
         [{"step": 3}],
         [row(s, val_loss=1.0 if s % 50 == 0 else None) for s in range(1, 900)],
     ],
-    ids=["empty", "one", "not finite", "bare", "many"],
 )
-
-
-def test_small_charts_are_pictures():
-    rng = np.random.default_rng(0)
-    charts = [
-        plots.histogram(rng.random(100), "length", "s", bins=20),
-        plots.histogram({"length": rng.random(100), "letters": rng.random(9)}),
-        plots.bars(["baseline", "SDPA", "compile"], [1.0, 1.5, None], "steps/s", "Speed"),
-        plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
-    ]
-    for chart in charts:
-        width, height = size(png(chart))
-        assert width > 600 and height > 200
-
-
-@any_rows
 def test_the_curves_of_a_run_are_a_picture_whatever_the_rows(rows):
     assert size(png(run_curves(rows)))[0] == 1600
     assert size(png(run_curves(rows, live=True))) == (1001, 506)
 
 
-def test_the_curves_of_a_run_show_what_averaging_is_worth():
+def test_the_curves_of_a_run_show_averaging_memory_and_load():
     rows = [row(s, val_loss=2.0, ema_val_loss=1.5 + s, grad_norm=1.0) for s in (1, 2)]
     loss, *_, ratio = run_curves(rows).axes
     assert list(ratio.lines[0].get_ydata()) == [1.25, 1.75]
@@ -80,9 +74,6 @@ def test_the_curves_of_a_run_show_what_averaging_is_worth():
     noted = run_curves([rows[0] | {"note": "skipped"}, *rows[1:]], live=True)
     assert [text.get_text() for text in noted.axes[0].get_legend().texts][-1] == "event"
     assert len(run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 4
-
-
-def test_memory_has_two_lines_and_the_load_is_drawn_where_there_is_one():
     rows = [row(s, memory_now_bytes=2**29, load=0.5 if s % 2 else None) for s in range(1, 100)]
     assert len(run_curves([row(1)], live=True).axes) == 3
     _, memory, _, load = run_curves(rows, live=True).axes
@@ -90,12 +81,9 @@ def test_memory_has_two_lines_and_the_load_is_drawn_where_there_is_one():
     assert (peak, now) == ({1.0}, {0.5}) and len(load.lines[0].get_xdata()) == 50
 
 
-def test_bars_say_what_was_not_measured():
+def test_bars_say_what_was_not_measured_and_have_their_errors_at_their_ends():
     texts = [t.get_text() for t in plots.bars(["a", "b"], [2, None]).axes[0].texts]
     assert texts == ["2", "not measured"]
-
-
-def test_bars_have_their_errors_at_their_ends_and_room_for_them():
     axes = plots.bars(["a", "b"], [2.0, 1.0], errors=[0.5, 0.0]).axes[0]
     (whiskers,) = axes.collections
     start, end = whiskers.get_segments()[0]
@@ -118,12 +106,6 @@ def test_a_training_row_has_a_cell_for_each_token_and_its_sound_below_the_codes(
     assert [label.get_text() for label in row.texts] == ["3 text pieces", "10 codes"]
     assert sound.images[0].get_extent() == [6, 16, 0, 80]  # STOP and START lie before the codes
     assert sound.get_xlim() == (0, 19)
-
-
-@pytest.mark.parametrize("kept", [[], [(0.0, 2.0), (2.5, 4.0)]])
-def test_a_timeline_is_a_picture_whatever_was_kept(kept):
-    data = png(plots.timeline(kept, [(2.0, 2.5)], "talk.wav"))
-    assert size(data) == (1600, 300)
 
 
 @pytest.mark.parametrize("measured", [None, 3 * 2**30])

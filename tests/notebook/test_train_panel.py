@@ -8,8 +8,8 @@ import pytest
 from helpers import PATIENCE_S, until
 
 from kit.base.errors import KitError
-from kit.notebook.panel.train_panel import TrainPanel
-from kit.notebook.panel.widgets import Field
+from kit.notebook.train_panel import TrainPanel
+from kit.notebook.widgets import Field
 from kit.training.run import PROFILE, STOP
 from kit.training.switches import Switch
 
@@ -81,9 +81,19 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def watched(monkeypatch):
-    """A person sees the panel."""
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+def show(monkeypatch, log):
+    """Shows a panel to a person; it is closed afterwards."""
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+    panels = []
+
+    def show(process=None, **options) -> TrainPanel:
+        panels.append(panel_of(process or Process(log), **options))
+        panels[-1].run()
+        return panels[-1]
+
+    yield show
+    for panel in panels:
+        panel.retired.set()
 
 
 # Without a front end.
@@ -138,11 +148,10 @@ def test_a_finished_run_is_not_started_again_without_a_person(log, capsys):
 # With one.
 
 
-def test_start_stop_continue_and_the_end(watched, log):
+def test_start_stop_continue_and_the_end(show, log):
     process = Process(log, steps=100, pause_s=0.01)
-    panel = panel_of(process)
+    panel = show(process)
     view = panel.view
-    panel.run()
     assert process.done == 0, "it must wait for Start"
     assert not view.start.disabled and view.stop.disabled
     picture = view.image.value
@@ -161,43 +170,46 @@ def test_start_stop_continue_and_the_end(watched, log):
     until(lambda: process.done == 100 and "Finished" in view.status.value)
     panel.wait(PATIENCE_S)
     assert view.bar.value == 1.0 and "half way" in view.notes.value
-    panel.retired.set()
 
 
-def test_it_starts_after_a_countdown_that_a_click_stops(watched, log):
+@pytest.mark.parametrize("options", [{"countdown_s": 0.2}, {"resumable": True}])
+def test_it_starts_after_a_countdown_and_an_unfinished_run_at_once(show, log, options):
     process = Process(log)
-    panel = panel_of(process, countdown_s=0.2)
-    panel.run()
-    panel.wait(PATIENCE_S)
+    show(process, **options).wait(PATIENCE_S)
     assert process.done == 20
-    panel.retired.set()
-    for touch in (
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
         lambda view: view.stop.click(),
         lambda view: setattr(view.boxes["sdpa"], "value", False),
         lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
-    ):
-        held = Process(log)
-        panel = panel_of(held, fields=FIELDS, countdown_s=1.0)
-        panel.run()
-        until(lambda panel=panel: "Training starts in" in panel.view.status.value)
-        assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
-        touch(panel.view)
-        with pytest.raises(TimeoutError):
-            panel.wait(1.5)
-        assert not held.started_with and panel.view.start.description == "Start"
-        panel.retired.set()
+    ],
+)
+def test_any_click_stops_the_countdown(show, log, touch):
+    held = Process(log)
+    panel = show(held, fields=FIELDS, countdown_s=1.0)
+    until(lambda: "Training starts in" in panel.view.status.value)
+    assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
+    touch(panel.view)
+    with pytest.raises(TimeoutError):
+        panel.wait(1.5)
+    assert not held.started_with and panel.view.start.description == "Start"
 
 
-def test_switches_of_the_start_are_what_the_run_gets(watched, log):
+def test_switches_of_the_start_are_what_the_run_gets(show, log):
     process = Process(log)
-    panel = panel_of(process)
+    panel = show(process)
+    box = panel.view.boxes["compile"]
+    assert box.disabled and box.value is False
+    tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
+    assert tip == "no compiler"
     panel.view.boxes["sdpa"].value = False
-    panel.view.boxes["compile"].value = True  # a front end's stale state must not turn it on
-    panel.run()
+    box.value = True  # a front end's stale state must not turn it on
     panel.view.start.click()
     panel.wait(PATIENCE_S)
     assert process.started_with == [{"sdpa": False, "compile": False}]
-    panel.retired.set()
 
 
 def test_each_change_shows_the_plan_and_what_does_not_go_together(log):
@@ -237,10 +249,9 @@ def test_a_bar_shows_where_a_steps_time_goes_if_the_log_says_so(log):
     assert "data 10%" in tiles and "forward 30%" in tiles and "backward 60%" in tiles
 
 
-def test_an_error_becomes_a_sentence_and_wait_raises_it(watched, log):
+def test_an_error_becomes_a_sentence_and_wait_raises_it(show, log):
     process = Process(log, fails_at=1)
-    panel = panel_of(process)
-    panel.run()
+    panel = show(process)
     panel.view.start.click()
     assert panel.ended.wait(PATIENCE_S)
     assert "Stopped at the first step by an error." in panel.view.status.value
@@ -250,38 +261,24 @@ def test_an_error_becomes_a_sentence_and_wait_raises_it(watched, log):
     process.fails_at = None
     panel.view.start.click()
     until(lambda: "Finished" in panel.view.status.value)
-    panel.retired.set()
 
 
-def test_what_is_wrong_with_the_switches_is_said_and_nothing_starts(watched, log):
+def test_what_is_wrong_with_the_switches_is_reported_and_nothing_starts(show, log):
     def start(values):
         raise KitError("sdpa on. It does not fit.")
 
-    panel = TrainPanel(Process(log), start, SWITCHES, countdown_s=None)
-    panel.run()
+    panel = show()
+    panel.start = start
     panel.view.start.click()
     assert panel.ended.wait(PATIENCE_S)
     assert "It does not fit." in panel.view.status.value and not panel.view.start.disabled
-    panel.retired.set()
 
 
-def test_wait_gives_up_in_time_and_asks_for_run_first(watched, log):
-    panel = panel_of(Process(log))
+def test_wait_gives_up_in_time_and_asks_for_run_first(show, log):
     with pytest.raises(RuntimeError, match=r"Call run\(\) first"):
-        panel.wait()
-    panel.run()
+        panel_of(Process(log)).wait()
     with pytest.raises(TimeoutError):
-        panel.wait(0.1)
-    panel.retired.set()
-
-
-def test_an_unfinished_run_continues_without_a_click(watched, log):
-    process = Process(log)
-    panel = panel_of(process, resumable=True)
-    panel.run()
-    panel.wait(PATIENCE_S)
-    assert process.done == 20
-    panel.retired.set()
+        show().wait(0.1)
 
 
 def test_a_reload_draws_the_past(log):
@@ -293,63 +290,39 @@ def test_a_reload_draws_the_past(log):
     assert "Finished, at step 20" in panel_of(Process(log), finished=True).view.status.value
 
 
-def test_a_cell_run_again_follows_the_running_training(watched, log):
+def test_a_cell_run_again_follows_the_running_training(show, log):
     process = Process(log, steps=300, pause_s=0.01)
-    older = panel_of(process)
-    older.run()
+    older = show(process)
     older.view.start.click()
     until(lambda: process.done >= 2)
-    newer = panel_of(Process(log), resumable=True)
-    newer.run()
+    newer = show(resumable=True)
     assert newer.process is process
     until(lambda: "newer panel" in older.view.status.value)
     newer.view.stop.click()
     assert newer.ended.wait(PATIENCE_S) and len(process.started_with) == 1
-    newer.retired.set()
 
 
-def test_unavailable_switches_are_off_disabled_and_say_why(log):
-    view = panel_of(Process(log)).view
-    box = view.boxes["compile"]
-    assert box.disabled and box.value is False
-    tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
-    assert tip == "no compiler"
-
-
-def test_the_profile_button_requests_a_profile_and_shows_what_it_found(watched, log):
-    process, found = Process(log, steps=9000, pause_s=0.02), []
-    panel = panel_of(process, profile=lambda: "".join(found))
+def test_while_it_trains_a_profile_can_be_requested_and_the_time_left_is_shown(show, log):
+    process, texts = Process(log, steps=9000, pause_s=0.02), []
+    panel = show(process, profile=lambda: "".join(texts), session_hours=1e-6)
     button = panel.view.profile
     assert button.disabled
-    panel.run()
     panel.view.start.click()
     until(lambda: process.done >= 2 and not button.disabled)
     button.click()
     assert process.requests == [PROFILE]
-    found.append("Profile of steps 5 to 10")
+    texts.append("Profile of steps 5 to 10")
     until(lambda: "Profile of steps" in panel.view.notes.value)
-    panel.view.stop.click()
-    panel.wait(PATIENCE_S)
-    assert button.disabled
-    panel.retired.set()
-
-
-def test_the_status_line_compares_the_time_left_with_the_session(watched, log):
-    process = Process(log, steps=9000, pause_s=0.02)
-    panel = panel_of(process, session_hours=1e-6)
-    panel.run()
-    panel.view.start.click()
     until(lambda: "0:00 left of a 1e-06 h session" in panel.view.status.value)
     panel.view.stop.click()
     panel.wait(PATIENCE_S)
-    panel.retired.set()
+    assert button.disabled
 
 
-def test_a_broken_panel_does_not_end_training_or_stay_silent(watched, log, monkeypatch):
+def test_a_broken_panel_does_not_end_training_or_stay_silent(show, log, monkeypatch):
     process = Process(log, pause_s=0.01)
-    panel = panel_of(process)
-    monkeypatch.setattr("kit.notebook.panel.train_panel.run_curves", lambda *_, **__: 1 / 0)
-    panel.run()
+    panel = show(process)
+    monkeypatch.setattr("kit.notebook.train_panel.run_curves", lambda *_, **__: 1 / 0)
     panel.view.start.click()
     until(lambda: panel.error is not None)
     assert "training continues" in panel.view.status.value

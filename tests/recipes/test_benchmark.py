@@ -1,14 +1,18 @@
-"""Switches measured on this device: what is kept, and that nothing is measured twice."""
+"""Switches measured on this device, and `check` and `tune` with tiny sizes for real."""
 
 import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
+from commands import Terminal
 from torch.backends.cpu import get_cpu_capability as isa
 
+from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
-from kit.recipes.benchmark import START_S, Benchmark, devices, devices_folder
+from kit.base.run import find_run
+from kit.recipes.benchmark import START_S, Benchmark, Tuning, check, devices, devices_folder
+from kit.recipes.open_run import open_settings
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
 from kit.training.switches import load_choice
@@ -47,7 +51,15 @@ def calls(monkeypatch) -> list:
     return made
 
 
-def test_what_pays_is_written_for_training_and_recorded(run, calls):
+def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
+    assert measured_effects(run) == {}
+    list(Benchmark(run).run())
+    effects = measured_effects(run)
+    assert effects["fused_adamw"] == "2.00x, +0.0 MiB here"
+    assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
+    assert "compile" not in effects, "tiny leaves it out"
+    elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
+    assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
     found = list(Benchmark(run).run())
     assert all(str(result) and result._repr_html_() for result in found)
     kept = load_choice(run.path("speed.yaml"))
@@ -59,17 +71,6 @@ def test_what_pays_is_written_for_training_and_recorded(run, calls):
     assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
 
 
-def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
-    assert measured_effects(run) == {}
-    list(Benchmark(run).run())
-    effects = measured_effects(run)
-    assert effects["fused_adamw"] == "2.00x, +0.0 MiB here"
-    assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
-    assert "compile" not in effects, "tiny leaves it out"
-    elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
-    assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
-
-
 def test_the_minutes_are_known_before_it_begins(run, calls):
     benchmark = Benchmark(run, steps=60, rounds=2)
     trials = sum(not variant.reason for variant in benchmark.variants)
@@ -78,7 +79,7 @@ def test_the_minutes_are_known_before_it_begins(run, calls):
     assert calls == [()], "the baseline alone"
 
 
-def test_each_device_has_a_file_and_a_table(run, calls, tmp_path):
+def test_each_device_has_a_file_and_a_table_as_in_docs(run, calls, tmp_path):
     with pytest.raises(KitError, match="benchmark"):
         devices()
     list(Benchmark(run).run())
@@ -89,9 +90,6 @@ def test_each_device_has_a_file_and_a_table(run, calls, tmp_path):
     assert row[0] == f"{run.hw.name}, {run.hw.cores} cores, {isa()}"
     assert "fused_adamw" in row and "2.00x" in row
     assert row[3] in (path.parent / "README.md").read_text()
-
-
-def test_the_table_of_docs_is_made_of_its_files(tmp_path):
     folder = Path(__file__).parents[2] / "docs" / "devices"
     shutil.copytree(folder, tmp_path / "devices")
     devices(folder=tmp_path / "devices")
@@ -107,12 +105,9 @@ def test_what_was_measured_is_not_measured_again(run, calls):
     assert len(calls) > once
 
 
-def test_it_resumes_with_its_first_number_of_threads(run, calls):
+def test_it_resumes_with_its_threads_and_the_released_size_has_a_file_of_its_own(run, calls):
     run.record(bench={"threads": 7})
     assert Benchmark(run).task.threads == 7
-
-
-def test_the_released_size_leaves_the_runs_own_switches_alone(run, calls):
     benchmark = Benchmark(run, model="xtts", steps=2)
     assert benchmark.task.model.layers == 30 and benchmark.config.steps == 2
     assert benchmark.path.name == "speed-xtts.yaml"
@@ -126,3 +121,102 @@ def test_variants_train_in_processes_of_their_own(run):
     benchmark.variants = benchmark.variants[:2]
     assert str(benchmark.measure()) == "2 of 2 variants ran"
     assert benchmark.table().grid[1][0] == "Baseline"
+
+
+@pytest.fixture
+def preset(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    return open_settings("", "tiny", "", {"train": {"lr": 0.001}})
+
+
+def made(work, steps: int) -> dict:
+    """Figures of a trial: smaller passes are faster here."""
+    seconds = [1.0 + work.data.micro_batch]
+    names = {"loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
+    return {"step_seconds": seconds} | names
+
+
+def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
+    found = Tuning(preset, path, **options)
+    monkeypatch.setattr(found, "measure", measure)
+    return found
+
+
+def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
+    text = "\n".join(map(str, check(preset)))
+    assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
+    assert "It fits" in text
+    assert not (tmp_path / "runs").exists()
+    work_fraction = {"max_memory_fraction": 1.0}
+    small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
+    sections = preset.preset | {"memory": work_fraction}
+    with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
+        list(check(dataclasses.replace(preset, hw=small, preset=sections)))
+
+
+def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, processes):
+    terminal = Terminal(tmp_path, processes)
+    share = "memory.max_memory_fraction=0.000001"
+    code, _, err = terminal.run("check", "--preset", "tiny", "--set", share)
+    assert code == 3 and "It does not fit" in err and len(err.splitlines()) == 1
+    code, _, err = terminal.run("check", "--set", "train.steeps=1")
+    assert (code == 2 and "train.steps" in err) or "steeps" in err
+
+
+def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    results = list(tuning(preset, path, monkeypatch).run())
+    assert all(str(result) and result._repr_html_() for result in results)
+    (row,) = devices().grid[1:]
+    assert row[1].startswith("tiny, tuned") and row[2] == "micro_batch 8 -> 1"
+    assert row[4] == "4.50x"
+    written = load_preset(str(path))
+    expected = load_preset("tiny")
+    expected["data"]["micro_batch"] = 1
+    expected["train"]["lr"] = 0.001
+    assert written == expected
+    run = find_run(str(path), "", "other")
+    assert run.preset == written and run.preset_name == str(path.resolve())
+    assert find_run(str(CONFIGS / "tiny.yaml"), "", "other").preset_name == "tiny"
+
+
+def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_path, monkeypatch):
+    found = tuning(preset, tmp_path / "mine.yaml", monkeypatch)
+    found.search()
+    monkeypatch.setattr(found, "measure", lambda *_: made(found.start, 1))
+    found.compare()
+    found.write()
+    assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 8
+
+    def measure(work, steps):
+        if not work.speed.sdpa:
+            raise KeyboardInterrupt
+        return made(work, steps)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(tuning(preset, tmp_path / "mine.yaml", monkeypatch, measure).run())
+    assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 2
+
+
+def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monkeypatch):
+    short = tuning(preset, tmp_path / "mine.yaml", monkeypatch, target="step<1ms")
+    with pytest.raises(KitError, match=r"step<1ms.*micro_batch 8 -> 1"):
+        list(short.run())
+    assert not (tmp_path / "mine.yaml").exists()
+    for path in ("mine", str(CONFIGS / "tiny.yaml")):
+        with pytest.raises(KitError, match=r"\.yaml"):
+            Tuning(preset, path)
+
+
+def test_real_trials_are_kept_and_stay_within_their_time(preset, tmp_path):
+    first = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
+    first.axes = []
+    list(first.run())
+    assert load_preset(str(tmp_path / "mine.yaml"))["model"]["layers"] == 2
+    again = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
+    left = again.earlier[0]
+    assert again.measure(again.start, left["steps_asked"]) == left and left not in again.earlier
+    again.best = first.best
+    again.started_s -= 60
+    with pytest.raises(TimeoutError):
+        again.measure(again.start.with_rows(2), 2)

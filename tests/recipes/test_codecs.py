@@ -40,8 +40,8 @@ from kit.dataset.manifest import read_manifest
 from kit.inference.export import load_export
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import check_settings
 from kit.recipes.prepare import Preparation
-from kit.recipes.settings import check_settings
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -171,7 +171,7 @@ def run_of(neucodec_folder):
 
 
 @every_kind
-def test_its_codes_are_trained_and_evaluated(run_of, kind):
+def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     run = run_of(kind)
     report = run.report()
     assert report["train"]["steps"] == 4
@@ -179,10 +179,6 @@ def test_its_codes_are_trained_and_evaluated(run_of, kind):
     again = Preparation(run, str(corpus()))
     again.check()
     assert "used again" in str(again.train_codec())
-
-
-@every_kind
-def test_it_speaks_in_one_go_and_in_a_stream(run_of, kind):
     speaking = Speaking(run_of(kind))
     said = speaking.say()
     assert said.sounds[0].sample_rate_hz == KINDS[kind][2] and len(said.sounds[0].wave) >= 480
@@ -194,10 +190,6 @@ def test_it_speaks_in_one_go_and_in_a_stream(run_of, kind):
         speech = speaking.speech(speaking.sentence, speaking.speaker)
         alone = speaking.voice.codec.decode(speech.codes[None])[0]
         assert (speech.wave - alone).abs().max() > 1e-2
-
-
-@every_kind
-def test_a_voice_with_it_is_exported_and_comes_back(run_of, kind):
     speaking = Speaking(run_of(kind))
     assert "the same codes as before" in str(speaking.export("fp32"))
     voice = load_export(speaking.active_run.folder / "export")
@@ -207,14 +199,11 @@ def test_a_voice_with_it_is_exported_and_comes_back(run_of, kind):
     assert kind != "xtts" or isinstance(voice.front_end, XTTSMel)
 
 
-def test_a_voice_whose_codec_is_not_installed_says_so(run_of):
+def test_an_export_needs_its_codec_but_not_the_encoder(run_of):
     with patch.dict(CODECS):
         del CODECS["tones"]
         with pytest.raises(SpeechError, match=r"There is no codec `tones`"):
             load_export(run_of("tones").folder / "export")
-
-
-def test_neucodecs_voice_speaks_without_the_encoder(run_of):
     speaking = Speaking(run_of("neucodec"))
     codec = load_export(speaking.active_run.folder / "export").codec
     assert codec.config.sha256
@@ -225,7 +214,7 @@ def test_neucodecs_voice_speaks_without_the_encoder(run_of):
         codec.encode(torch.zeros(1, 16_000))
 
 
-def test_each_speaker_vector_of_xtts_is_that_of_the_reference(run_of):
+def test_speaker_vectors_of_xtts_are_those_of_references_and_of_recordings(run_of, tmp_path: Path):
     run = run_of("xtts")
     voice = Speaking(run).voice
     assert sorted(voice.vectors) == voice.speakers
@@ -235,9 +224,6 @@ def test_each_speaker_vector_of_xtts_is_that_of_the_reference(run_of):
         wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
         vector = voice.codec.speaker_embedding(wave, 22_050)
         assert torch.allclose(voice.vectors[speaker], vector, atol=1e-5)
-
-
-def test_whoever_is_recorded_is_spoken_like(run_of, tmp_path: Path):
     both = torch.stack((spoken(5 * 48_000, rate=48_000), spoken(5 * 48_000, 1, 48_000)))
     soundfile.write(tmp_path / "guest.wav", both.T.numpy(), 48_000)
     speaking = Speaking(run_of("xtts"))
@@ -254,7 +240,7 @@ def test_without_a_release_there_is_no_codec_of_xtts():
         preparation.train_codec()
 
 
-def test_without_weights_it_is_a_file_all_the_same(tmp_path):
+def test_a_kind_is_chosen_by_name_saved_without_weights_and_must_be_complete(tmp_path):
     codec = ToneCodec(ToneConfig(tones=4))
     save_codec(codec, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
@@ -267,17 +253,12 @@ def test_without_weights_it_is_a_file_all_the_same(tmp_path):
     pieces = [stream.push(part) for part in codes[0].split(7)]
     assert torch.equal(torch.cat([*pieces, stream.finish()]), codec.decode(codes[0][None])[0])
 
-
-def test_a_codec_that_lacks_what_the_contract_asks_cannot_be_made():
     class Deaf(nn.Module, Codec):
         def decode(self, codes, first=0):
             return codes
 
     with pytest.raises(TypeError, match="encode"):
         Deaf()
-
-
-def test_a_kind_is_chosen_by_name_and_settings_of_another_do_not_follow():
     demo = load_preset("cpu")
     assert codec_config(demo["codec"]).kind == "mel"
     assert codec_config({}) == MelCodecConfig()  # presets and files that name none

@@ -70,7 +70,7 @@ def evaluated(run) -> tuple[Evaluation, dict]:
     return evaluation, dict(zip(names, evaluation.run(), strict=True))
 
 
-def test_the_voice_is_shown_with_sound_and_spectrogram_beside_the_recording(evaluated):
+def test_every_sentence_can_be_played_and_every_comparison_is_drawn(evaluated):
     evaluation, results = evaluated
     result = results["hear"]
     captions = [sound.caption for sound in result.sounds]
@@ -79,17 +79,19 @@ def test_the_voice_is_shown_with_sound_and_spectrogram_beside_the_recording(eval
     assert len(result.pictures[0].axes) == 4 and " | transcript: " in str(result)
     drawn = result._repr_html_()
     assert drawn.index("<img") < drawn.index("<audio")
-
-
-def test_every_sentence_can_be_played(evaluated):
     evaluation = evaluated[0]
     text = evaluation.data.held_out[2].text
     again = evaluation.hear(2)
     assert str(again).startswith(text)
     assert again.sounds[-1].caption == f"{evaluation.data.best}, best of 2"
+    results = evaluated[1]
+    for name in ("rates", "harder", "whose", "losses", "words", "samples"):
+        assert results[name].pictures, name
+    assert "EMA is" in str(results["losses"])
+    assert len(results["rates"].grid) == 4  # headings, raw, ema, best of several
 
 
-def test_every_figure_is_recorded_under_its_name(evaluated, run):
+def test_figures_word_errors_and_samples_are_recorded(evaluated, run):
     figures = run.report()["eval"]
     assert set(RECORDED) <= set(figures)
     assert figures["sentences"] == SAYABLE and figures["candidates"] == 2
@@ -98,17 +100,23 @@ def test_every_figure_is_recorded_under_its_name(evaluated, run):
     for split in ("unseen", "long", "free_order"):
         assert {"cer", "eos_rate", "cer_floor", "cer_codec"} <= set(figures[split])
     assert figures["cer"] == evaluated[0].data.spoken["held_out"].scores.cer
+    evaluation, results = evaluated
+    figures = run.report()["eval"]
+    rows = [row for split in evaluation.data.spoken for row in evaluation.data.splits[split]]
+    assert figures["words"] == sum(len(row.text.split()) for row in rows)
+    assert len(figures["word_errors"]) == len(KINDS) and sum(figures["word_errors"].values()) > 0
+    assert len(results["words"].grid) > 1
+    assert 0 <= evaluation.data.worst_sentence() < SAYABLE
+    samples = run.report()["samples"]
+    names = [sample["wav"].removeprefix("samples/") for sample in samples]
+    best = run.report()["eval"]["weights"]
+    kinds = ["held_out-0-raw", "held_out-0-ema", "held_out-0-best", "held_out-0-recording"]
+    kinds += [f"unseen-0-{best}", f"long-0-{best}"]
+    assert {f"{kind}.wav" for kind in kinds} <= set(names)
+    assert all((run.folder / sample["wav"]).is_file() for sample in samples)
 
 
-def test_pictures_come_with_every_comparison(evaluated):
-    results = evaluated[1]
-    for name in ("rates", "harder", "whose", "losses", "words", "samples"):
-        assert results[name].pictures, name
-    assert "EMA is" in str(results["losses"])
-    assert len(results["rates"].grid) == 4  # headings, raw, ema, best of several
-
-
-def test_it_says_whether_the_voice_follows_the_speaker_reference(evaluated, run):
+def test_the_verdict_names_what_an_untrained_voice_lacks(evaluated, run):
     message = str(evaluated[1]["whose"])
     costs = run.report()["eval"]["whose_voice"]
     assert set(costs) <= set(evaluated[0].data.voices["raw"].speakers) and costs
@@ -117,9 +125,6 @@ def test_it_says_whether_the_voice_follows_the_speaker_reference(evaluated, run)
     assert ("may sound alike" in message) == deaf
     marks = {row[1]: row[0] for row in evaluated[1]["verdict"].grid[1:]}
     assert marks["uses the speaker reference"] == ("✗" if deaf else "✓")
-
-
-def test_an_untrained_voice_does_not_pass_and_the_reason_is_named(evaluated, run):
     verdict = evaluated[1]["verdict"]
     gate = run.report()["eval"]["gate"]
     assert str(verdict) == "Not yet: " + "; ".join(gate)
@@ -127,26 +132,6 @@ def test_an_untrained_voice_does_not_pass_and_the_reason_is_named(evaluated, run
     assert marks["intelligible"] == "✗"
     ended = run.report()["eval"]["eos_rate"] == 1  # chance decides, with untrained weights
     assert marks["ends its sentences"] == ("✓" if ended else "✗")
-
-
-def test_word_errors_count_every_word(evaluated, run):
-    evaluation, results = evaluated
-    figures = run.report()["eval"]
-    rows = [row for split in evaluation.data.spoken for row in evaluation.data.splits[split]]
-    assert figures["words"] == sum(len(row.text.split()) for row in rows)
-    assert len(figures["word_errors"]) == len(KINDS) and sum(figures["word_errors"].values()) > 0
-    assert len(results["words"].grid) > 1
-    assert 0 <= evaluation.data.worst_sentence() < SAYABLE
-
-
-def test_samples_of_each_kind_lie_where_the_report_looks(evaluated, run):
-    samples = run.report()["samples"]
-    names = [sample["wav"].removeprefix("samples/") for sample in samples]
-    best = run.report()["eval"]["weights"]
-    kinds = ["held_out-0-raw", "held_out-0-ema", "held_out-0-best", "held_out-0-recording"]
-    kinds += [f"unseen-0-{best}", f"long-0-{best}"]
-    assert {f"{kind}.wav" for kind in kinds} <= set(names)
-    assert all((run.folder / sample["wav"]).is_file() for sample in samples)
 
 
 @pytest.fixture
@@ -162,14 +147,12 @@ def batches(monkeypatch) -> list[int]:
     return asked
 
 
-def test_what_was_spoken_is_not_spoken_again(evaluated, run, batches):
+def test_only_other_weights_or_settings_are_spoken_again(evaluated, run, batches):
     before = run.report()["eval"]
     results = list(Evaluation(run).run())
     assert len(results) == STEPS and run.report()["eval"] == before
     assert batches == [1, 1]  # the sentence to play
-
-
-def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
+    del batches[:]
     warm = merge(run.preset, {"generate": {"temperature": 0.9}})
     assert Evaluation(dataclasses.replace(run, preset=warm)).data.by_weights
     assert batches == [SAYABLE] * 2
@@ -177,7 +160,7 @@ def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
     assert batches == [SAYABLE] * 2 + [1, 1]
 
 
-def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
+def test_what_was_deleted_or_damaged_is_made_again(evaluated, run, batches):
     evaluation = Evaluation(run)
     evaluation.samples()
     del batches[:]
@@ -185,16 +168,14 @@ def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
     Evaluation(run).samples()
     assert batches == [len(evaluation.data.splits["unseen"])]
     assert all((run.folder / s["wav"]).is_file() for s in run.report()["samples"])
-
-
-def test_a_damaged_file_of_transcripts_is_reported_and_made_again(evaluated, run, batches):
+    del batches[:]
     run.path("transcripts", "held_out-ema.json").write_text('{"key', encoding="utf-8")
     with pytest.warns(UserWarning, match=r"held_out-ema\.json is damaged .* made again"):
         assert Evaluation(run).data.by_weights
     assert batches == [SAYABLE]
 
 
-def test_a_run_without_an_average_is_judged(tmp_path):
+def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path):
     run = trained_run(tmp_path, ema=False)
     evaluation = Evaluation(run)
     assert "1 left out: they have letters" in str(evaluation)
@@ -204,6 +185,16 @@ def test_a_run_without_an_average_is_judged(tmp_path):
     assert len(results) == STEPS and figures["weights"] == "raw"
     assert not {"cer_ema", "ema_loss"} & set(figures)
     assert "EMA" not in "".join(map(str, results))
+    run = trained_run(tmp_path)
+    assert "make judges RUN=evaluated" in str(Evaluation(run).judges())
+    found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
+    weights = file_digest(run.folder / "model-raw.safetensors")
+    run.record(judges={"heard": {"recordings": found}, "weights": weights})
+    shown = Evaluation(run).judges()
+    assert str(shown) == "Whisper's CER: recordings 25.0%"
+    assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
+    run.record(judges={"weights": "of before"})
+    assert "Of other weights" in str(Evaluation(run).judges())
 
 
 def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
@@ -216,16 +207,3 @@ def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
     save_references(real_voice().references, run.path("references.safetensors"))
     with pytest.raises(KitError, match=r"no held-out sentence.*01_data_prep"):
         Evaluation(run)
-
-
-def test_independent_scores_are_shown_and_marked_when_old(tmp_path):
-    run = trained_run(tmp_path)
-    assert "make judges RUN=evaluated" in str(Evaluation(run).judges())
-    found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
-    weights = file_digest(run.folder / "model-raw.safetensors")
-    run.record(judges={"heard": {"recordings": found}, "weights": weights})
-    shown = Evaluation(run).judges()
-    assert str(shown) == "Whisper's CER: recordings 25.0%"
-    assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
-    run.record(judges={"weights": "of before"})
-    assert "Of other weights" in str(Evaluation(run).judges())

@@ -43,7 +43,6 @@ def hub(release):
 
 @pytest.fixture(scope="module")
 def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
-    """A fine-tuning, and what its steps said."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.address)
         run = start("fine-tuned", settings=FEW)
@@ -55,17 +54,12 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
     return tune, found
 
 
-def test_its_licence_must_be_accepted_before_anything_else(hub, monkeypatch):
+def test_a_release_is_fetched_once_and_only_under_its_licence(hub, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     before = len(hub.asked)
     with pytest.raises(KitError, match="Coqui Public Model License"):
         FineTune(start("not accepted"), str(corpus()))
     assert len(hub.asked) == before
-
-
-def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
-    hub, tmp_path, monkeypatch
-):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     hub.asked.clear()
     folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"
@@ -83,7 +77,7 @@ def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
     assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
-def test_the_spelling_is_described_before_and_after_it_grew(tuned):
+def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     _, found = tuned
     assert "0.0% of the letters have a piece" in str(found["spelling"])
     assert "What it could not spell" in str(found["spelling"])
@@ -91,9 +85,6 @@ def test_the_spelling_is_described_before_and_after_it_grew(tuned):
     after = str(found["grow"]).split("with new ones:")[1]
     covered = float(re.search(r"([\d.]+)% of the letters have a piece", after)[1])
     assert covered > 95, "all but the few that training texts of this size lack"
-
-
-def test_the_same_sentences_are_played_before_during_and_after(tuned):
     tune, found = tuned
     first = [sound.caption for sound in found["before"].sounds]
     assert first[0] == f"am, before: {tune.sentence}" and first[1].startswith("en: the weather")
@@ -103,9 +94,6 @@ def test_the_same_sentences_are_played_before_during_and_after(tuned):
     assert f"am, after: {tune.sentence}" in captions
     assert "before, en: the weather" in str(captions) and "after, en: the weather" in str(captions)
     assert all(len(sound.wave) for sound in found["after"].sounds)
-
-
-def test_forgetting_is_measured_in_the_languages_it_can_spell_but_the_runs_own(tuned):
     tune, found = tuned
     forgotten = tune.training.active.report()["finetune"]["forgotten_nats"]
     assert set(forgotten) == set(tune.base_languages.texts)
@@ -139,7 +127,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
-def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
+def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     tune, _ = tuned
     hub.asked.clear()
@@ -148,9 +136,6 @@ def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
     lines = [str(step) for step in again.run()]
     assert not hub.asked and any("4 steps" in line for line in lines)
     assert (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns == weights
-
-
-def test_a_voice_that_was_fine_tuned_is_a_beginning_too_under_the_same_licence(tuned):
     tune, _ = tuned
     export = tune.active_run.folder / "export"
     with pytest.raises(KitError, match="Coqui Public Model License"):

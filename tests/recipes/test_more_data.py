@@ -1,6 +1,8 @@
-"""Long recordings become clips that can be played; more text gives tokens of its own."""
+"""Long recordings become clips, with transcripts or by a stand-in for Whisper; more text."""
 
+import csv
 import dataclasses
+import json
 import shutil
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -9,16 +11,28 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import RATE, corpus, manifest, speech, trained_codec, world
+from helpers import RATE, corpus, manifest, speech, spoken_by_espeak, trained_codec, usable, world
 from tones import CODEC, ToneRecognizer, noisy, say
 
+from kit.audio.clip import load_wave
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.data_report import ManifestConfig
+from kit.dataset.manifest import Utterance
 from kit.dataset.segmentation import UnusedAudio
-from kit.recipes.more_data import LongRecordings, MoreText, write_example
+from kit.dataset.transcripts import read_texts, read_transcripts, save_text
+from kit.recipes.more_data import (
+    CUTS,
+    LongRecordings,
+    MoreText,
+    proofread,
+    transcribe,
+    transcribe_with_whisper,
+    write_example,
+)
 from kit.recipes.start import start
+from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 TINY = RecognizerConfig(width=32, blocks=1)
@@ -42,7 +56,7 @@ def run():
     torch.set_num_threads(threads)
 
 
-def test_without_recordings_an_example_is_made_of_the_runs_own_clips(run):
+def test_an_example_is_made_of_the_runs_own_clips_and_every_second_has_a_clip_or_a_reason(run):
     recordings = LongRecordings(run)
     audio = recordings.folder / "example.wav"
     lines = audio.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
@@ -52,9 +66,6 @@ def test_without_recordings_an_example_is_made_of_the_runs_own_clips(run):
     shown = LongRecordings(run).show()
     assert audio.read_bytes() == before
     assert shown.grid[1][0] == "example.wav" and "1 recordings" in str(shown)
-
-
-def test_every_second_is_in_a_clip_or_has_a_reason(run):
     recordings = LongRecordings(run)
     found = recordings.cut()
     assert found.pictures and f"clips in {recordings.into}" in str(found)
@@ -85,13 +96,7 @@ def test_clips_can_be_played_and_the_next_step_is_named(run, tmp_path, monkeypat
     assert found.grid[1] == ("talk.wav", "4.0", "6.0", "a long pause")
 
 
-def test_a_folder_without_transcripts_is_reported(run, tmp_path):
-    soundfile.write(tmp_path / "talk.wav", speech(2.0), RATE)
-    with pytest.raises(DatasetError, match="no recording with a transcript"):
-        LongRecordings(run, str(tmp_path)).show()
-
-
-def test_more_text_is_compared_on_the_recordings_held_out_text(run, tmp_path):
+def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
     text = tmp_path / "more.txt"
     text.write_text("".join(f"{row.text}\n" for row in manifest()), encoding="utf-8")
     compared = MoreText(run, str(text)).compare()
@@ -99,17 +104,15 @@ def test_more_text_is_compared_on_the_recordings_held_out_text(run, tmp_path):
     assert {row[0]: row[2] for row in compared.grid}["round_trip"] == "1"
     assert run.path("more_text", "tokenizer.model").is_file()
     assert MoreText(run).compare().grid[0][2] == "of manifest.jsonl"
-
-
-def test_before_01_it_is_said_what_is_missing(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "talk.wav", speech(2.0), RATE)
+    with pytest.raises(DatasetError, match="no recording with a transcript"):
+        LongRecordings(run, str(tmp_path)).show()
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     with pytest.raises(KitError, match="run 01_data_prep first"):
         MoreText(start("nothing"))
 
 
-def test_an_example_in_a_voice_that_is_understood_is_cut_into_its_sentences(
-    run, tmp_path, monkeypatch
-):
+def test_an_example_that_is_understood_is_cut_into_sentences(run, tmp_path, monkeypatch):
     texts = ["abc def ghi", "lmk jih", "fed cba mlk abc"]
     rows = []
     for number, text in enumerate(texts):
@@ -135,3 +138,208 @@ def test_an_example_in_a_voice_that_is_understood_is_cut_into_its_sentences(
     assert " ".join(table).count("|") >= 1 and "set DATA to" in str(found)
     captions = " ".join(sound.caption for sound in found.sounds)
     assert captions.startswith("abc def ghi.")
+
+
+TEXTS = (
+    "ሰላም ለሁሉም ይሁን ዛሬ ጥሩ ቀን ነው",
+    "ነገ ወደ ቤት እንሄዳለን እንዴት ነህ ሰላም ለሁሉም ይሁን",
+    "ሰላም ነገ ጥሩ ቀን ይሁን ነገ ወደ ቤት እንሄዳለን እንዴት ነህ ዛሬ ጥሩ ቀን ነው",
+)
+
+
+class StandIn(WhisperRecognizer):
+    """Knows each sentence by its length; `calls` counts what it was given, `fails_at` stops it."""
+
+    def __init__(self, seconds: dict[str, float], model: str = "one"):
+        super().__init__("nowhere", "am", "", model)
+        self.seconds = seconds
+        self.calls = 0
+        self.fails_at = 0
+
+    def write_down(self, wave, sample_rate):
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise KeyboardInterrupt
+        if wave.std() < 0.01:
+            return Transcript(problem="no speech, Whisper says")
+        length_s = len(wave) / sample_rate - 2 * CUTS.margin_s
+        text = min(self.seconds, key=lambda text: abs(self.seconds[text] - length_s))
+        confidence = 0.9 - 0.1 * TEXTS.index(text)
+        return Transcript(text=f"{text} {self.model_sha256}", confidence=confidence)
+
+
+@pytest.fixture(scope="module")
+def spoken() -> dict[str, np.ndarray]:
+    waves = spoken_by_espeak(list(TEXTS))
+    return {text: wave / np.abs(wave).max() / 2 for text, wave in zip(TEXTS, waves)}
+
+
+@pytest.fixture
+def whisper(spoken):
+    """A recogniser, also of another `model`."""
+    seconds = {text: len(wave) / RATE for text, wave in spoken.items()}
+    return lambda model="one": StandIn(seconds, model)
+
+
+@pytest.fixture
+def talks(tmp_path, spoken):
+    """Two talks, stereo FLAC and WAV, with long pauses; one silent file, one that is no sound."""
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    pause = 1e-4 * rng.standard_normal(round(1.5 * RATE))
+    one = np.concatenate([pause, *(part for wave in spoken.values() for part in (wave, pause))])
+    soundfile.write(folder / "one.flac", np.stack([one, one], axis=1), RATE)
+    soundfile.write(folder / "two.wav", np.concatenate([spoken[TEXTS[2]], pause]), RATE)
+    soundfile.write(folder / "silent.wav", np.zeros(5 * RATE), RATE)
+    (folder / "broken.mp3").write_bytes(b"no sound at all" * 9)
+    return folder
+
+
+def test_clips_have_texts_and_every_second_is_accounted_for(talks, tmp_path, whisper, spoken):
+    out = tmp_path / "clips"
+    result = transcribe(talks, out, whisper())
+    texts = read_texts(out)
+    assert list(texts.values()) == [f"{text} one" for text in (*TEXTS, TEXTS[2])]
+    rows = list(csv.DictReader((out / "transcripts.csv").read_text("utf-8").splitlines()))
+    assert [row["source"] for row in rows] == ["one.flac"] * 3 + ["two.wav"]
+    assert [float(row["confidence"]) for row in rows] == pytest.approx([0.9, 0.8, 0.7, 0.7])
+    losses = [json.loads(line) for line in (out / "losses.jsonl").read_text().splitlines()]
+    for name in ("one.flac", "two.wav", "silent.wav"):
+        edges = [(float(r["start_s"]), float(r["end_s"])) for r in rows if r["source"] == name]
+        edges += [(loss["start_s"], loss["end_s"]) for loss in losses if loss["file"] == name]
+        edges.sort()
+        assert edges[0][0] == 0 and [end for _, end in edges[:-1]] == [a for a, _ in edges[1:]]
+        assert edges[-1][1] == pytest.approx(soundfile.info(talks / name).duration)
+    assert "silent.wav (silence" in result.line and "broken.mp3" in result.line
+    kept, refused = usable(out, ManifestConfig(language="am", max_rejected_percent=0), tmp_path)
+    assert len(kept) == 4 and not refused, "01_data_prep reads the folder"
+    transcribe(talks, tmp_path / "clips", whisper())
+    ids = list(read_texts(tmp_path / "clips"))
+    for name, wave in zip(ids, spoken.values()):
+        clip = load_wave(str(tmp_path / "clips" / "wavs" / f"{name}.wav"), RATE).numpy()
+        loud = np.flatnonzero(np.abs(clip) > 0.02)
+        own = np.flatnonzero(np.abs(wave) > 0.02)
+        assert loud[-1] - loud[0] == pytest.approx(own[-1] - own[0], abs=0.01 * RATE)
+
+
+def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, whisper):
+    (tmp_path / "odd").mkdir()
+    pause = np.zeros(2 * RATE)
+    tone = speech(CUTS.max_s + 1)
+    wave = np.concatenate([speech(0.5), pause, tone, pause, 0.03 * speech(3.0)])
+    soundfile.write(tmp_path / "odd" / "odd.wav", wave, RATE)
+    transcribe(tmp_path / "odd", tmp_path / "clips", whisper())
+    lines = (tmp_path / "clips" / "losses.jsonl").read_text().splitlines()
+    reasons = " ".join(json.loads(line)["reason"] for line in lines)
+    assert "13.5 s of sound" in reasons and "no speech" in reasons
+    assert read_texts(tmp_path / "clips") == {}
+
+
+def test_after_a_kill_finished_clips_are_not_repeated(talks, tmp_path, whisper, monkeypatch):
+    monkeypatch.setattr("kit.recipes.more_data.PART_CLIPS", 1)
+    killed = whisper()
+    killed.fails_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        transcribe(talks, tmp_path / "clips", killed)
+    again = whisper()
+    transcribe(talks, tmp_path / "clips", again)
+    assert again.calls == 2 and len(read_texts(tmp_path / "clips")) == 4
+    once_more = whisper()
+    transcribe(talks, tmp_path / "clips", once_more)
+    assert once_more.calls == 0
+    shutil.rmtree(tmp_path / "clips" / "wavs")
+    transcribe(talks, tmp_path / "clips", once_more)
+    assert once_more.calls == 4, "clips that were deleted are made again"
+
+
+def test_what_a_person_wrote_stays(talks, tmp_path, whisper):
+    out = tmp_path / "clips"
+    transcribe(talks, out, whisper())
+    edited, left_out, confirmed, untouched = read_texts(out)
+    table = (out / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    by_hand = [f"{edited}|በእጅ", *table[2:], "mine|የኔ"]  # and the second row is deleted
+    (out / "metadata.csv").write_text("\ufeff" + "\r\n".join(by_hand), encoding="utf-8")
+    save_text(out, confirmed, read_texts(out)[confirmed])
+    (talks / "new.wav").write_bytes((talks / "two.wav").read_bytes())
+    transcribe(talks, out, whisper("two"))
+    texts = read_texts(out)
+    assert texts[edited] == "በእጅ" and texts["mine"] == "የኔ" and left_out not in texts
+    assert texts[confirmed] == f"{TEXTS[2]} one" and texts[untouched] == f"{TEXTS[2]} two"
+    assert len(texts) == 5, "the new recording's"
+    assert read_transcripts(out)[edited]["text"] == f"{TEXTS[0]} two"
+
+
+def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whisper, capsys):
+    out = tmp_path / "clips"
+    transcribe(talks, out, whisper())
+    first, second, third, fourth = read_texts(out)
+    panel = proofread(out)
+    assert [clip.id for clip in panel.items] == [third, fourth, second, first]
+    wav = (out / "wavs" / f"{third}.wav").read_bytes()
+    assert bytes(panel.player.value) == wav and "70%" in panel.place.value
+    panel.text.value = " |"
+    panel.buttons["Save"].click()
+    assert "Leave out" in panel.status.value and panel.number == 0
+    panel.text.value = "ሰላም |\n ነገ"
+    panel.buttons["Save"].click()
+    assert read_texts(out)[third] == "ሰላም ነገ" and "Saved" in panel.status.value
+    panel.buttons["Leave out"].click()
+    assert fourth not in read_texts(out)
+    panel.buttons["Next"].click()
+    panel.buttons["Save"].click()
+    assert panel.buttons["Save"].disabled and "No clips" in panel.place.value
+    assert list(read_texts(out)) == [first, second, third]
+    assert [clip.id for clip in proofread(out).items] == [second], "nobody has checked it yet"
+    proofread(out).run()
+    assert "1 clip" in capsys.readouterr().out
+    (out / "metadata.csv").unlink()
+    with pytest.raises(DatasetError, match=r"metadata\.csv"):
+        proofread(out)
+
+
+def test_what_cannot_be_used_is_said(talks, tmp_path, whisper, monkeypatch):
+    with pytest.raises(DatasetError, match="nowhere"):
+        transcribe(tmp_path / "nowhere", tmp_path / "clips", whisper())
+    with pytest.raises(KitError, match="--out must be outside"):
+        transcribe(talks, talks / "clips", whisper())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="no recordings"):
+        transcribe(tmp_path / "empty", tmp_path / "clips", whisper())
+    transcribe(talks, tmp_path / "clips", whisper())
+    (tmp_path / "clips" / "metadata.csv").write_text("one\n")
+    with pytest.raises(DatasetError, match=r"metadata\.csv, line 1: .*got one"):
+        transcribe(talks, tmp_path / "clips", whisper())
+    with pytest.raises(KitError, match="--out"):
+        transcribe_with_whisper("", data=str(talks))
+    monkeypatch.setattr("kit.recipes.more_data.whisper_unavailable", lambda: "it is missing")
+    with pytest.raises(KitError, match="it is missing"):
+        transcribe_with_whisper("", data=str(talks), out=str(tmp_path / "new"))
+
+
+def segment(text: str, log_prob: float = -0.1, repeats: float = 1.2, silent: float = 0.0):
+    return SimpleNamespace(
+        text=text,
+        tokens=[1] * 4,
+        avg_logprob=log_prob,
+        compression_ratio=repeats,
+        no_speech_prob=silent,
+    )
+
+
+def test_whisper_says_how_sure_it_is():
+    recognizer = WhisperRecognizer("nowhere", "en", "", "0")
+
+    def written(*segments) -> Transcript:
+        model = SimpleNamespace(transcribe=lambda wave, **_: (iter(segments), None))
+        recognizer.__dict__["model"] = model
+        return recognizer.write_down(torch.zeros(RATE_HZ), RATE_HZ)
+
+    sure = written(segment(" Well,"), segment(" yes|no."))
+    assert (sure.text, sure.problem) == ("Well, yes no.", "")
+    assert sure.confidence == pytest.approx(np.exp(-0.1), abs=1e-3)
+    assert written(segment("a", log_prob=-2.0)).confidence < 0.2
+    assert written(segment("Thank you.", silent=0.7)).confidence < 0.3
+    for silent in (written(), written(segment(" ..."))):
+        assert silent.text == "" and "no speech" in silent.problem
+    assert "repeats" in written(segment("la " * 40, repeats=9.0)).problem

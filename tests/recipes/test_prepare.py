@@ -5,16 +5,19 @@ import json
 from pathlib import Path
 from shutil import copy, make_archive
 
+import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
-from helpers import CORPUS, RATE, corpus, dataset, speech
+from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
 
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.recipes.active_run import RunSource, choose_source, sampling_of
+from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,
@@ -22,8 +25,9 @@ from kit.recipes.prepare_parts import (
     train_or_load_codec,
     train_or_load_recognizer,
 )
-from kit.recipes.run_parts import RunSource, choose_source, sampling_of
+from kit.recipes.speak import Speaking
 from kit.recipes.start import start
+from kit.recipes.train import Training
 from kit.text.normalize import language_example, normalize
 from kit.text.tokenizer import Tokenizer
 
@@ -64,7 +68,7 @@ def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
     assert codec_config(settings)
 
 
-def test_a_run_started_with_the_name_of_a_language_is_continued_with_its_code():
+def test_a_run_keeps_its_language_however_it_is_spelt():
     run = start("named")
     source, _ = choose_source(run, RunSource(data="clips", language="English"))
     assert source.language == "en"
@@ -78,9 +82,6 @@ def test_a_run_started_with_the_name_of_a_language_is_continued_with_its_code():
         choose_source(run, RunSource(data="clips", language="Türkçe"))[0].begin(run)
     with pytest.raises(KitError, match=r"englsh.*`english`"):
         choose_source(run, RunSource(language="englsh"))
-
-
-def test_a_run_keeps_its_language_as_it_was_spelt_before():
     run = start("spelt")
     source = RunSource(data="clips", language="pt_BR")
     source.begin(run)
@@ -91,15 +92,12 @@ def test_a_run_keeps_its_language_as_it_was_spelt_before():
         assert again.language == "pt_BR" and not line
 
 
-def test_what_people_recorded_is_trained_longer_unless_the_run_says_else():
+def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
     run = start("in_time", "cpu")
     built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
     assert people == built_in | {"minutes": 20, "min_steps": 0} and built_in["minutes"] < 20
     own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
     assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
-
-
-def test_a_person_is_drawn_warmer_than_the_built_in_corpus_unless_the_run_says_else():
     run = start("drawn", "cpu")
     assert sampling_of(run).temperature == 0.3
     run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
@@ -111,13 +109,10 @@ def test_a_person_is_drawn_warmer_than_the_built_in_corpus_unless_the_run_says_e
     assert sampling_of(run).temperature == 0.5
 
 
-def test_every_step_says_one_thing_and_draws_itself(prepared):
+def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     results = prepared[1]
     assert len(results) == 11
     assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
-
-
-def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_played(prepared):
     check, _, _, codec, _, align, *_ = prepared[1]
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
     hours = f"{prepared[0].checked.kept_s / 3600:.2f} hours"
@@ -127,9 +122,6 @@ def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_played(pr
     assert captions[0].startswith("recording: ")
     assert captions[1:] == ["codec round trip", "the same codes by Griffin-Lim"]
     assert align.pictures and len(align.sounds) == 3
-
-
-def test_what_later_notebooks_need_is_recorded_and_saved(prepared):
     run = prepared[0].active_run
     report = run.report()
     for section, names in RECORDED.items():
@@ -137,14 +129,8 @@ def test_what_later_notebooks_need_is_recorded_and_saved(prepared):
     assert set(LEFT.split()) <= {path.name for path in run.folder.iterdir()}
     assert len(CodeCache(run.index()).rows) == report["data"]["utterances"]
     assert (run.folder / "data").read_text(encoding="utf-8") == f"{corpus()}, language am"
-
-
-def test_a_row_of_the_cache_is_the_recording_of_the_same_number(prepared):
     preparation = prepared[0]
     assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
-
-
-def test_lengths_for_a_compiler_are_drawn_reported_and_recorded(prepared):
     preparation = prepared[0]
     lengths = prepared[1][9]
     fixed = preparation.active_run.figure("data", "fixed_lengths")
@@ -153,18 +139,13 @@ def test_lengths_for_a_compiler_are_drawn_reported_and_recorded(prepared):
     assert words in str(lengths)
     drawn = [axes.get_title("left") for axes in lengths.pictures[0].axes]
     assert [title.split("\n")[0] for title in drawn] == ["text pieces", "codes", "tokens"]
-
-
-def test_the_first_batch_is_rows_the_model_has_positions_for(prepared):
     preparation = prepared[0]
     micro = next(iter(preparation.stream)).micro[0]
     assert micro.tokens.max() < preparation.model.text_vocab + preparation.model.code_vocab
     assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
 
 
-def test_again_trains_nothing_recognises_nothing_and_ends_with_the_same_codes(
-    prepared, monkeypatch
-):
+def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
     for name in (
         "kit.audio.mel_codec.MelCodec.fit",
         "kit.recipes.prepare_parts.train_recognizer",
@@ -210,7 +191,7 @@ def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch):
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
-def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(prepared):
+def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypatch):
     run = start("cut-short")
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
     _, how = train_or_load_codec(run, config, prepared[0].checked.kept)
@@ -218,21 +199,31 @@ def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(pre
     figures = run.report()["codec"]
     assert figures["cut_short"]
     assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
+    preparation = prepared[0]
+    run = preparation.active_run
+    monkeypatch.setattr("kit.recipes.prepare_parts.whisper_unavailable", lambda: "it lacks here")
+    config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
+    front_end = preparation.recognizer.front_end
+    model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, "am")
+    assert model.fingerprint() == preparation.recognizer.fingerprint()
+    assert how.startswith(REUSED) and how.endswith("Whisper is not used: it lacks here")
 
 
-def test_a_step_taken_too_early_names_the_one_before():
+def test_the_step_before_is_named_and_a_run_keeps_its_recordings(prepared, tmp_path):
     preparation = Preparation(start("early"), str(corpus()))
     with pytest.raises(KitError, match=r"no `checked` yet: `check\(\)` makes it"):
         preparation.train_tokenizer()
     with pytest.raises(AttributeError):
         preparation.nothing  # noqa: B018
-
-
-def test_a_run_keeps_the_recordings_it_started_with(prepared, tmp_path):
     with pytest.raises(KitError, match="started with the data"):
         Preparation(start("prepared"), str(tmp_path)).check()
     with pytest.raises(KitError, match="started with the data"):
         Preparation(start("prepared"), language="en").check()
+    again = Preparation(start("prepared"))
+    reported = str(again.check()).splitlines()
+    assert reported[0] == f"As this run was started: {corpus()}, language am."
+    assert again.source == prepared[0].source and len(again.checked.kept) > 0
+    assert "As this run" not in str(Preparation(start("prepared"), str(corpus()), "am").check())
 
 
 def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
@@ -252,15 +243,7 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()
 
 
-def test_settings_not_given_again_stay_as_the_run_started(prepared):
-    again = Preparation(start("prepared"))
-    reported = str(again.check()).splitlines()
-    assert reported[0] == f"As this run was started: {corpus()}, language am."
-    assert again.source == prepared[0].source and len(again.checked.kept) > 0
-    assert "As this run" not in str(Preparation(start("prepared"), str(corpus()), "am").check())
-
-
-def test_refused_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
+def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
     clips = {"a": speech(2.0), "b": 0 * speech(2.0), "c": speech(3.0)}
     folder = dataset(tmp_path / "data", "a|ሰላም ለሁሉም\nb|ዛሬ ጥሩ ቀን ነው\nc|ነገ ወደ ቤት\n", clips)
     preparation = Preparation(start("refused"), str(folder))
@@ -273,9 +256,15 @@ def test_refused_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
     assert "2 clips" in str(spared.require_usable())
     rows = (spared.active_run.folder / "fixed.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
+    clips = {"a": speech(30.0), "b": speech(40.0)}
+    folder = dataset(tmp_path / "data", "a|ሰላም ለሁሉም\nb|ዛሬ ጥሩ ቀን ነው\n", clips)
+    prep = Preparation(start("all_long"), str(folder), max_rejected_percent=100.0)
+    prep.check()
+    with pytest.raises(DatasetError, match=r"No utterance can be trained on(.|\n)*40\.0 s, longer"):
+        prep.require_usable()
 
 
-def test_texts_in_another_script_than_the_languages_are_reported(tmp_path):
+def test_texts_in_another_script_are_reported_and_longer_clips_left_out(tmp_path):
     clips = {"a": speech(2.0), "b": speech(3.0)}
     folder = dataset(tmp_path / "data", "a|good morning\nb|at noon today\n", clips)
     message = "texts are Latin; `am` is written in Ethiopic"
@@ -283,6 +272,12 @@ def test_texts_in_another_script_than_the_languages_are_reported(tmp_path):
     for language in ("en", "tr"):
         run = start(f"latin_{language}")
         assert "texts are" not in str(Preparation(run, str(folder), language).check())
+    preparation = Preparation(
+        start("short"), str(corpus()), max_rejected_percent=100.0, max_clip_seconds=2.0
+    )
+    preparation.check()
+    assert max(row.seconds for row in preparation.checked.kept) <= 2.0
+    assert any(finding.kind == "too long" for finding in preparation.checked.refused)
 
 
 def test_how_a_text_is_spelt_is_shown_in_the_language_of_the_recordings(tmp_path):
@@ -297,15 +292,6 @@ def test_how_a_text_is_spelt_is_shown_in_the_language_of_the_recordings(tmp_path
     assert example == language_example("en") and spelt == normalize(example, "en")
     assert any(letter.isdigit() for letter in example)
     assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
-
-
-def test_longer_clips_than_asked_for_are_left_out():
-    preparation = Preparation(
-        start("short"), str(corpus()), max_rejected_percent=100.0, max_clip_seconds=2.0
-    )
-    preparation.check()
-    assert max(row.seconds for row in preparation.checked.kept) <= 2.0
-    assert any(finding.kind == "too long" for finding in preparation.checked.refused)
 
 
 def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
@@ -410,12 +396,63 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
         Preparation(run, packed).check()
 
 
-def test_without_whisper_the_kits_own_recogniser_listens_and_that_is_said(prepared, monkeypatch):
-    preparation = prepared[0]
-    run = preparation.active_run
-    monkeypatch.setattr("kit.recipes.prepare_parts.whisper_unavailable", lambda: "it lacks here")
-    config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
-    front_end = preparation.recognizer.front_end
-    model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, "am")
-    assert model.fingerprint() == preparation.recognizer.fingerprint()
-    assert how.startswith(REUSED) and how.endswith("Whisper is not used: it lacks here")
+@pytest.fixture(scope="module")
+def recordings() -> tuple[list[str], list[np.ndarray]]:
+    return few_words()
+
+
+def folder_of(recordings, into: Path, joined: int) -> Path:
+    """An LJSpeech folder in which the last `joined` sentences are one recording, with pauses."""
+    texts, waves = recordings
+    clips = {f"c{i:02d}": wave for i, wave in enumerate(waves[:-joined])}
+    table = [f"{name}|{text}" for name, text in zip(clips, texts)]
+    pause = np.zeros(int(0.4 * RATE), dtype=np.float32)
+    clips["tale"] = np.concatenate([part for wave in waves[-joined:] for part in (wave, pause)])
+    table.append("tale|" + " ".join(f"{text}።" for text in texts[-joined:]))
+    return dataset(into, "\n".join(table) + "\n", clips)
+
+
+def test_what_is_too_long_is_cut_at_its_pauses_and_counts_as_lost_only_then(tmp_path, recordings):
+    folder = folder_of(recordings, tmp_path / "data", joined=16)
+    prep = Preparation(start("long", settings={"recognizer": EAR}), str(folder))
+    prep.check()
+    assert prep.checked.lost_percent > prep.rules.max_rejected_percent
+    assert "Too long for a row: 1 of the recordings" in str(prep.require_usable())
+    for step in (prep.train_tokenizer, prep.train_codec, prep.train_recognizer, prep.align):
+        step()
+    assert "clips from 1 recording" in str(prep.cut_long())
+    prep.fit_positions()
+    prep.encode()
+    cut = [row for row in prep.rows if Path(row.audio).is_relative_to(prep.active_run.folder)]
+    assert len(cut) >= 2 and max(row.seconds for row in cut) <= prep.rules.max_clip_s
+    assert {row.id for row in cut} <= {row["id"] for row in CodeCache(prep.active_run.index()).rows}
+    said = " ".join(row.text for row in cut)
+    assert len(said) > 0.8 * len(" ".join(recordings[0][-16:]))
+
+
+def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
+    """From 01 to 04: what cannot be checked is said and left out, in the record, too."""
+    folder = folder_of(recordings, tmp_path / "data", joined=10)
+    settings = {
+        "align": {"hopeless": 0.0},
+        "train": {"max_steps": 4, "eval_steps": 4, "gate_every": 4},
+        "evaluate": {"sentences": 2},
+    }
+    run = start("unsure", settings=settings)
+    prep = Preparation(run, str(folder), max_rejected_percent=60.0)
+    reported = {step.__name__: str(step()) for step in (prep.check, prep.require_usable)}
+    for step in (prep.train_tokenizer, prep.train_codec, prep.train_recognizer, prep.align):
+        reported[step.__name__] = str(step())
+    assert reported["align"].startswith("not judged")
+    assert "Nothing is cut" in str(prep.cut_long())
+    for step in (prep.fit_positions, prep.encode, prep.measure_lengths, prep.make_batches):
+        step()
+    assert run.report()["data"]["alignment"].startswith("not judged")
+    assert not any(finding.kind == "mismatch" for finding in prep.data_report.refused)
+
+    for result in unchecked(Training(start("unsure"))).run():
+        assert str(result)
+    verdicts = [str(result) for result in Evaluation(start("unsure")).run()]
+    assert any("cannot tell whether a voice is below" in line for line in verdicts)
+    said = Speaking(start("unsure")).say()
+    assert len(said.sounds[0].wave) > 1000

@@ -58,7 +58,6 @@ def same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
 
 
 def process_of(torchrun: subprocess.Popen, rank: int) -> psutil.Process | None:
-    """The process of `rank`, once there is one."""
     with contextlib.suppress(psutil.Error):  # one has just ended
         for process in psutil.Process(torchrun.pid).children():
             if process.environ().get("RANK") == str(rank):
@@ -68,7 +67,6 @@ def process_of(torchrun: subprocess.Popen, rank: int) -> psutil.Process | None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, bytes]:
-    """What one process leaves."""
     runs = tmp_path_factory.mktemp("alone") / "runs"
     done(runs, 1, corpus())
     return left(runs)

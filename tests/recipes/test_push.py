@@ -35,7 +35,6 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Run:
-    """A run with an exported voice, a sample and figures."""
     folder = tmp_path / "runs" / "mine"
     export_voice(opinionated_voice(make(tmp_path / "parts")), make(folder) / "export")
     make(folder / "samples").joinpath("held_out-0-ema.wav").write_bytes(b"RIFF")
@@ -58,7 +57,7 @@ def header_of(folder: Path) -> dict:
     return yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
 
 
-def test_a_pushed_voice_comes_back_and_says_the_same(hub, run):
+def test_a_pushed_voice_comes_back_with_a_card_and_says_the_same(hub, run):
     assert NAME in str(push(run, NAME, license="cc-by-4.0", consent="Alma spoke, and agreed."))
     (created,) = hub.created
     assert created.get("visibility") == "private" or created["private"]  # huggingface_hub 1 and 2
@@ -71,9 +70,6 @@ def test_a_pushed_voice_comes_back_and_says_the_same(hub, run):
     asked = len(hub.asked)
     assert voice_folder(f"hf://{NAME}@{COMMIT}") == folder
     assert len(hub.asked) <= asked + 1, "nothing is downloaded twice"
-
-
-def test_the_card_says_what_a_listener_must_know(hub, run):
     push(run, NAME, license="cc-by-4.0", consent="Alma spoke, and agreed.")
     text = (hub.folder / "README.md").read_text(encoding="utf-8")
     assert header_of(hub.folder)["license"] == "cc-by-4.0"
@@ -83,16 +79,13 @@ def test_the_card_says_what_a_listener_must_know(hub, run):
     assert (hub.folder / "samples" / "held_out-0-ema.wav").read_bytes() == b"RIFF"
 
 
-def test_a_voice_from_xtts_keeps_its_licence(hub, run):
+def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run):
     download = {"repository": "coqui/XTTS-v2"}
     run.record(start_from={"licence": "CPML, accepted", "download": download})
     push(run, NAME, license="mit")
     header = header_of(hub.folder)
     assert header["license_name"] == "coqui-public-model-license"
     assert header["base_model"] == "coqui/XTTS-v2"
-
-
-def test_a_space_speaks_with_the_voice(hub, run):
     push(run, NAME, space=True, install="git+https://example.org/kit")
     space = hub.folder.with_name("hub-space")
     assert header_of(space)["sdk"] == "gradio"
@@ -103,16 +96,13 @@ def test_a_space_speaks_with_the_voice(hub, run):
         push(run, NAME, space=True)
 
 
-def test_the_token_goes_to_the_hub_alone(hub, run, tmp_path):
+def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monkeypatch):
     push(run, NAME)
     with serving(hub.folder, NAME, "main") as other:
         hub.elsewhere = other.address
         voice_folder(f"hf://{NAME}@main")
     assert set(hub.authorised) == {f"Bearer {TOKEN}"}
     assert other.authorised and set(other.authorised) == {None}
-
-
-def test_without_the_token_there_is_no_voice(hub, run, monkeypatch):
     push(run, NAME)
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     with pytest.raises(KitError, match="HF_TOKEN"):

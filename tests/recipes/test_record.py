@@ -22,7 +22,6 @@ SENTENCE = "the farmer found a small red house"
 
 
 def recording(gain=1.0, before_s=0.4, after_s=0.4, seconds=2.0, noise=1e-4) -> bytes:
-    """Syllables with pauses between them, and silence around."""
     syllable = np.concatenate([speech(0.4, RATE), np.zeros(RATE // 10)])
     voice = np.tile(syllable, round(seconds / 0.5))[: -RATE // 10]
     wave = np.concatenate([np.zeros(int(before_s * RATE)), voice, np.zeros(int(after_s * RATE))])
@@ -68,16 +67,13 @@ def test_recordings_become_a_dataset_and_the_recorder_resumes(own, tmp_path):
     assert not all(map(RecordingFolder(own.folder, "en").done, [row.text for row in kept]))
 
 
-def test_the_first_sentences_have_most_letters():
+def test_sentences_with_most_letters_come_first_and_a_persons_are_split(tmp_path):
     pool = kit_sentences("am")
     chosen = choose_sentences(pool, "am", 30)
     letters = set("".join(pool)) - {" "}
     assert len(set(chosen)) == 30
     assert len(set("".join(chosen)) & letters) > 1.2 * len(set("".join(pool[:30])) & letters)
     assert set(choose_sentences(["aa", "ab", "cd", "ab"], "en", 9)) == {"aa", "ab", "cd"}
-
-
-def test_sentences_of_a_person_are_split_and_a_file_without_any_is_reported(tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("word " * 60 + "\nA | bar.\n")
     folder = RecordingFolder(tmp_path / "made", "en", str(text))

@@ -56,7 +56,7 @@ def rehearsing(release):
     return prepared("rehearses", release)
 
 
-def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing):
+def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(rehearsing):
     run, message = rehearsing
     noted = run.report()["finetune"]["rehearsal"]
     assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
@@ -73,9 +73,6 @@ def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing
     assert english in {int(data.cache.texts[i][0]) for i in rows}, "spelt under its own tag"
     assert max(len(data.cache.texts[i]) for i in rows) + 2 <= data.model.max_text
     assert all(max(data.cache.codes[i]) < data.model.start_code for i in rows)
-
-
-def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
     run, _ = rehearsing
     training = Training(run)
     stream = training.data.stream()
@@ -86,9 +83,6 @@ def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
     assert "25% of an epoch is rehearsal: " in str(training.size())
     held_out = training.data.stream("held_out").plan(0)
     assert not set(itertools.chain(*held_out)) & set(stream.rehearsed)
-
-
-def test_it_trains_and_the_record_says_what_was_rehearsed(rehearsing):
     run, _ = rehearsing
     training = Training(run)
     list(unchecked(training).run())
@@ -169,7 +163,7 @@ def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing
     assert data.rehearsal_figures() == {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
 
 
-def test_readings_are_spread_evenly_over_languages_speakers_and_sentences():
+def test_readings_are_spread_evenly_and_need_a_base_voice():
     texts = {"en": ["a", "b", "c"], "de": ["d"]}
     found = readings(texts, ["one", "two"], 10)
     assert [r.text for r in found] == ["a", "d", "b", "c", "a", "d", "b", "c", "a", "d"]
@@ -177,9 +171,6 @@ def test_readings_are_spread_evenly_over_languages_speakers_and_sentences():
     assert len(set(found)) == 10
     assert {r.speaker for r in found if r.text == "a"} == {"one", "two"}
     assert readings({}, ["one"], 10) == readings(texts, ["one"], 0) == []
-
-
-def test_it_needs_a_voice_that_the_run_begins_with():
     asked = Finetuning(config=FinetuneConfig(rehearsal=0.2))
     with pytest.raises(KitError, match=r"finetune.rehearsal = 0.2.*BASE_MODEL"):
         asked.require_voice()

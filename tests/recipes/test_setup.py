@@ -9,23 +9,35 @@ from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.base.run import last_run
-from kit.recipes.run_parts import RunSource, name_for_data
+from kit.recipes.active_run import RunSource, name_for_data
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+
+
+@pytest.fixture
+def run():
     return start("mine", "tiny", "balanced")
 
 
-def test_a_notebooks_start_lets_cudas_memory_grow_in_place(tmp_path, monkeypatch):
+def test_notebooks_and_commands_let_cudas_memory_grow_in_place(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    monkeypatch.setattr("kit.recipes.open_run.allow_expandable_segments", lambda: calls.append(1))
     start("mine", "tiny", "balanced")
     assert calls
+    calls = []
+    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
+
+    def join_ranks(own_gpu):
+        raise KitError(f"{len(calls)} calls before")
+
+    monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
+    with pytest.raises(KitError, match="1 calls before"):
+        run_command(parser().parse_args(["train"]), Interrupts(), Answer({}))
 
 
 def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
@@ -47,30 +59,11 @@ def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
     assert last_run() == "demo"
 
 
-def test_another_source_under_a_used_name_is_refused_with_a_free_name(run, tmp_path):
-    (tmp_path / "mine-2").mkdir()
-    run.set_permanent("data", "a folder")
-    with pytest.raises(KitError, match="mine-3"):
-        run.set_permanent("data", "another folder")
-
-
-def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):
-    calls = []
-    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
-
-    def join_ranks(own_gpu):
-        raise KitError(f"{len(calls)} calls before")
-
-    monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
-    with pytest.raises(KitError, match="1 calls before"):
-        run_command(parser().parse_args(["train"]), Interrupts(), Answer({}))
-
-
 def title(figure) -> str:
     return figure.axes[0].get_title(loc="left")
 
 
-def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(run):
+def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, tmp_path):
     found = list(Setup(run).run())
     assert all(str(result) and result._repr_html_() for result in found)
     report = run.report()
@@ -88,20 +81,6 @@ def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(ru
     assert "BASE_MODEL" not in str(found[-1])
     run.record(data={"hours": 1.5, "source": {"data": "my/recordings"}})
     assert re.search(r"1\.50 hours.*BASE_MODEL", str(Setup(run).summary()))
-
-
-def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
-    rows, inner, columns = PRODUCT["cpu"]
-    (picture,) = Setup(run).products().pictures
-    assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
-
-
-def test_advice_for_the_machine_names_its_value(run):
-    """On a terminal the line is all there is: a name alone read like advice to switch it on."""
-    assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
-
-
-def test_what_is_too_large_is_reported_with_what_to_change(run):
     run.preset["memory"] = {"max_memory_fraction": 1e-4}
     reported = Setup(run).memory()
     assert "It fits." not in str(reported) and "choose the preset of a smaller tier" in str(
@@ -109,32 +88,31 @@ def test_what_is_too_large_is_reported_with_what_to_change(run):
     )
     (picture,) = reported.pictures
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
+    (tmp_path / "mine-2").mkdir()
+    run.set_permanent("data", "a folder")
+    with pytest.raises(KitError, match="mine-3"):
+        run.set_permanent("data", "another folder")
 
 
-def test_the_time_is_estimated_from_real_steps(run):
+def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatch):
+    rows, inner, columns = PRODUCT["cpu"]
+    (picture,) = Setup(run).products().pictures
+    assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
+    assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
+    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
+    message = str(Setup(start("own", "cpu")).time())
+    assert "recordings of your own, training gets 20 minutes" in message
+    setup = Setup(start("other", "tiny"))
+    assert str(setup.use()) == "use: none, the preset as it is"
+    assert setup.active.report()["setup"]["use"] == "none"
 
 
 def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monkeypatch):
     """As a CPU whose half precision was emulated: 5.8 s a step, five hours for the whole preset."""
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 5.8)
     setup = Setup(start("slow", "cpu"))
     message = str(setup.time())
     taken = int(re.search(r"Training ([\d,]+) instead", message)[1].replace(",", ""))
     assert taken < setup.train.max_steps / 10
     assert "GFLOP/s" in message and "In all about" in message
-
-
-def test_recordings_of_a_person_come_with_a_warning_that_they_take_longer(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
-    message = str(Setup(start("own", "cpu")).time())
-    assert "recordings of your own, training gets 20 minutes" in message
-
-
-def test_without_a_use_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    setup = Setup(start("other", "tiny"))
-    assert str(setup.use()) == "use: none, the preset as it is"
-    assert setup.active.report()["setup"]["use"] == "none"

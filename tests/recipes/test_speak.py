@@ -51,29 +51,30 @@ def speaking(active_run) -> Speaking:
     return Speaking(active_run)
 
 
-def test_a_sentence_is_shown_with_sound_and_spectrogram(speaking):
+def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking):
     said = speaking.say()
     assert said.sounds[0].caption == BREAD and len(said.sounds[0].wave) > 1000
     assert "s of speech" in str(said) and len(said.pictures) == 1
     drawn = said._repr_html_()
     assert drawn.index("<img") < drawn.index("<audio")
-
-
-def test_a_text_of_any_length_shows_its_parts(speaking):
     said = speaking.say(speaking.story, speaking.voice.speakers[-1], "int8")
     parts = said.grid[1:]
     assert len(parts) > 1 and str(said).startswith(f"{len(parts)} parts, ")
     assert all(0 < int(ids) <= 40 for _, ids in parts)
 
 
-def test_what_is_to_be_said_can_be_given(active_run):
+def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch, capsys):
     own = Speaking(active_run, sentence="ሰላም", story="ሰላም. ሰላም")
     assert own.say().sounds[0].caption == "ሰላም" and own.story == "ሰላም. ሰላም"
+    own = Speaking(active_run, "one")
+    cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
+    monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])
+    own.panel()
+    assert "did not find the end of 'one'" in capsys.readouterr().out
+    assert "did not find the end of 'one'" in str(own.say())
 
 
-def test_a_voice_speaks_without_evaluation_and_without_held_out_rows(
-    active_run, tmp_path, monkeypatch
-):
+def test_a_voice_speaks_without_evaluation_and_held_out_rows(active_run, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     folder = tmp_path / "alone"
     shutil.copytree(active_run.folder, folder)
@@ -88,13 +89,20 @@ def test_a_voice_speaks_without_evaluation_and_without_held_out_rows(
     assert alone.weights == "raw" and alone.say().sounds[0].caption == alone.held_out[0].text
 
 
-def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
+def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch):
     with pytest.raises(SpeechError):
         speaking.say("!")
     with pytest.raises(SpeechError, match="No voice 'nobody'"):
         speaking.say(speaker="nobody")
     with pytest.raises(SpeechError, match=r"'int9'\. Did you mean `int8`"):
         speaking.say(dtype="int9")
+    settings = {row[0]: row for row in speaking.settings().grid[1:]}
+    assert settings["best_of"][1] == "2"
+    assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
+    asked = []
+    monkeypatch.setattr("kit.notebook.speech_panels.display", asked.append)
+    speaking.panel()
+    assert asked[0].data.startswith(b"RIFF")
 
 
 def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
@@ -114,39 +122,16 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
         speaking.say(reference=str(tmp_path / "silence.wav"))
 
 
-def test_the_panel_speaks_where_there_is_no_front_end(speaking, monkeypatch):
-    asked = []
-    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", asked.append)
-    speaking.panel()
-    assert asked[0].data.startswith(b"RIFF")
-
-
-def test_a_voice_that_finds_no_end_is_played_with_a_remark_and_stops_no_notebook(
-    active_run, monkeypatch, capsys
-):
-    own = Speaking(active_run, "one")
-    cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
-    monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])
-    own.panel()
-    assert "did not find the end of 'one'" in capsys.readouterr().out
-    assert "did not find the end of 'one'" in str(own.say())
-
-
-def test_each_setting_is_reported_with_what_it_does(speaking):
-    settings = {row[0]: row for row in speaking.settings().grid[1:]}
-    assert settings["best_of"][1] == "2"
-    assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
-
-
 @pytest.fixture(scope="module")
 def report(speaking) -> dict:
-    """The record after every step."""
     lines = [str(result) for result in speaking.run()]
     assert len(lines) == 6 + len(STEPS) and all(lines)
     return speaking.active_run.report()
 
 
-def test_each_step_records_its_figures(report, speaking):
+def test_each_step_records_its_figures_once_and_leaves_samples_and_an_export(
+    report, speaking, active_run
+):
     figures = report["infer"]
     for key in ("kv_speedup", "first_sound_ms", "real_time_factor", "real_time_factor_once"):
         assert figures[key] > 0
@@ -156,9 +141,6 @@ def test_each_step_records_its_figures(report, speaking):
     assert figures["variants"]["int8"]["cer"] == figures["cer_int8"]
     assert 0 < figures["int8_top1_agreement"] <= 1 and 0 < figures["int8_size_ratio"] < 1
     assert 0 < figures["int8_linear_size_ratio"] < 0.5 and figures["int8_speedup"] > 0
-
-
-def test_the_sentence_is_kept_in_every_format(report, speaking):
     folder = speaking.active_run.folder
     typed = [sample for sample in report["samples"] if sample["split"] == "typed"]
     assert [Path(sample["wav"]).name for sample in typed] == [
@@ -169,20 +151,6 @@ def test_the_sentence_is_kept_in_every_format(report, speaking):
     speaking.say_in_each_format()
     again = [s for s in speaking.active_run.report()["samples"] if s["split"] == "typed"]
     assert again == typed
-
-
-def test_what_was_measured_is_not_measured_again(report, active_run):
-    assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
-    assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
-    page = (active_run.folder / "report.html").read_text(encoding="utf-8")
-    assert Speaking(active_run).costs.fingerprint not in page
-    trained_on = Speaking(active_run)
-    trained_on.weights_file = active_run.folder / "longer.safetensors"
-    trained_on.weights_file.write_bytes(b"other weights")
-    assert "measured before" not in str(next(trained_on.costs.run()))
-
-
-def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
     folder = speaking.active_run.folder
     exported = load_export(folder / "export")
     once = dataclasses.replace(speaking.sampling, best_of=1, exact_codes=9, temperature=0)
@@ -192,6 +160,14 @@ def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
     ]
     assert torch.equal(*waves)
     assert (folder / "programs" / "decode_one.pt2").is_file()
+    assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
+    assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
+    page = (active_run.folder / "report.html").read_text(encoding="utf-8")
+    assert Speaking(active_run).costs.fingerprint not in page
+    trained_on = Speaking(active_run)
+    trained_on.weights_file = active_run.folder / "longer.safetensors"
+    trained_on.weights_file.write_bytes(b"other weights")
+    assert "measured before" not in str(next(trained_on.costs.run()))
 
 
 def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
@@ -207,7 +183,7 @@ def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
         speaking.compare("int9")
 
 
-def test_the_exported_voice_is_downloaded_as_one_file_that_unpacks_and_speaks(
+def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
     report, speaking, tmp_path, monkeypatch
 ):
     folder = speaking.active_run.folder
@@ -225,15 +201,12 @@ def test_the_exported_voice_is_downloaded_as_one_file_that_unpacks_and_speaks(
     speaking.download()
     assert path.stat().st_mtime_ns > written_ns
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monkeypatch):
     shown = []
     sent = []
     files = SimpleNamespace(download=sent.append)
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
-    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", shown.append)
+    monkeypatch.setattr("kit.notebook.speech_panels.display", shown.append)
     offered = speaking.download()
     (button,) = shown
     assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent
@@ -241,14 +214,11 @@ def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monke
     assert sent == [str(speaking.active_run.folder / "download" / "spoken.zip")]
 
 
-def test_without_an_export_nothing_is_downloaded(speaking, tmp_path, monkeypatch):
+def test_without_a_voice_the_step_before_is_named(speaking, tmp_path, monkeypatch, active_run):
     bare = dataclasses.replace(speaking.active_run, folder=tmp_path)
     monkeypatch.setattr(speaking, "active_run", bare)
     with pytest.raises(SpeechError, match=r"speaking\.export\(\)"):
         speaking.download()
-
-
-def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, active_run):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     empty = dataclasses.replace(active_run, folder=tmp_path)
     with pytest.raises(KitError, match="run 03_evaluate_ema first"):

@@ -36,11 +36,16 @@ def index(folder: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_lines_are_named_by_their_number_or_their_id(tmp_path):
+def test_lines_are_named_by_number_or_id_and_a_missing_or_binary_file_is_named(tmp_path):
     path = write(tmp_path / "a.txt", "\ufeffone\n\n  two, three \n")
     assert read_sentences(path) == {"00001": "one", "00003": "two, three"}
     path = write(tmp_path / "a.txt", "a|one\nb| two|three\n")
     assert read_sentences(path) == {"a": "one", "b": "two|three"}
+    with pytest.raises(KitError, match=r"gone\.txt"):
+        read_sentences(tmp_path / "gone.txt")
+    (tmp_path / "a.txt").write_bytes(b"one\n\xe9t\xe9\n")
+    with pytest.raises(KitError, match=r"a\.txt, line 2: .*UTF-8"):
+        read_sentences(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(
@@ -57,14 +62,6 @@ def test_lines_are_named_by_their_number_or_their_id(tmp_path):
 def test_a_file_that_cannot_be_used_is_refused_with_its_line(text, reported, tmp_path):
     with pytest.raises(KitError, match=reported):
         read_sentences(write(tmp_path / "a.txt", text))
-
-
-def test_a_missing_or_binary_file_is_named(tmp_path):
-    with pytest.raises(KitError, match=r"gone\.txt"):
-        read_sentences(tmp_path / "gone.txt")
-    (tmp_path / "a.txt").write_bytes(b"one\n\xe9t\xe9\n")
-    with pytest.raises(KitError, match=r"a\.txt, line 2: .*UTF-8"):
-        read_sentences(tmp_path / "a.txt")
 
 
 def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(voice, texts, tmp_path, monkeypatch):
@@ -102,7 +99,9 @@ def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(voice, texts, tmp
     assert len(spoken) == 5, "another speaker says all"
 
 
-def test_what_an_interrupt_left_is_kept(voice, texts, tmp_path, monkeypatch):
+def test_what_an_interrupt_left_is_kept_and_errors_come_before_any_work(
+    voice, texts, tmp_path, monkeypatch
+):
     monkeypatch.setattr("kit.recipes.speak_file.BATCH", 1)
     sentences = {f"s{i}": text for i, text in enumerate(texts)}
     speak_batch = Voice.speak
@@ -119,9 +118,6 @@ def test_what_an_interrupt_left_is_kept(voice, texts, tmp_path, monkeypatch):
         speak_lines(voice, sentences, tmp_path, SHORT)
     assert len(index(tmp_path)) == 2
     assert speak_lines(voice, sentences, tmp_path, SHORT).figures["spoken_now"] == 3
-
-
-def test_what_cannot_be_said_is_named_before_any_work(voice, texts, tmp_path):
     sentences = {"good": texts[0], "bad": "ж" * 5}
     with pytest.raises(SpeechError, match=r"1 of 2.*\nbad: "):
         speak_lines(voice, sentences, tmp_path / "out", SHORT)

@@ -85,15 +85,12 @@ def interrupted_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(loop, "accumulate", interrupted)
 
 
-def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
+def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     train = {"num_train_epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
     assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
-
-
-def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     epoch_steps = Training(active(tmp_path / "any")).data.epoch_steps
     assert epoch_steps > 4
     steps = 2 * epoch_steps
@@ -151,7 +148,9 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
-def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
+def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
+    tmp_path, capsys, monkeypatch
+):
     results = list(Training(active(tmp_path)).run())
     lines = [str(result) for result in results]
     assert all(isinstance(result, Result) for result in results)
@@ -182,18 +181,13 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert message in str(next(Training(asked).run())) and message in str(Training(asked).size())
     assert "keeps them" not in str(Training(asked, max_steps=9).size())
 
-
-def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
-    def recorded() -> dict:
-        return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
-
     references = tmp_path / "references.safetensors"
-    list(unchecked(Training(active(tmp_path))).run())
-    assert recorded() is None, "six steps teach no head to follow"
+    assert train["alignment_head"] is None, "six steps teach no head to follow the text"
     assert load_references(references).habits.head is None
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
     list(Training(active(tmp_path)).run())
-    assert AlignmentHead(**recorded()) == load_references(references).habits.head
+    head = json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
+    assert AlignmentHead(**head) == load_references(references).habits.head
 
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
@@ -241,8 +235,7 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A person sees the panel."""
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
 
 
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
@@ -391,7 +384,7 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
         Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
 
 
-def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
+def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tmp_path):
     budget = {"time_budget": {"minutes": 1e-4}, "train": {"max_steps": 500}}
     shortened = untried(Training(active(tmp_path, **budget)))
     assert "over the budget of" in str(shortened.in_time())
@@ -400,23 +393,13 @@ def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
     asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
-
-
-def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monkeypatch):
-    """One step of a log has no step before it, so it shows no time."""
-    row = {"step": 1, "steps": 6, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
-    times = {"step_s": 0.5, "unix_s": 1.0, "wall_s": None, "memory_bytes": 2**20}
-    judged = {"val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
-    run = active(tmp_path)
-    run.path("train.jsonl").write_text(json.dumps(row | times | judged) + "\n", encoding="utf-8")
-    assert str(untried(Training(run)).in_time()).startswith("Training: 6 steps of")
-
-
-def test_a_started_run_is_planned_by_its_own_log(tmp_path):
     row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
     row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
+    first = rows[0] | {"wall_s": None}  # stopped at its first step, a run has no time of one
+    run.path("train.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    assert str(untried(Training(run)).in_time()).startswith("Training: 2,000 steps of")
     text = "".join(json.dumps(row) + "\n" for row in rows)
     run.path("train.jsonl").write_text(text, encoding="utf-8")
     found = untried(Training(run)).in_time()
@@ -427,7 +410,7 @@ def test_a_started_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr(training_samples, "load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr("kit.recipes.training_plan.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
@@ -440,28 +423,24 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     assert "Fused attention (SDPA)" in training.switches().figures
 
 
-def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path):
-    training = unchecked(Training(active(tmp_path)))
-    (tmp_path / "attention").mkdir(exist_ok=True)
-    (tmp_path / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
+def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
+    steps = {"train": {"max_steps": 8, "eval_steps": 2}}
+    folder = tmp_path / "evaluated"
+    training = unchecked(Training(active(folder, **steps)))
+    (folder / "attention").mkdir()
+    (folder / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
     list(training.run())
-    kept = load_attention_maps(tmp_path / "attention")
+    kept = load_attention_maps(folder / "attention")
     row = training.data.middle_row()
     texts = int((row.tokens < training.model.text_vocab).sum())
-    assert list(kept) == [1, 3, 6]
+    assert list(kept) == [1, 2, 4, 6, 8]
     assert {grid.shape for grid in kept.values()} == {(row.tokens.shape[1] - texts, texts)}
     assert all(grid.min() >= 0 and grid.sum(-1).max() <= 1.01 for grid in kept.values())
     assert training.trained().config == training.model
-
-
-def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path):
-    steps = {"train": {"max_steps": 8, "eval_steps": 2}}
-    training = unchecked(Training(active(tmp_path / "evaluated", **steps)))
-    list(training.run())
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
-    assert SamplePlayers(tmp_path / "evaluated" / SPOKEN, "a text")().count("<audio") == 3
+    assert SamplePlayers(folder / SPOKEN, "a text")().count("<audio") == 3
     deaf = unchecked(Training(active(tmp_path / "deaf", **steps)))
     deaf.listeners = lambda: ()
     list(deaf.run())
@@ -482,9 +461,6 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     reported = capsys.readouterr().out
     assert "wandb ('voicekit', 'two')\ntrackio ('voicekit', 'two')\n" in reported
     assert "tensorboard" not in reported
-
-
-def test_an_unknown_board_is_named(tmp_path):
     with pytest.raises(KitError, match=r"boards.*'wandbb'.*tensorboard, wandb, trackio"):
         Training(active(tmp_path, train={"boards": ["wandbb"]}))
 
@@ -498,7 +474,7 @@ def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
     assert diagonality(torch.eye(8).flip(0)).item() < 0
 
 
-def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
+def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(tmp_path):
     training = Training(active(tmp_path))
     fixed = fixed_lengths(training.data.cache)
     message = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
@@ -511,9 +487,6 @@ def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
     assert all(length >= width for length, width in zip(compiled, free))
     speed = dataclasses.replace(training.speed, compile=True)
     assert training.workload(speed).step.length == fixed[-1], "memory is planned for what is padded"
-
-
-def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
     assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
@@ -548,12 +521,9 @@ def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
     assert training.session_plan().per_step_s > 0
 
 
-def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
+def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
     data = Training(active(tmp_path, data={"grid_lengths": [900]})).data
     assert data.padded(True) == data.padded(False) and data.config.grid_lengths == (900,)
-
-
-def test_what_a_person_set_comes_before_what_was_measured(tmp_path):
     run = active(tmp_path).save_settings({"speed": {"sdpa": False}})
     choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
     run.path("speed.yaml").write_text(choice, encoding="utf-8")

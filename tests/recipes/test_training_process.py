@@ -40,7 +40,7 @@ import sys, time
 sys.path[:0] = {paths!r}.split({separator!r})
 from pathlib import Path
 from test_train import saved
-from kit.notebook.panel import train_panel
+from kit.notebook import train_panel
 from kit.recipes.train import Training
 train_panel.is_watched = lambda: True  # a person sees the panel
 if __name__ == "__main__":  # its trial processes import this file, too
@@ -56,7 +56,7 @@ def steps_logged(folder: Path) -> int:
     return len(read_log(folder / "train.jsonl"))
 
 
-def test_gpus_are_offered_only_where_there_are_several(tmp_path, monkeypatch):
+def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeypatch):
     run = active(tmp_path)
     assert gpus_offered(run) == 0, "one CPU"
     monkeypatch.setenv("KIT_RANKS", "4")
@@ -65,9 +65,14 @@ def test_gpus_are_offered_only_where_there_are_several(tmp_path, monkeypatch):
     assert gpus_offered(run) == 3, "as the last time"
     monkeypatch.setenv("KIT_RANKS", "2")
     assert gpus_offered(run) == 2, "no more than there are"
+    training = Training(active(tmp_path))
+    monkeypatch.setattr(TrainingProcess, "running", True)
+    monkeypatch.setattr(training_plan, "in_process", None)
+    assert "not tried (the run is training at this moment)" in str(training.fits())
+    assert training.verdict.fits
 
 
-def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
+def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text('{"step": 1}\n')
     process = TrainingProcess(tmp_path)
@@ -79,12 +84,18 @@ def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
     assert process.new_rows() == [{"step": 1}]
     path.unlink()
     assert process.new_rows() == []
+    process = TrainingProcess(tmp_path)
+    process.request(STOP)
+    process.request(PROFILE)
+    assert {path.name for path in (tmp_path / "requests").iterdir()} == {STOP, PROFILE}
+    process.start(["--help"], dict(os.environ))
+    assert not list((tmp_path / "requests").iterdir())
+    assert os.getpgid(process.process.pid) != os.getpgid(0), "an interrupt must not reach it"
+    assert process.process.wait(timeout=120) == 0 and process.error() is None
 
 
-def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
@@ -126,7 +137,7 @@ def stopped(tmp_path_factory):
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_RANKS", "2")
-        patch.setattr("kit.notebook.panel.train_panel.is_watched", lambda: True)
+        patch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
         training = Training(saved(folder, **LONG))
         training.checks = lambda: (training.fits,)
         training.panel()
@@ -140,7 +151,7 @@ def stopped(tmp_path_factory):
     return folder, training
 
 
-def test_two_processes_train_together_and_stop_with_a_checkpoint(stopped):
+def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(stopped, tmp_path):
     folder, training = stopped
     rows = read_log(folder / "train.jsonl")
     assert 3 <= len(rows) < 3000
@@ -149,9 +160,6 @@ def test_two_processes_train_together_and_stop_with_a_checkpoint(stopped):
     assert not notes and tree["run"]["step"] == rows[-1]["step"]
     assert "1" in tree["random"]["ranks"], "two have trained it"
     assert not (folder / "train.lock").exists()
-
-
-def test_the_same_run_resumes_in_one_process(stopped, tmp_path):
     before = read_log(stopped[0] / "train.jsonl")
     folder = tmp_path / "shared"
     shutil.copytree(stopped[0], folder)
@@ -186,27 +194,7 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
     assert str(process.error()).startswith("The disk is full. (")
 
 
-def test_what_is_training_already_is_planned_and_not_tried(tmp_path, monkeypatch):
-    """Its process has the memory by now that a trial of this one would want besides."""
-    training = Training(active(tmp_path))
-    monkeypatch.setattr(TrainingProcess, "running", True)
-    monkeypatch.setattr(training_plan, "in_process", None)
-    assert "not tried (the run is training at this moment)" in str(training.fits())
-    assert training.verdict.fits
-
-
-def test_requests_are_files_and_a_start_clears_them(tmp_path):
-    process = TrainingProcess(tmp_path)
-    process.request(STOP)
-    process.request(PROFILE)
-    assert {path.name for path in (tmp_path / "requests").iterdir()} == {STOP, PROFILE}
-    process.start(["--help"], dict(os.environ))
-    assert not list((tmp_path / "requests").iterdir())
-    assert os.getpgid(process.process.pid) != os.getpgid(0), "an interrupt must not reach it"
-    assert process.process.wait(timeout=120) == 0 and process.error() is None
-
-
-def test_what_several_processes_cannot_share_is_refused(tmp_path):
+def test_what_several_processes_cannot_share_is_refused_and_the_readmes_command_is_taken(tmp_path):
     words = ["--standalone", "--nproc-per-node=2", "-m", "--", "kit", "evaluate", "--run", "none"]
     ended = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words],
@@ -217,9 +205,6 @@ def test_what_several_processes_cannot_share_is_refused(tmp_path):
     )
     assert ended.returncode != 0 and not (tmp_path / "none").exists()
     assert "`evaluate` runs in one process, but torchrun has started 2" in ended.stderr
-
-
-def test_the_command_of_the_readme_is_one_that_torchrun_takes():
     (words,) = re.findall(r"^torchrun (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     options = torchrun_options(words.split())
     assert options.module and options.training_script == "kit"

@@ -26,7 +26,7 @@ from kit.base.files import (
 from kit.base.formatting import join_names
 from kit.base.hub import DownloadSource, RemoteFile, fetch_file
 from kit.dataset.archive import CHUNK_BYTES, ArchiveConfig, archive_suffix, unpack
-from kit.notebook.progress_line import Ticker
+from kit.notebook.progress import Ticker
 
 ADDRESS = "https://deb.debian.org/debian/pool/main/f/festvox-ru/"
 PACKAGE = RemoteFile(

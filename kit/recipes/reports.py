@@ -1,4 +1,4 @@
-"""Two runs side by side: curves, settings that differ, figures, and blind listening.
+"""What the records of runs say: the checklist of one, and two side by side.
 
 Nothing is trained or measured again; only blind listening lets both voices speak.
 """
@@ -6,20 +6,26 @@ Nothing is trained or measured again; only blind listening lets both voices spea
 import dataclasses
 import math
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import encode_wav, write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, nearest, text_grid
 from kit.base.run import Run, find_run, read_run_file, run_folder
-from kit.notebook.panel.one_by_one import ListenPanel
-from kit.notebook.plots import curves
+from kit.dataset.data_report import ManifestConfig
+from kit.inference.evaluate import Check, Scores, problems_of
+from kit.notebook.plots import column, curves, smooth, thin
 from kit.notebook.result import Result
-from kit.notebook.run_plots import column, smooth, thin
+from kit.notebook.speech_panels import ListenPanel
 from kit.recipes.active_run import ActiveRun, active_run
+from kit.recipes.base_model import MIN_HOURS, too_few_hours
+from kit.recipes.evaluate import voice_checks
 from kit.recipes.speak import Speaking
 from kit.training.logs import held_out_losses, read_log
+from kit.tuning.doctor import training_checks
 
 PAIRS = 12  # sentences to listen to
 SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
@@ -37,6 +43,131 @@ FIGURES = (
     ("sentences that end", "eval", "eos_rate", "{:.1%}".format),
     ("real-time factor", "infer", "real_time_factor", "{:.3f}".format),
 )
+
+
+class Checklist:
+    """What must be right before, during and after training, read from the run's report and log.
+
+    What was not recorded is not passed: its row names the command that measures it. Once training
+    is finished, what was wrong during it is a note: only the voice counts.
+    """
+
+    def __init__(self, run: Run):
+        self.active_run = run
+        self.report = run.report()
+
+    def run(self) -> Iterator[Result]:
+        yield self.result()
+
+    def result(self) -> Result:
+        """The list as a table, and the verdict as a line."""
+        log = read_log(self.active_run.folder / "train.jsonl")
+        checks = {
+            "before": self.before(),
+            "during": [Check(*check) for check in training_checks(log)],
+            "after": [self.trained(), *self.voice()],
+        }
+        finished = self.report.get("train", {}).get("finished", False)
+        grid = [("", "training", "checked", "measured", "wanted", "what to do")]
+        counted = []
+        for when, own in checks.items():
+            is_past = when == "during" and finished
+            counted += [] if is_past else own
+            for check in own:
+                mark = ("note" if is_past else "to do") if check.problem else "pass"
+                grid.append((mark, when, *check))
+        problems = problems_of(counted)
+        line = f"All {len(counted)} checks pass: the voice is ready."
+        if problems:
+            passed = len(counted) - len(problems)
+            line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
+        return Result(line=line, grid=grid)
+
+    def before(self) -> list[Check]:
+        most = build(ManifestConfig, self.active_run.section("manifest")).max_rejected_percent
+        wanted = f"at most {most:g} % of the hours"
+        hours = f"{MIN_HOURS:g} hours of a person, or a base model"
+        letters = "no bytes, every text comes back"
+        suits = "the one for its memory"
+
+        def rejected() -> tuple[str, str]:
+            data = self.report["data"]
+            measured = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+            passed = data["refused_percent"] <= most
+            return measured, "" if passed else "ledger.jsonl names each row and its fix"
+
+        return [
+            self.check("enough recordings", hours, "prepare", self.recordings),
+            self.check("few rejected clips", wanted, "prepare", rejected),
+            self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
+            self.check("texts match their sound", "judged", "prepare", self.alignment),
+            self.check("the preset suits the machine", suits, "setup", self.preset),
+            self.check("a step fits into memory", "within the limit", "train", self.memory),
+        ]
+
+    def check(self, what: str, wanted: str, command: str, measure) -> Check:
+        """Check by `measure()`: the figures, and what to do ("": it passes).
+
+        If it asks for a figure that is not in the report, `command` is what records it.
+        """
+        try:
+            measured, problem = measure()
+        except KeyError:
+            measured, problem = "not yet", self.command(command)
+        return Check(what=what, found=measured, wanted=wanted, problem=problem)
+
+    def recordings(self) -> tuple[str, str]:
+        data = self.report["data"]
+        measured = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        return measured, too_few_hours(self.active_run, data["hours"])
+
+    def tokens(self) -> tuple[str, str]:
+        text = self.report["text"]
+        measured = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        passed = text["byte_rate"] == 0 and text["round_trip"] == 1
+        return (
+            measured,
+            "" if passed else "look for stray letters in the texts (`uncovered` in text)",
+        )
+
+    def alignment(self) -> tuple[str, str]:
+        note = self.report["data"]["alignment"]
+        listen = "listen to some clips: the recogniser could not judge them"
+        return note, listen if note.startswith("not judged") else ""
+
+    def preset(self) -> tuple[str, str]:
+        suitable = self.report["setup"]["preset for this machine"]
+        own = self.active_run.preset_name
+        fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
+        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
+
+    def memory(self) -> tuple[str, str]:
+        sizes = self.report["train"]["longest_step_bytes"]
+        needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
+        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
+        fix = "take --use low_memory, or the preset of a smaller tier"
+        return measured, "" if needed <= sizes["limit"] else fix
+
+    def trained(self) -> Check:
+        train = self.report.get("train", {})
+        measured, problem = "not yet", self.command("train")
+        if "steps" in train:
+            measured = f"{train['steps']:,} steps"
+            problem = "" if train.get("finished") else f"{problem} resumes where it stopped"
+        return Check("training is finished", measured, "to its end", problem)
+
+    def voice(self) -> list[Check]:
+        """The gate's checks of the figures that evaluation has recorded."""
+        figures = self.report.get("eval", {})
+        if "cer" not in figures:
+            fix = self.command("evaluate")
+            return [Check("the voice is intelligible", "not yet", "the gate passed", fix)]
+        names = ("cer", "eos_rate", "duration_ratio", "runaway_rate", "sentences")
+        scores = Scores(**{name: figures[name] for name in names})
+        return voice_checks(self.active_run, scores, figures["cer_floor"])
+
+    def command(self, name: str) -> str:
+        return f"python -m kit {name} --run {self.active_run.name}"
 
 
 class Compare:
@@ -77,7 +208,6 @@ class Compare:
         return lines
 
     def figures(self) -> list[tuple[str, ...]]:
-        """A row for each recorded figure; "-" where a run has none."""
         reports = [run.report() for run in self.runs.values()]
         rows = []
         for name, section, key, write in FIGURES:
@@ -185,11 +315,12 @@ def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
     return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
 
 
-def wilson(wins: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(wins: int, trials: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a share (Wilson 1927); (0, 1) without a trial."""
     if not trials:
         return 0.0, 1.0
     share = wins / trials
+    z = 1.96  # standard deviations
     middle = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials

@@ -1,4 +1,4 @@
-"""A run resumes on a fresh machine from the kept folder alone, and Colab's part in it."""
+"""Runs are opened: settings checked and kept, a copy fetched on a fresh machine, Colab's part."""
 
 import json
 import os
@@ -11,15 +11,16 @@ import pytest
 from helpers import code_index, trained_codec, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
-from kit.base.config import build
-from kit.base.errors import KitError
+from kit.base.config import CONFIGS, build, load_preset
+from kit.base.errors import KitError, Note
 from kit.base.mirror import stamps
+from kit.base.run import open_run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
-from kit.dataset.data_report import Utterance
-from kit.dataset.manifest import read_manifest, write_manifest
-from kit.recipes import run_copy
+from kit.dataset.manifest import Utterance, read_manifest, write_manifest
+from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
+from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.start import start
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test
@@ -28,8 +29,8 @@ RATHER_LATE_S = 3600.0  # no copy in the background during a test
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Goes over to a fresh machine of the name given; that before it is taken away."""
-    monkeypatch.setattr(run_copy, "COPY_EVERY_S", RATHER_LATE_S)
-    monkeypatch.setattr(run_copy, "_COPIES", {})
+    monkeypatch.setattr(opening, "COPY_EVERY_S", RATHER_LATE_S)
+    monkeypatch.setattr(opening, "_COPIES", {})
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
@@ -40,10 +41,10 @@ def machine(tmp_path, monkeypatch):
         return tmp_path / name
 
     def leave() -> None:
-        for folder, kept in run_copy._COPIES.items():
+        for folder, kept in opening._COPIES.items():
             kept.over.set()
             shutil.rmtree(folder.parent)
-        run_copy._COPIES.clear()
+        opening._COPIES.clear()
 
     yield go
     leave()
@@ -67,6 +68,9 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     assert again.path("tokenizer.model").read_text() == "pieces"
     with pytest.raises(KitError, match=r"delete .*b/my-voice and .*drive/my-voice"):
         again.set_permanent("data", "another")
+    machine("a")
+    first, second = start("my-voice"), start("my-voice")
+    assert first.kept is second.kept
 
 
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
@@ -76,20 +80,19 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     run.record(data={"hours": 1.0})
     assert run.kept is None and "kept in" not in run._repr_html_()
     assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
-
-
-def test_a_disk_that_is_not_mounted_is_reported(machine, monkeypatch, tmp_path):
     machine("a")
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "not-there"))
     with pytest.raises(KitError, match="Is the disk mounted"):
         start("any")
     monkeypatch.setenv("KIT_MIRROR", os.environ["KIT_RUNS"])
-    (tmp_path / "a").mkdir()
+    (tmp_path / "a").mkdir(exist_ok=True)
     with pytest.raises(KitError, match="on another disk, or none"):
         start("any")
 
 
-def test_checkpoints_are_fetched_only_when_needed(machine):
+def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
+    trained_codec()
+    index, codec = code_index(), world() / "codec.safetensors"
     machine("a")
     run = start("my-voice")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
@@ -99,11 +102,6 @@ def test_checkpoints_are_fetched_only_when_needed(machine):
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-
-
-def test_the_code_cache_comes_as_far_as_this_run_needs_it(machine):
-    trained_codec()
-    index, codec = code_index(), world() / "codec.safetensors"
     runs = machine("a")
     run = start("my-voice")
     shutil.copytree(index.parent, runs / "codes")
@@ -142,12 +140,6 @@ def test_held_out_recordings_travel_with_the_run(machine):
     assert [Path(each.audio).read_text() for each in again[1:]] == ["kept", "kept-2"]
 
 
-def test_a_first_cell_may_be_run_twice(machine):
-    machine("a")
-    first, second = start("my-voice"), start("my-voice")
-    assert first.kept is second.kept
-
-
 # Colab itself.
 
 
@@ -176,9 +168,6 @@ def test_on_colab_runs_are_kept_on_drive(drive, machine, monkeypatch, tmp_path, 
     kept = tmp_path / "content" / "MyDrive" / "voicekit" / "runs" / "my-voice"
     assert json.loads((kept / "report.json").read_text())["data"] == {"hours": 1.0}
     assert capsys.readouterr().out == f"This run is kept in {kept}.\n"
-
-
-def test_a_refused_drive_is_a_sentence_and_no_end(drive, machine, monkeypatch, capsys):
     machine("a")
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
@@ -189,7 +178,7 @@ def test_a_refused_drive_is_a_sentence_and_no_end(drive, machine, monkeypatch, c
     assert run.kept is None
 
 
-def test_on_kaggle_runs_are_in_the_folder_that_save_version_keeps(
+def test_on_kaggle_runs_are_in_the_folder_that_is_kept(
     drive, machine, monkeypatch, tmp_path, capsys
 ):
     """Also where Colab's packages are loaded: Kaggle has no Drive."""
@@ -233,3 +222,103 @@ def test_outside_colab_it_does_nothing(machine, monkeypatch):
     monkeypatch.setattr(start_module, "install_missing", lambda: pytest.fail("not on Colab"))
     assert start("my-voice").kept is not None
     assert os.environ["KIT_MIRROR"]
+
+
+PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def test_values_are_what_yaml_says_and_1e_4_is_a_number():
+    words = ["train.lr=1e-4", "train.max_steps=20", "speed.ema=false", "codec.levels=[8, 5]"]
+    words += ["train.schedule=linear", "corpus.text=a = b"]
+    assert parse_settings(words) == {
+        "train": {"lr": 1e-4, "max_steps": 20, "schedule": "linear"},
+        "speed": {"ema": False},
+        "codec": {"levels": [8, 5]},
+        "corpus": {"text": "a = b"},
+    }
+
+
+@pytest.mark.parametrize("word", ["lr=1", "train.lr", "train.=3", ".lr=3", "train lr 3", ""])
+def test_for_anything_else_the_message_says_how_to_write_it(word):
+    with pytest.raises(KitError, match=r"write section\.key=value, for instance"):
+        parse_settings([word])
+
+
+@pytest.mark.parametrize(
+    "word, reported",
+    [
+        ("trian.lr=1e-4", "no section `trian`. Did you mean `train`?"),
+        ("train.learning_rate=1e-4", "train has no setting `learning_rate`"),
+        ("train.max_step=5", "Did you mean `max_steps`?"),
+        ("train.lr=fast", "train.lr must be float, got 'fast'"),
+        ("train.max_steps=2.5", "train.max_steps must be int, got 2.5"),
+        ("model.width=33", "model.width = 33"),
+        ("evaluate.sentence=3", "evaluate has no setting `sentence`. Did you mean `sentences`?"),
+        ("infer.rows=many", "infer.rows must be int, got 'many'"),
+        ("infer.formats=[fp8]", "infer.formats = ('fp8',): must be of fp32, bf16"),
+        ("codec.steps=-1", "codec.steps = -1"),
+        ("finetune.method=adapters", "finetune.method = 'adapters': choose full"),
+        ("lora.targets=[attn]", "choose some of attn.c_attn"),
+        ("memory.max_memory_fraction=most", "memory.max_memory_fraction must be like"),
+    ],
+)
+def test_what_no_code_reads_is_refused_before_it_is_kept(word, reported, runs):
+    with pytest.raises(KitError) as error:
+        start("mine", "tiny", settings=parse_settings([word]))
+    assert reported in str(error.value)
+    assert not list(runs.iterdir()), "no folder is left behind"
+
+
+def test_a_use_that_there_is_not_begins_no_run_and_spoils_none(runs):
+    with pytest.raises(KitError, match="speedy"):
+        start("mine", "tiny", use="speedy")
+    assert not list(runs.iterdir())
+    start("mine", "tiny", use="quality")
+    with pytest.raises(KitError, match="speedy"):
+        start("mine", use="speedy")
+    assert start("mine").use == "quality"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_section_of_every_preset_can_be_set(preset):
+    sections = load_preset(preset)
+    check_settings({name: values for name, values in sections.items() if values}, sections)
+
+
+def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(runs):
+    start("mine", "tiny", "quality", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    later = start("mine", settings=parse_settings(["train.lr=2e-4"]))
+    assert later.section("train")["lr"] == 2e-4 and later.section("speed")["ema"] is False
+    assert open_run(name="mine").preset == later.preset
+    assert open_run(name="mine").settings == {"train": {"lr": 2e-4}, "speed": {"ema": False}}
+    assert "set train.lr = 0.0002, speed.ema = False" in str(later)
+    assert later.record()["settings"]["train"] == {"lr": 2e-4}
+    few = start("few", "tiny", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    assert "preset tiny, set train.lr = 0.0001, speed.ema = False, " in str(few)
+    sizes = [f"model.{name}=2" for name in ("layers", "heads", "latents", "cond_blocks")]
+    rates = [
+        "train.lr=1e-4",
+        "train.muon_lr=1e-3",
+        "train.save_total_limit=1",
+        "train.guided_attention_weight=0",
+    ]
+    many = str(start("many", "tiny", settings=parse_settings(sizes + rates)))
+    assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in many
+
+
+def test_former_names_are_taken_and_a_damaged_file_is_reported(runs):
+    with pytest.warns(Note, match=r"^train\.guide is now called train\.guided_attention_weight\.$"):
+        run = start("mine", "tiny", settings=parse_settings(["train.guide=0.5", "sound.clips=9"]))
+    assert run.section("train")["guided_attention_weight"] == 0.5
+    assert "sound" not in (runs / "mine" / "settings.yaml").read_text()
+    assert open_run(name="mine").section("decoder_finetune") == {"steps": 3, "clips": 9}
+    start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
+    (runs / "mine" / "settings.yaml").write_text("train\n")
+    with pytest.raises(KitError, match=r"settings\.yaml must hold .*delete it"):
+        open_run(name="mine")

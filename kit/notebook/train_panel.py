@@ -4,6 +4,8 @@ A thread follows the run's log and writes the widgets; a click only sets an even
 request. Without a front end the same training is followed with plain lines.
 """
 
+import asyncio
+import inspect
 import re
 import threading
 import time
@@ -14,11 +16,10 @@ from IPython import get_ipython
 from IPython.display import Image, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import Clicks, is_watched
-from kit.notebook.panel.widgets import Field, View
+from kit.notebook.plots import png, run_curves, thin
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
-from kit.notebook.run_plots import run_curves, thin
-from kit.notebook.style import png
+from kit.notebook.result import is_watched
+from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
 from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.doctor import health_line
@@ -29,6 +30,9 @@ MAX_ROWS = 2000  # of the log, held for the plot
 COUNTDOWN_S = 20.0  # before a run starts by itself, as in "Run all"; a click on anything stops it
 # Panels with a run, by log: a cell that is run again replaces the older panel.
 _PANELS: dict[Path, "TrainPanel"] = {}
+COMM = ("comm_open", "comm_msg", "comm_close")
+# What a page that was reloaded asks before it shows a widget.
+ASKED = ("kernel_info_request", "comm_info_request")
 
 
 class TrainPanel:
@@ -38,8 +42,8 @@ class TrainPanel:
     is wrong with them. A training that already runs is followed; with `resumable` (there is an
     unfinished checkpoint) it starts at once, else after `countdown_s`, unless that is None.
     `plan(values)` says what memory and time they take and whether the memory is there, or raises
-    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()` says
-    what the newest profile found; `diagnose(rows)` what makes steps slow; `session_hours` is the
+    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()`
+    describes the newest profile, `diagnose(rows)` what makes steps slow; `session_hours` is the
     limit that the time left is compared with.
     """
 
@@ -286,7 +290,7 @@ class TrainPanel:
             self._show_plan()
 
     def _show_plan(self) -> None:
-        """Say what the settings as they are would take, or what is wrong with them."""
+        """Show what the settings as they are would take, or what is wrong with them."""
         try:
             values = self.view.values()
             words, fits = self.plan(values)
@@ -334,3 +338,88 @@ class TrainPanel:
         time_left, enough = outlook(left_s, self.session_hours)
         parts = ("Training. Stop saves a checkpoint to resume from.", time_left)
         self.view.say(" ".join(filter(None, parts)), "info" if enough else "warn")
+
+
+class Clicks:
+    """Within `with Clicks() as clicks`, `clicks.poll()` handles the clicks on widgets so far.
+
+    A kernel runs callbacks only between cells, so a cell that waits for a training has to ask for
+    them. A reloaded page is answered, too. Everything else (the next cells of "Run all") waits, in
+    its order. `kernel.do_one_iteration`, which jupyter_ui_poll calls, does nothing in ipykernel 7.
+    """
+
+    def __init__(self):
+        self.kernel = getattr(get_ipython(), "kernel", None)
+        self.stream = _shell_stream(self.kernel)
+        self.held = []
+        self.held_tasks = []
+
+    def __enter__(self) -> "Clicks":
+        if self.stream is not None:
+            self.callback = self.stream._recv_callback
+            self.stream.on_recv(self._receive, copy=False)
+        return self
+
+    def __exit__(self, *_error) -> None:
+        if self.stream is None:
+            return
+        self.stream.on_recv(self.callback, copy=False)
+        for frames in self.held:
+            result = self.callback(frames)
+            if inspect.isawaitable(result):  # ipykernel 7; the tasks run once this cell has ended
+                self.held_tasks.append(asyncio.ensure_future(result))
+
+    def poll(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
+
+    def _receive(self, frames: list) -> None:
+        session = self.kernel.session
+        ident, parts = session.feed_identities(frames, copy=False)
+        kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
+        if kind in (*COMM, *ASKED):
+            self._handle(kind, ident, session.deserialize(parts, copy=False))
+        else:
+            self.held.append(frames)
+
+    def _handle(self, kind: str, ident, message: dict) -> None:
+        # A widget sends its next change only after "idle" for the one before.
+        kernel = self.kernel
+        parent_ident = kernel._parent_ident["shell"]
+        parent = kernel.get_parent("shell")
+        kernel.set_parent(ident, message, channel="shell")
+        kernel._publish_status("busy", "shell", parent=message)
+        try:
+            answer = kernel.shell_handlers[kind](_reply_stream(kernel), ident, message)
+            if inspect.isawaitable(answer):
+                _finish(answer)
+        finally:
+            kernel._publish_status("idle", "shell", parent=message)
+            kernel.set_parent(parent_ident, parent, channel="shell")
+
+
+def _finish(answer) -> None:
+    """Run a coroutine that waits for nothing to its end; the kernel's event loop is busy."""
+    try:
+        answer.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("The kernel did not answer at once: reload the page.")
+
+
+def _reply_stream(kernel):
+    """Where this kernel's main thread sends its replies."""
+    thread = getattr(kernel, "shell_channel_thread", None)
+    if thread is None:
+        return kernel.shell_stream
+    return thread.manager.get_subshell_to_shell_channel_socket(None)
+
+
+def _shell_stream(kernel):
+    """The stream on which this kernel's main thread gets its messages, or None."""
+    if kernel is None:
+        return None
+    thread = getattr(kernel, "shell_channel_thread", None)  # ipykernel 7: a thread reads the socket
+    if thread is None:
+        return kernel.shell_stream
+    return thread.manager._shell_channel_to_main.to_stream

@@ -1,12 +1,14 @@
-"""The recorder's Python side: what is saved, what is explained, what comes next."""
+"""The recorder's Python side, and uploads: what is saved, what is explained, what comes next."""
 
 import base64
+import shutil
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
+from test_speech_panels import upload
 
-from kit.notebook.panel.recorder_panel import RecorderPanel, Take
+from kit.notebook.record_panels import SCRIPT, RecorderPanel, Take, UploadPanel
 
 GOOD = Take(seconds=2.0)
 NOISY = Take(seconds=2.0, problems=("Noisy: find a quieter room.",))
@@ -83,6 +85,10 @@ def test_skipped_and_recorded_sentences_are_not_shown_again():
     panel.buttons["Back"].click()
     panel.buttons["Skip"].click()
     assert made.skipped == ["one"], "two was recorded"
+    panel = RecorderPanel(Made("one"))
+    classes = " ".join((panel.control.value, *panel.sent._dom_classes))
+    for name in ("record", "level", "hint", "sent"):
+        assert f"kit-{name}-{panel.id}" in classes and f'find("{name}")' in SCRIPT
 
 
 def test_what_goes_wrong_is_a_sentence(capsys):
@@ -96,12 +102,8 @@ def test_what_goes_wrong_is_a_sentence(capsys):
 
 def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     called = {}
-    output = ModuleType("google.colab.output")
-    output.register_callback = called.__setitem__
-    colab = ModuleType("google.colab")
-    colab.output = output
-    for name, module in (("google.colab", colab), ("google.colab.output", output)):
-        monkeypatch.setitem(sys.modules, name, module)
+    output = SimpleNamespace(register_callback=called.__setitem__)
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
     made = Made("one")
     panel = RecorderPanel(made, colab=True)
     panel.run()
@@ -113,11 +115,58 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     assert made.saved == {"one": b"good"}
 
 
-@pytest.mark.parametrize("name", ["record", "level", "hint", "sent"])
-def test_the_script_finds_what_it_looks_for(name):
-    from kit.notebook.panel import recorder_panel
+# Uploads.
 
-    panel = RecorderPanel(Made("one"))
-    classes = (panel.control.value, *panel.sent._dom_classes)
-    assert any(f"kit-{name}-{panel.id}" in text for text in classes)
-    assert f'find("{name}")' in recorder_panel.SCRIPT
+
+def upload_panel(folder, drive=None, colab=False) -> UploadPanel:
+    def receive(file):
+        if file.suffix == ".exe":
+            raise ValueError(f"{file.name} is no recording")
+        shutil.move(file, folder / file.name)
+
+    def describe(place):
+        return f"{len(list(place.iterdir()))} files in {place.name}"
+
+    return UploadPanel(folder, receive, describe, drive, colab)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "uploads"
+    folder.mkdir()
+    return folder
+
+
+def test_uploads_go_to_the_folder_and_leave_the_memory(folder, capsys):
+    panel = upload_panel(folder)
+    upload(panel.upload, "../me.wav", b"sound")
+    assert (folder / "me.wav").read_bytes() == b"sound" and not panel.upload.value
+    assert "1 files in uploads" in panel.status.value
+    upload(panel.upload, "me.exe", b"?")
+    assert "me.exe is no recording" in panel.status.value
+    panel.run()
+    assert capsys.readouterr().out == "1 files in uploads\n"
+
+
+def test_colab_uploads_by_its_own_dialog(folder, monkeypatch, tmp_path):
+    def dialog():
+        (tmp_path / "me.wav").write_bytes(b"sound")
+        return {"me.wav": b"sound"}
+
+    monkeypatch.chdir(tmp_path)
+    files = SimpleNamespace(upload=dialog)
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
+    panel = upload_panel(folder, colab=True)
+    panel.upload.click()
+    assert (folder / "me.wav").is_file() and not (tmp_path / "me.wav").exists()
+    assert "1 files" in panel.status.value
+
+
+def test_a_folder_of_the_drive_is_described(folder, tmp_path):
+    (tmp_path / "MyDrive" / "voices" / "mother" / "wavs").mkdir(parents=True)
+    (tmp_path / "MyDrive" / ".hidden").mkdir()
+    panel = upload_panel(folder, tmp_path / "MyDrive")
+    names = [name for name, _ in panel.drive.options]
+    assert names[1:] == ["voices", "voices/mother"]
+    panel.drive.index = 2
+    assert "1 files in mother" in panel.status.value

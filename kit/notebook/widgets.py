@@ -11,8 +11,8 @@ from IPython.display import display
 
 from kit.base.errors import KitError
 from kit.base.formatting import shorten
-from kit.notebook.kernel import is_watched
-from kit.notebook.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+from kit.notebook.result import is_watched
 
 MOST = 2**31  # of a number in a field
 PANEL_LAYOUT = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
@@ -151,7 +151,6 @@ class View:
         self.profile.disabled = not profile
 
     def running(self, profile: bool = False) -> None:
-        """Lock the settings, while a training runs with them."""
         self._enable(stop=True, profile=profile)
         for name in self.unavailable:
             self.boxes[name].value = False
@@ -168,7 +167,7 @@ class View:
         self._enable()
 
     def count_down(self, left_s: float) -> None:
-        """Say that training starts by itself in `left_s` seconds, and how to stop that."""
+        """Announce that training starts in `left_s` seconds, and how to stop that."""
         self.start.description = "Start now"
         self.stop.description = "Wait"
         self.stop.disabled = False

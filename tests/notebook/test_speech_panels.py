@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kit.notebook.panel.speak_panel import SpeakPanel
-from kit.notebook.panel.widgets import uploaded_files
+from kit.notebook.speech_panels import SpeakPanel
+from kit.notebook.widgets import uploaded_files
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 
 
-def test_speaking_fills_the_player_and_errors_are_sentences():
+def test_speaking_fills_the_player_or_without_a_front_end_raises(capsys):
     asked = []
 
     def speak(text, choices, reference):
@@ -29,6 +29,11 @@ def test_speaking_fills_the_player_and_errors_are_sentences():
     panel.button.click()
     assert "There is nothing to speak." in panel.status.value
     assert not panel.button.disabled
+    asked = []
+    SpeakPanel(lambda text, *_: asked.append(text) or (WAV, "Read again."), "selam", {}).run()
+    assert asked == ["selam"] and "Read again." in capsys.readouterr().out
+    with pytest.raises(ValueError, match="nothing"):
+        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
 
 
 def test_sliders_and_switches_hand_on_their_values():
@@ -45,28 +50,20 @@ def test_sliders_and_switches_hand_on_their_values():
     ]
 
 
-def test_without_a_front_end_it_speaks_once_and_raises(capsys):
-    asked = []
-    SpeakPanel(lambda text, *_: asked.append(text) or (WAV, "Read again."), "selam", {}).run()
-    assert asked == ["selam"] and "Read again." in capsys.readouterr().out
-    with pytest.raises(ValueError, match="nothing"):
-        SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
-
-
 def reported(text, choices, reference):
     """What a panel handed on: choices, the recording's name and its bytes."""
     read = Path(reference).read_bytes() if reference else b""
     return WAV, f"{choices['voice']} {Path(reference).name} {len(read)}"
 
 
-def send(upload, name: str, content: bytes) -> None:
+def upload(widget, name: str, content: bytes) -> None:
     """Upload a file as the browser does, to ipywidgets 7 or 8."""
     about = {"name": name, "type": "audio/wav", "size": len(content)}
     about["last_modified"] = datetime.datetime.now()
-    if isinstance(upload.value, dict):
-        upload.set_trait("value", {name: {"metadata": about, "content": content}})
+    if isinstance(widget.value, dict):
+        widget.set_trait("value", {name: {"metadata": about, "content": content}})
     else:
-        upload.value = ({**about, "content": content},)
+        widget.value = ({**about, "content": content},)
 
 
 def test_a_recording_is_uploaded_or_named(tmp_path):
@@ -74,7 +71,11 @@ def test_a_recording_is_uploaded_or_named(tmp_path):
     panel.button.click()
     assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
     recording = panel.recording
-    send(recording.upload, "me.wav", b"sound")
+    recording.wanted.value = True
+    panel.button.click()
+    assert "no recording yet: upload one" in panel.status.value
+    recording.wanted.value = False
+    upload(recording.upload, "me.wav", b"sound")
     panel.button.click()
     assert "one me.wav 5" in panel.status.value
     (tmp_path / "mother.flac").write_bytes(b"another")
@@ -84,13 +85,6 @@ def test_a_recording_is_uploaded_or_named(tmp_path):
     recording.wanted.value = False
     panel.button.click()
     assert "one  0" in panel.status.value
-
-
-def test_a_recording_that_was_not_given_is_reported():
-    panel = SpeakPanel(reported, "selam", {"voice": ["one"]})
-    panel.recording.wanted.value = True
-    panel.button.click()
-    assert "There is no recording yet: upload one" in panel.status.value
 
 
 def test_uploads_of_both_versions_of_ipywidgets_are_read():

@@ -1,0 +1,243 @@
+"""What is trained after the model: the sound of its hidden states, and the reader of its codes."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from helpers import leave_voice_files, manifest, real_voice
+from test_train import active
+
+from kit.base.errors import KitError, SpeechError
+from kit.base.files import file_digest
+from kit.dataset.manifest import write_manifest
+from kit.inference.candidates import READER, save_reader
+from kit.inference.export import export_voice, load_export
+from kit.inference.generate import GenerateConfig
+from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
+from kit.model.gpt import SpeechGPT
+from kit.model.weights import WEIGHTS, load_model, save_model
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluate import EvaluationData
+from kit.recipes.train import balance_speakers, learn_reader, learn_sound
+from kit.recipes.training_data import TrainingData
+
+BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
+
+
+def trained_run(folder, **sections) -> ActiveRun:
+    """A run with the untrained weights of a model, and all else that a voice has."""
+    run = active(folder, **sections)
+    data = TrainingData(run)
+    voice = dataclasses.replace(real_voice(), model=SpeechGPT(data.model))
+    save_model(voice.model, run.path(WEIGHTS["raw"]), trained_with=data.parts)
+    voice.model.code_head.bias.data[5] += 0.5
+    save_model(voice.model, run.path(WEIGHTS["ema"]), trained_with=data.parts)
+    leave_voice_files(folder, voice)
+    return run
+
+
+def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_times(tmp_path):
+    run = active(tmp_path)
+    assert TrainingData(run).model.text_dropout == 0
+    language = run.figure("data", "language")
+    run.record(data={"source": {"data": "my/recordings", "language": language}})
+    data = TrainingData(run)
+    assert data.model.text_dropout == 0.15
+    assert data.stream("train").text_dropout == 0.15
+    assert data.stream("held_out").text_dropout == 0
+    run = trained_run(tmp_path)
+    rows = [dataclasses.replace(row, audio=row.audio + ".gone") for row in manifest()]
+    write_manifest(rows, run.folder)
+    message = str(learn_sound(TrainingData(run)))
+    assert (
+        "0 of the recordings are here, and it takes 20" in message and "run this again" in message
+    )
+    assert not (run.folder / SOUND).exists()
+    off = active(tmp_path, decoder_finetune={"steps": 0})
+    assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
+    run = trained_run(tmp_path_factory.mktemp("sound"))
+    return run, learn_sound(TrainingData(run))
+
+
+def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
+    run, result = learnt
+    assert str(result).startswith("Sound of codes and states: 3 steps on ")
+    assert len(result.pictures) == 1 and len(result.sounds) == 3
+    assert [sound.caption for sound in result.sounds] == [
+        "recording",
+        "its codes",
+        "its codes and the model's states",
+    ]
+    kept = json.loads((run.folder / "report.json").read_bytes())["sound"]
+    assert kept == result.figures and kept["steps"] == 3
+    assert kept["error_of_states"] != kept["error_of_codes"]
+    assert all(codec_matches_weights(run.folder, run.folder / name) for name in WEIGHTS.values())
+    run, result = learnt
+    before = file_digest(run.folder / SOUND)
+    again = learn_sound(TrainingData(run))
+    assert str(again) == "The decoder was trained on hidden states of these weights before."
+    assert file_digest(run.folder / SOUND) == before
+    assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
+    run, _ = learnt
+    for voice in load_voices(run.folder).values():
+        assert voice.decodes_from_states and not voice.audio_note()
+    text = manifest()[0].text
+    said = voice.speak([text], voice.speakers[0], BRIEF)[0]
+    alone = voice.codec.decode(said.codes[None])[0]
+    assert said.wave.shape == alone.shape and not torch.allclose(said.wave, alone, atol=1e-5)
+    pieces = []
+    with pytest.raises(SpeechError, match="did not find the end"):  # it is untrained
+        for piece in voice.stream(text, voice.speakers[0], BRIEF):
+            pieces.append(piece)
+    assert torch.allclose(torch.cat(pieces), said.wave, atol=1e-6)
+    export_voice(voice, tmp_path / "export", "fp32")
+    taken = load_export(tmp_path / "export")
+    assert torch.equal(taken.speak([text], voice.speakers[0], BRIEF)[0].wave, said.wave)
+
+
+def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_path):
+    run = trained_run(tmp_path)
+    learn_sound(TrainingData(run))
+    model = load_model(run.folder / WEIGHTS["raw"])
+    model.code_head.bias.data[7] += 0.5
+    save_model(model, run.folder / WEIGHTS["raw"], trained_with=TrainingData(run).parts)
+    voice = load_voice(run.folder, WEIGHTS["raw"])
+    assert not voice.decodes_from_states and voice.audio_note() == STALE
+    assert load_voice(run.folder).decodes_from_states
+    assert str(learn_sound(TrainingData(run))).startswith("Sound of codes and states")
+    assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
+    run = trained_run(tmp_path)
+    learn_sound(TrainingData(run))
+    path = run.folder / SOUND
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert load_voice(run.folder).audio_note() == STALE
+    path.write_bytes(whole[:-8] + bytes(8))
+    with pytest.raises(ValueError, match=r"sound\.safetensors.*delete it, or run `sound\(\)`"):
+        load_voice(run.folder)
+    with pytest.warns(UserWarning, match=r"sound\.safetensors is damaged: it is made again"):
+        assert "steps on" in str(learn_sound(TrainingData(run)))
+    assert not load_voice(run.folder).audio_note()
+
+
+ASKED = {"rows": 60}
+SEVERAL = dataclasses.replace(BRIEF, temperature=1.0, best_of=4)
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory) -> tuple[ActiveRun, object]:
+    run = trained_run(tmp_path_factory.mktemp("reader"), reader=ASKED)
+    return run, learn_reader(TrainingData(run))
+
+
+def test_it_learns_from_the_runs_own_codes_once_and_a_damaged_one_is_made_again(read):
+    run, result = read
+    assert str(result).startswith("A reader of codes learnt from 60 recordings after 4 steps")
+    assert result.grid[0] == ("held-out text", "read from the recording's codes")
+    assert 1 < len(result.grid) <= 6
+    figures = run.report()["reader"]
+    assert figures["rows"] == 60 and figures["steps"] == 4 and figures["held_out"] > 0
+    run, _ = read
+    path = run.path(READER)
+    before = file_digest(path)
+    assert str(learn_reader(TrainingData(run))).startswith("The reader of these codes is there")
+    assert file_digest(path) == before
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(KitError, match="delete it, or run `reader"):
+        load_voice(run.folder)
+    assert "learnt from 60" in str(learn_reader(TrainingData(run)))
+    assert file_digest(path) == before
+
+
+def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, monkeypatch):
+    run, _ = read
+    voice = load_voice(run.folder)
+    assert voice.within(SEVERAL).reread == 1
+    text = manifest()[0].text
+    asked = []
+    text_mismatch = voice.reader.text_mismatch
+
+    def noted(texts, codes):
+        asked.append((texts, len(codes)))
+        return text_mismatch(texts, codes)
+
+    monkeypatch.setattr(voice.reader, "text_mismatch", noted)
+    said = voice.speak([text], voice.speakers[0], SEVERAL)[0]
+    spelt = voice.tokenizer.decode(voice.ids(text))
+    assert asked == [([spelt] * 4, 4)]
+    voice.speak([text], voice.speakers[0], dataclasses.replace(SEVERAL, reread=0.0))
+    voice.speak([text], voice.speakers[0], dataclasses.replace(SEVERAL, best_of=1))
+    assert len(asked) == 1
+    export_voice(voice, tmp_path / "export", "fp32")
+    taken = load_export(tmp_path / "export")
+    again = taken.speak([text], taken.speakers[0], SEVERAL)[0]
+    assert again.codes.tolist() == said.codes.tolist()
+    (tmp_path / "export" / READER).unlink()
+    with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
+        load_export(tmp_path / "export")
+    run, _ = read
+    voice = load_voice(run.folder)
+    text = manifest()[0].text
+    seen = []
+
+    def third(texts, codes):
+        seen[:] = [row.tolist() for row in codes]
+        return [0.0 if i == 2 else 1000.0 for i in range(len(codes))]
+
+    monkeypatch.setattr(voice.reader, "text_mismatch", third)
+    # Of one length: one that found its end would go first.
+    exact = dataclasses.replace(SEVERAL, exact_codes=12)
+    said = voice.speak([text], voice.speakers[0], exact)[0]
+    assert said.codes.tolist() == seen[2]
+    run, _ = read
+    before = EvaluationData(run, 4).digests
+    path = run.path(READER)
+    kept = path.read_bytes()
+    save_reader(load_voice(run.folder).reader, path)
+    assert EvaluationData(run, 4).digests != before
+    path.unlink()
+    assert EvaluationData(run, 4).digests != before
+    path.write_bytes(kept)
+    assert EvaluationData(run, 4).digests == before
+
+
+def test_without_one_or_with_that_of_another_codec_nothing_is_reread(tmp_path):
+    run = trained_run(tmp_path)
+    voice = load_voice(run.folder)
+    assert voice.reader is None and voice.within(SEVERAL).reread == 0
+    export_voice(voice, tmp_path / "export", "fp32")
+    assert load_export(tmp_path / "export").reader is None
+    run = trained_run(tmp_path, reader=ASKED)
+    learn_reader(TrainingData(run))
+    voice = load_voice(run.folder)
+    assert voice.reader is not None
+    path = run.path(READER)
+    whole = path.read_bytes()
+    digest = file_digest(run.path("codec.safetensors")).encode()
+    path.write_bytes(whole.replace(digest, digest[::-1]))
+    assert load_voice(run.folder).reader is None
+
+
+def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_path):
+    run = active(tmp_path)
+    assert (
+        str(learn_reader(TrainingData(run)))
+        == "Candidates are ranked without a code reader: `reader.rows` is 0."
+    )
+    run = active(tmp_path, reader={"rows": 10})
+    message = str(learn_reader(TrainingData(run)))
+    assert "10 recordings are fewer than the 20" in message and not run.path(READER).exists()
+    run = active(tmp_path)
+    run.record(data={"source": {"data": "my/recordings", "language": "am"}})
+    assert "learnt from" in str(learn_reader(TrainingData(run)))
+    rows = list(range(10))
+    speakers = [0] * 6 + [1] * 3 + [2]
+    found = balance_speakers(rows, speakers, max_repeats=4)
+    assert sorted(found) == sorted([*range(6), *[6, 7, 8] * 2, *[9] * 4])
+    assert balance_speakers(rows, speakers, max_repeats=4) == found
+    assert sorted(balance_speakers(rows, speakers, max_repeats=1)) == rows

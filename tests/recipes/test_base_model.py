@@ -1,0 +1,428 @@
+"""A run that starts from a base model: a voice of the kit or a tiny release of random weights."""
+
+import json
+import math
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import corpus, dataset, few_words, manifest, unchecked
+from hub import COMMIT, serving
+from released_xtts import START, STOP, random_model, write_release
+
+from kit.base.config import merge
+from kit.base.errors import KitError, SpeechError
+from kit.base.files import file_digest
+from kit.inference.export import export_voice, load_export, read_card
+from kit.inference.generate import GenerateConfig
+from kit.inference.voice_files import load_voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.model.weights import load_adapters, load_model
+from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, first_model
+from kit.recipes.base_model import (
+    CODEC,
+    PINNED,
+    RELEASE,
+    folder_of,
+    inherited_licence,
+    start_from_base,
+)
+from kit.recipes.benchmark import Benchmark
+from kit.recipes.prepare import Preparation
+from kit.recipes.start import start
+from kit.recipes.train import Training
+from kit.releases.indextts2.names import MARKS
+from kit.releases.xtts_v2.codec import XTTSCodec
+from kit.releases.xtts_v2.model import RELEASES
+from kit.training import checkpoint
+from kit.training.logs import read_log
+from kit.tuning.trials import TrialConfig, run_variant
+
+# Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
+OWN = {
+    "model": {"width": 96, "latents": 6},
+    "train": {"max_steps": 25, "gate_every": 0, "eval_steps": 25, "warmup_steps": 2},
+    "front_end": {"n_mels": 64},
+    "recognizer": {"steps": 2},  # nobody listens to it
+}
+FEW = {
+    "train": {"max_steps": 3, "gate_every": 0, "eval_steps": 3, "warmup_steps": 2},
+    "recognizer": {"steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    """The folder of a run that was trained to its end on the tiny world's recordings."""
+    run = start("a base", settings=OWN)
+    list(Preparation(run, str(corpus())).run())
+    list(unchecked(Training(run)).run())
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def exported(base, tmp_path_factory) -> Path:
+    return export_voice(load_voice(base), tmp_path_factory.mktemp("voice") / "export")
+
+
+@pytest.fixture(scope="module")
+def started(exported, tmp_path_factory) -> Preparation:
+    """A run that started from a copy of the voice, which was then removed."""
+    copy = shutil.copytree(exported, tmp_path_factory.mktemp("copy") / "copy")
+    preparation = Preparation(start("resumed", settings=FEW), str(corpus()), base_model=str(copy))
+    preparation.results = list(preparation.run())
+    shutil.rmtree(copy)
+    Preparation(start("resumed"), base_model=str(copy))  # its notebook, run again
+    return preparation
+
+
+def test_training_continues_from_the_voice_which_is_needed_no_longer(
+    base, exported, started, tmp_path
+):
+    """The same recordings: the first step's loss is near the last of the voice, not of chance."""
+    preparation, run = started, start("resumed")
+    assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
+    lines = [str(result) for result in preparation.results]
+    assert any("text ids stay, 0 new ones" in line for line in lines)
+    assert any("the one of before, with these settings, is used again" in line for line in lines)
+    settings = run.section("train")
+    assert settings["guided_attention_weight"] == 0, "it has heads that follow the text"
+    rates = [settings[name] for name in ("lr", "muon_lr", "conditioner_lr")]
+    assert rates == [0.002, 0.00667, 0.0002], "a third of the preset's"
+    cold = [row["loss"] for row in read_log(base / "train.jsonl")]
+    list(unchecked(Training(run)).run())
+    assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
+    again = Preparation(start("resumed"))
+    assert again.codec_config == started.codec_config and again.model.width == 96
+    training = Training(start("resumed"))
+    assert "It starts from the voice in" in str(training.size())
+    assert training.model.width == 96 and training.model.n_mels == 64
+
+    other = shutil.copytree(exported, tmp_path / "other")
+    (other / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(KitError, match=r"started from another voice, .*copy.* Set RUN to"):
+        Preparation(start("resumed"), base_model=str(other))
+
+
+def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
+    asked = start("as I like", settings=merge(FEW, {"train": {"lr": 0.004}}))
+    assert start_from_base(asked, str(exported)).section("train")["lr"] == 0.004
+    lora = start("beside it", settings=merge(FEW, {"finetune": {"method": "lora"}}))
+    assert start_from_base(lora, str(exported)).section("train")["lr"] == 0.006
+    run = start("phonemes asked")
+    preparation = Preparation(run, str(corpus()), phonemes="am", base_model=str(exported))
+    preparation.check()
+    preparation.require_usable()
+    with pytest.raises(SpeechError, match="leave PHONEMES empty"):
+        preparation.train_tokenizer()
+
+
+def test_an_unknown_language_adds_letters_and_keeps_ids(base):
+    texts, clips = few_words()
+    words = {text: f"word {chr(97 + i)} quiz" for i, text in enumerate(dict.fromkeys(texts))}
+    names = [f"c{i}" for i in range(len(texts))]
+    table = "".join(f"{name}|{words[text]}\n" for name, text in zip(names, texts, strict=True))
+    folder = dataset(Path(base).parent / "latin", table, dict(zip(names, clips, strict=True)))
+    run = start_from_base(start("latin letters", settings=FEW), str(base))
+    preparation = Preparation(run, str(folder), "en", max_rejected_percent=100.0)
+    preparation.check()
+    preparation.require_usable()
+    reported = preparation.train_tokenizer()
+    assert "What it could not spell: " in str(reported)
+    assert "held-out letters: Latin 100%" in str(reported)
+    assert "with new ones: " in str(reported) and "100% of the texts come back" in str(reported)
+    grown = preparation.tokenizer
+    voice = load_voice(base)
+    for row in manifest():
+        assert grown.encode(row.text) == voice.tokenizer.encode(row.text)
+    assert not grown.uncovered("word quiz")
+
+
+def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exported):
+    run = start("has its own")
+    run.path(CODEC).write_bytes(b"made from scratch")
+    with pytest.raises(KitError, match=r"started from scratch, not from .* Set RUN to a new name"):
+        start_from_base(run, str(exported))
+    run = start_from_base(start("killed"), str(exported))
+    (run.folder / START_FROM).unlink()
+    (run.folder / MODEL).write_bytes(b"half of")
+    start_from_base(start("killed"), str(exported))
+    assert (run.folder / START_FROM).exists() and (run.folder / MODEL).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
+        ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
+        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
+        ("hf://some/../one", "names no repository of the hub"),
+        ("hf://some/one", "says no revision, and the files of a repository may change"),
+        ("hf://some/one@../..", "says no revision"),
+    ],
+)
+def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KitError, match=why):
+        start_from_base(start("no voice"), name, "CPML")
+
+
+def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported, monkeypatch):
+    name = "hf://someone/a-voice@v1"
+    with serving(exported, "someone/a-voice", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        run = start("a voice of the hub", settings=FEW)
+        folder, record = folder_of(run, name, "")
+        assert record["repository"] == "someone/a-voice"
+        assert file_digest(folder / CODEC) == file_digest(exported / CODEC)
+        listed = [path for path, _ in hub.asked if path.startswith("/api/models/")]
+        assert len(listed) == 1, "one request lists its files"
+        asked = len(hub.asked)
+        start_from_base(run, name)
+        assert len(hub.asked) == asked, "it was downloaded already"
+    assert (run.folder / MODEL).is_file()
+
+
+def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(base, tmp_path, monkeypatch):
+    folder = export_voice(load_voice(base), tmp_path, licence="CPML")
+    run = start("licensed", settings=FEW)
+    with serving(folder, "someone/tuned", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("hf://someone/tuned@v1", str(folder)):
+            with pytest.raises(KitError, match="Coqui Public Model License"):
+                start_from_base(run, name)
+        assert not any("model.safetensors" in path for path, _ in hub.asked), "no weights before"
+        start_from_base(run, "hf://someone/tuned@v1", "CPML")
+    assert inherited_licence(run) == "CPML", "what is made from this run has it, too"
+    passed_on = export_voice(load_voice(base), tmp_path / "next", licence=inherited_licence(run))
+    assert read_card(passed_on).licence == "CPML" and load_export(passed_on).speakers
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_release(tmp_path_factory.mktemp("release"))
+
+
+def test_its_licence_must_be_accepted_and_it_learns_at_its_makers_rate(release):
+    run = start("no licence", settings=FEW)
+    for given in ("", "MIT"):
+        with pytest.raises(KitError, match=r"Coqui Public Model License: .*_license=\"CPML\""):
+            Preparation(run, base_model=str(release), accept_license=given)
+    assert not (run.folder / MODEL).exists()
+    run = start("its rate", settings={"train": {"weight_decay": 0.5}})
+    train = start_from_base(run, str(release), "CPML").section("train")
+    assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
+    assert train["weight_decay"] == 0.5, "a person's word comes first"
+
+
+def test_what_a_release_needs_is_named(tmp_path):
+    folder = write_release(tmp_path / "no dvae")
+    (folder / "dvae.pth").unlink()
+    with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
+        start_from_base(start("no dvae"), str(folder), "CPML")
+    (tmp_path / "config.yaml").write_text("gpt: {}")
+    torch.save([1], tmp_path / "gpt.pth")
+    hub = "hf://IndexTeam/IndexTTS-2@1234"
+    for name in (tmp_path, tmp_path / "gpt.pth", hub):
+        with pytest.raises(KitError, match=r"is an IndexTTS2.*_license=\"bilibili\".*not 'CPML'"):
+            start_from_base(start("theirs"), str(name), "CPML")
+    with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
+        start_from_base(start("theirs"), str(tmp_path), "bilibili")
+    newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
+    newer |= dict.fromkeys(MARKS, torch.zeros(1))
+    torch.save(newer, tmp_path / "gpt.pth")
+    for name in (str(tmp_path), hub.replace("-2@", "-2.5@")):
+        with pytest.raises(KitError, match=r"version 2\.5"):
+            start_from_base(start("theirs"), name, "bilibili")
+    ((name, revision),) = PINNED.items()
+    assert f"{name} at revision {revision}" in RELEASES.values() and name in RELEASE
+
+
+@pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
+def test_an_indextts2_needs_its_package():
+    with pytest.raises(KitError, match="pip install indextts2-inference"):
+        SpeechGPT(GPTConfig(conformers=(16, 24, 2, 1, 2) * 2))
+
+
+def test_it_stays_with_the_run_learns_the_letters_and_is_trained(release):
+    run = start("from a release", settings=FEW)
+    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+    noted = run.report()["start_from"]
+    assert noted["licence"].startswith("CPML, accepted") and len(noted["tensors_sha256"]) == 64
+    model = preparation.model
+    assert (model.width, model.start_text_id, model.stop_text_id) == (96, START, STOP)
+    assert not model.text_stop_input and model.dropout == 0.1
+    again = Preparation(start("from a release"), base_model=str(release))
+    assert again.codec_config == preparation.codec_config, "what was accepted is not asked again"
+    message = [str(result) for result in preparation.run()]
+    assert any("[am]" in line and "41 ids stay" in line for line in message)
+    assert any("32 codes, 21.5 of them a second" in line for line in message)
+    assert isinstance(preparation.codec, XTTSCodec)
+    grown = preparation.tokenizer
+    assert (grown.start, grown.stop) == (START, STOP)
+    learned = [row.text for row in manifest() if row.split == "train"]
+    assert not grown.uncovered("".join(learned))
+    ids = json.loads((release / "vocab.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    assert {piece: grown.vocabulary.ids[piece] for piece in ids} == ids
+
+    training = Training(start("from a release"))
+    model = first_model(run, training.model, tokenizer=grown)
+    base = random_model()
+    rows = len(base.text_embedding.weight)
+    assert torch.equal(model.text_embedding.weight[:rows], base.text_embedding.weight)
+    tag = model.text_embedding.weight[grown.vocabulary.ids["[am]"]]
+    assert torch.equal(tag, base.text_embedding.weight[ids["[en]"]])
+    list(unchecked(training).run())
+    assert run.report()["train"]["steps"] == 3
+
+    voice = load_voice(run.folder, language="am")
+    greedy = GenerateConfig(temperature=0.0, retries=0)
+    said, name = learned[0], voice.speakers[0]
+    spoken = voice.speak([said], name, greedy)[0]
+    taken_away = load_export(export_voice(voice, run.path("export"), "fp32"))
+    assert voice.ids(said) == taken_away.ids(said) == grown.encode_checked(said)
+    assert torch.equal(taken_away.speak([said], name, greedy)[0].codes, spoken.codes)
+
+
+@pytest.fixture
+def hub(release, monkeypatch):
+    """The hub, which has the release at the revision that is pinned, and at another one."""
+    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"], "other") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+def test_it_is_fetched_once_its_licence_is_accepted(release, hub, runs_folder, monkeypatch):
+    run = start("from the hub", settings=FEW)
+    with pytest.raises(KitError, match="Coqui Public Model License"):
+        start_from_base(run, RELEASE)
+    assert not hub.asked, "not a byte before that"
+    start_from_base(run, RELEASE, "CPML")
+    noted = run.report()["start_from"]["download"]
+    assert noted["revision"] == PINNED["coqui/XTTS-v2"] and noted["commit"] == COMMIT
+    assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
+    assert noted["files"]["model.pth"]["sha256"] == file_digest(release / "model.pth")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+
+    hub.asked.clear()
+    again = start("from the hub")
+    assert start_from_base(again, RELEASE, "CPML").section("model")["width"] == 96
+    start_from_base(start("another run"), RELEASE, "CPML")
+    assert not hub.asked, "it is stored once for all runs"
+    shutil.rmtree(runs_folder / "releases")
+    start_from_base(again, RELEASE)  # the run has its copy
+    start_from_base(again, f"{RELEASE}@other", "CPML")  # the same weights
+    with pytest.raises(KitError, match="at revision lost"):
+        start_from_base(again, f"{RELEASE}@lost", "CPML")
+    monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
+    run = start_from_base(start("accepted before", settings=FEW), RELEASE)
+    assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
+
+
+# What of it trains: adapters, or embeddings and heads first.
+
+PARTS = {"max_steps": 6, "gate_every": 6, "eval_steps": 3, "save_steps": 2, "warmup_steps": 1}
+ALPHA = {"rank": 4, "alpha": 8.0}
+DEAF = {"steps": 2}  # an almost untrained recogniser: its output is not used here
+
+
+def adapting(name: str, release, **settings):
+    run = start(name, settings={"train": PARTS, "recognizer": DEAF, **settings})
+    list(Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML").run())
+    return start(name)
+
+
+@pytest.fixture(scope="module")
+def adapted(release):
+    run = adapting("adapters", release, finetune={"method": "lora"}, lora=ALPHA)
+    training = Training(run)
+    return run, [str(training.size()), *map(str, training.run())]
+
+
+def test_plan_record_and_benchmark_are_of_what_trains(adapted):
+    run, reported = adapted
+    assert "LoRA: " in reported[0] and "adapters of rank 4 beside attn.c_attn" in reported[0]
+    assert "and the new rows of embeddings and heads" in reported[0]
+    noted = run.report()["train"]["finetune"]
+    assert noted["method"] == "lora" and noted["rank"] == 4 and noted["tables"] == "new"
+    assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
+    bytes_ = run.report()["train"]["longest_step_bytes"]
+    assert bytes_["measured"] == pytest.approx(bytes_["planned"], rel=0.1)
+    assert run.report()["train"]["ran"]["EMA of the weights"].startswith("on")
+    task = Benchmark(start("adapters")).task
+    few = TrialConfig(steps=1, warmup_steps=1)
+    assert task.finetuning.adapters
+    assert math.isfinite(run_variant(task, few, ("sdpa",))["loss"])
+
+
+def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
+    run = start("adapters", settings={"finetune": {"tables_first": 6}})
+    with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
+        Training(run)
+    start("adapters", settings={"finetune": {"tables_first": 0}})
+    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
+    training = Training(run, max_steps=8)
+    with pytest.raises(KitError, match="method lora -> full"):
+        list(training.run())
+    start("adapters", settings={"finetune": {"method": "lora"}})
+
+
+def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):
+    run, _ = adapted
+    voice = load_voice(run.folder, language="am")
+    rows = load_model(run.folder / MODEL).text_embedding.weight.shape[0]
+    assert len(voice.model.text_embedding.weight) > rows
+    greedy = GenerateConfig(temperature=0.0, retries=0)
+    said = next(row.text for row in manifest() if row.split == "train")
+    spoken = voice.speak([said], voice.speakers[0], greedy)[0]
+    exported = load_export(export_voice(voice, run.path("export"), "fp32"))
+    assert torch.equal(exported.speak([said], voice.speakers[0], greedy)[0].codes, spoken.codes)
+    assert len(Training(start("adapters")).samples().sounds) == 3
+    assert Training(start("adapters")).trained().state_dict().keys() == (
+        voice.model.state_dict().keys()
+    )
+    run, _ = adapted
+    alone = run.folder / "adapters-ema.safetensors"
+    found = load_adapters(alone, load_model(run.folder / MODEL)).state_dict()
+    voice = load_model(run.folder / "model-ema.safetensors").state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in voice.items())
+    assert alone.stat().st_size < (run.folder / "model-ema.safetensors").stat().st_size / 2
+
+
+def test_embeddings_and_heads_first_and_then_all(release):
+    run = adapting("two phases", release, finetune={"tables_first": 3})
+    training = Training(run)
+    assert "In the first 3 steps only embeddings and heads train." in str(training.size())
+    list(unchecked(training).run())
+    saved = [
+        checkpoint.load(path)["model"] for path in checkpoint.checkpoints(run.path("checkpoints"))
+    ]
+    assert run.report()["train"]["finetune"]["tables_first"] == 3
+    began = load_model(run.folder / MODEL).state_dict()
+    name = "gpt.h.0.mlp.c_fc.weight"
+    assert not torch.equal(saved[-1][name], began[name])
+
+
+def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
+    run = start("by its size", settings={"train": PARTS, "finetune": {"method": "auto"}})
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    assert start("by its size").section("finetune")["method"] == "lora"
+    assert start("by its size").section("train")["lr"] == pytest.approx(5e-5)
+    wide = {"finetune": {"method": "auto"}, "model": {"width": 512}}
+    run = start("by its size, too", settings=wide)
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    assert start("by its size, too").section("finetune")["method"] == "full"
+    assert start("by its size, too").section("train")["lr"] == pytest.approx(5e-6)
+
+
+def test_a_run_from_scratch_has_nothing_to_keep():
+    for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
+        run = start("from scratch", settings={"finetune": asked})
+        with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL in 01_data_prep"):
+            Training(run)

@@ -1,0 +1,264 @@
+"""The records of runs: two side by side, blind listening, and the checklist of one."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kit.base.errors import KitError
+from kit.base.run import Run, open_run
+from kit.notebook.speech_panels import ListenPanel
+from kit.recipes import reports
+from kit.recipes.active_run import START_FROM
+from kit.recipes.base_model import MIN_HOURS, RELEASE
+from kit.recipes.reports import Checklist, Compare, same_level, wilson, write_comparison
+
+RATE_HZ = 8000
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> tuple[Run, Run]:
+    """Two runs as training and evaluation leave them; one has no peak memory on record."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    monkeypatch.setenv("KIT_PRESET", "cpu")  # that of another run, which counts for neither
+    pair = []
+    for name, lr, cer in (("slow", 1e-4, 0.2), ("fast", 1e-3, 0.1)):
+        run = open_run("tiny", name=name).save_settings({"train": {"lr": lr}})
+        write_log(run, val_loss=4.0)
+        run.record(train={"steps": 100, "steps_per_s": 10.0}, eval={"cer": cer})
+        pair.append(run)
+    pair[0].record(train={"peak_memory_bytes": 2**30})
+    return tuple(pair)
+
+
+def test_figures_curves_and_only_what_differs_in_the_settings(runs):
+    result = Compare(runs[0], "fast").result()
+    rows = {row[0]: row[1:] for row in result.grid}
+    assert rows[""] == ("slow", "fast")
+    assert rows["CER"] == ("20.00%", "10.00%") and rows["steps/s"] == ("10", "10")
+    assert rows["peak memory"][1] == "-" and rows["train.lr"] == ("0.0001", "0.001")
+    assert "preset" not in rows and "train.max_steps" not in rows
+    (picture,) = result.pictures
+    names = [line.get_label() for line in picture.axes[0].get_lines()]
+    assert names == [
+        "slow, training",
+        "slow, held out, raw",
+        "fast, training",
+        "fast, held out, raw",
+    ]
+    for run in runs:
+        (run.folder / "train.jsonl").unlink()
+    result = Compare(*runs).result()
+    assert not result.pictures and len(result.grid) > 1
+
+
+def test_the_command_writes_a_page_and_wrong_runs_are_refused(runs):
+    result = write_comparison("slow", **{"with": "fast"})
+    assert all(fact in result.line for fact in ("train.lr", "20.00%", "compare-fast.html"))
+    page = (runs[0].folder / "compare-fast.html").read_text(encoding="utf-8")
+    assert "<img" in page and "train.lr" in page
+    with pytest.raises(KitError, match=r"`fats`.*`fast`"):
+        Compare(runs[0], "fats")
+    with pytest.raises(KitError, match="itself"):
+        Compare(runs[0], "slow")
+    with pytest.raises(KitError, match="--with"):
+        write_comparison("slow")
+    assert not (runs[0].folder.parent / "fats").exists()
+    comparison = Compare(runs[0], "")
+    assert "RUN_B" in comparison.result().line and "RUN_B" in comparison.listen().line
+
+
+class OneNote:
+    """A voice that says everything with one note, the run's own."""
+
+    def __init__(self, run: Run):
+        self.note_hz = 200 if run.name == "slow" else 400
+        self.voice = self
+        self.speaker, self.sampling, self.rate_hz = "anna", None, RATE_HZ
+        self.held_out = [SimpleNamespace(text=f"sentence {n}") for n in range(20)]
+
+    def can_speak(self, text: str) -> bool:
+        return not text.endswith("9")
+
+    def speak(self, texts, speaker, sampling) -> list:
+        wave = np.sin(2 * np.pi * self.note_hz * np.arange(RATE_HZ) / RATE_HZ)
+        return [SimpleNamespace(wave=self.note_hz / 1000 * wave) for _ in texts]
+
+
+@pytest.fixture
+def panel(runs, monkeypatch) -> ListenPanel:
+    random.seed(0)
+    monkeypatch.setattr(reports, "Speaking", OneNote)
+    monkeypatch.setattr(reports, "active_run", lambda run: run)
+    return Compare(*runs).listen(10)
+
+
+def is_fast(wav: bytes) -> bool:
+    wave = np.frombuffer(wav[44:], np.int16).astype(float)
+    return np.abs(np.fft.rfft(wave)).argmax() > 300
+
+
+def test_blind_listening_counts_the_voice_wherever_it_is_played(panel, runs, capsys):
+    sides = []
+    for number in range(10):
+        first, second = (is_fast(player.value) for player in panel.players)
+        assert first != second and not any(r.name in panel.place.value for r in runs)
+        sides.append(first)
+        name = "Equal" if number == 9 else ("First" if first else "Second")
+        panel.buttons[name].click()
+    assert 0 < sum(sides) < 10, "the sides are random"
+    assert "fast is preferred" in panel.status.value
+    assert all(button.disabled for button in panel.buttons.values())
+    own, other = (run.report()["listening"] for run in runs)
+    low, high = wilson(9, 9)
+    assert other["slow"] == {
+        "preferred": 9,
+        "other_preferred": 0,
+        "equal": 1,
+        "preference_low": low,
+        "preference_high": high,
+    }
+    assert own["fast"]["preferred"] == 0 and own["fast"]["other_preferred"] == 9
+    panel.run()
+    assert "10 pairs" in capsys.readouterr().out
+
+
+def test_the_interval_is_wilsons_and_the_louder_voice_has_no_advantage():
+    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 15 of 148, 0 of 20.
+    for wins, trials, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
+        assert wilson(wins, trials) == pytest.approx((low, high), abs=1e-4)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)
+    loud, quiet = same_level([np.array([0.8, -0.8]), np.array([0.2, -0.2])])
+    assert np.allclose(loud, quiet) and np.allclose(quiet, [0.2, -0.2])
+    assert not same_level([np.zeros(2), np.ones(2)])[0].any()
+
+
+PEOPLE = {"data": "my/recordings", "language": "en"}
+SOUND = {
+    "data": {
+        "hours": 9.4,
+        "utterances": 18373,
+        "refused": 7,
+        "refused_percent": 0.02,
+        "alignment": "0 of 1,500 clips do not match their text",
+    },
+    "text": {"byte_rate": 0.0, "round_trip": 1.0},
+    "setup": {"preset for this machine": "cpu"},
+    "train": {
+        "steps": 2200,
+        "finished": True,
+        "longest_step_bytes": {"planned": 2**30, "measured": 2**30, "limit": 2**33},
+    },
+    "eval": {
+        "cer": 0.03,
+        "cer_floor": 0.01,
+        "eos_rate": 1.0,
+        "duration_ratio": 1.02,
+        "runaway_rate": 0.0,
+        "sentences": 250,
+    },
+}
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    preset = {"evaluate": {"worst_cer": 0.12}, "manifest": {}}
+    return Run(name="mine", preset_name="cpu", preset=preset, folder=tmp_path)
+
+
+def to_do(run: Run) -> dict[str, str]:
+    rows = Checklist(run).result().grid[1:]
+    assert all((mark == "pass") != bool(problem) for mark, *_, problem in rows)
+    return {what: problem for mark, _, what, _, _, problem in rows if mark == "to do"}
+
+
+def write_log(run: Run, **fault) -> None:
+    """Leave the log of a training; its newer half has the values of `fault`."""
+    rows = []
+    for step in range(1, 101):
+        row = {"step": step, "steps": 100, "loss": 5 - step / 50, "lr": 1e-3, "grad_norm": 1.0}
+        row |= {"tokens": 10, "step_s": 0.1, "memory_bytes": 2**20, "unix_s": 0.0}
+        row |= {"forward_s": 0.1, "data_s": 0.0}
+        rows.append(row | {"val_loss": None, "ema_val_loss": None} | (fault if step > 50 else {}))
+    lines = [json.dumps(row) for row in rows]
+    (run.folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_a_run_without_a_record_gets_every_command_and_a_sound_one_passes(run):
+    result = Checklist(run).result()
+    assert str(result) == "0 of 8 checks pass. Next: python -m kit prepare --run mine"
+    asked = [row[-1].split()[3] for row in result.grid[1:]]
+    assert list(dict.fromkeys(asked)) == ["prepare", "setup", "train", "evaluate"]
+    run.record(**SOUND)
+    assert to_do(run) == {}
+    assert str(Checklist(run).result()) == "All 12 checks pass: the voice is ready."
+
+
+@pytest.mark.parametrize(
+    "section, figures, what, fix",
+    [
+        ("data", {"hours": 1.2, "source": PEOPLE}, "enough recordings", "BASE_MODEL"),
+        ("data", {"refused_percent": 30.0}, "few rejected clips", "ledger.jsonl"),
+        ("data", {"alignment": "not judged: it is lost"}, "texts match their sound", "listen"),
+        ("text", {"byte_rate": 0.1}, "the tokenizer knows the letters", "stray letters"),
+        ("setup", {"preset for this machine": "t4"}, "the preset suits the machine", "--preset t4"),
+        ("train", {"finished": False}, "training is finished", "python -m kit train --run mine"),
+        ("train", {"longest_step_bytes": {"measured": 2**34}}, "a step fits into memory", "low_"),
+        ("train", {"longest_step_bytes": {"reserved": 2**34}}, "a step fits into memory", "low_"),
+        ("eval", {"cer": 0.5}, "intelligible", "train longer"),
+        ("eval", {"eos_rate": 0.9}, "ends its sentences", "never ended"),
+    ],
+)
+def test_what_does_not_pass_says_what_to_do(run, section, figures, what, fix):
+    run.record(**SOUND)
+    run.record(**{section: figures})
+    found = to_do(run)
+    assert list(found) == [what] and fix in found[what]
+
+
+def test_what_goes_wrong_during_training_is_to_do_until_it_has_ended(run):
+    run.record(**SOUND)
+    write_log(run)
+    assert to_do(run) == {}
+    when = [row[1] for row in Checklist(run).result().grid[1:]]
+    assert list(dict.fromkeys(when)) == ["before", "during", "after"]
+    write_log(run, step_s=0.9)
+    assert to_do(run) == {}
+    notes = [row for row in Checklist(run).result().grid if row[0] == "note"]
+    assert [row[2] for row in notes] == ["steps keep their pace"]
+    run.record(train={"finished": False})
+    assert list(to_do(run)) == ["steps keep their pace", "training is finished"]
+
+
+def test_few_hours_of_a_person_are_named_but_not_beside_a_base_model(run):
+    run.record(**SOUND)
+    run.record(data={"hours": 1.2, "source": PEOPLE})
+    warning = to_do(run)["enough recordings"]
+    facts = ("1.20 hours", "1.5 hours", "89 %", "18 %", "estimate", f"{MIN_HOURS:g}")
+    ways = ("BASE_MODEL", RELEASE, "07_finetune_xtts", "export")
+    assert all(fact in warning for fact in (*facts, *ways))
+    run.record(**SOUND)
+    run.record(data={"hours": MIN_HOURS, "source": PEOPLE})
+    assert to_do(run) == {}
+    run.record(data={"hours": 0.2, "source": {"data": "", "language": "am"}})
+    assert to_do(run) == {}
+    run.record(data={"source": PEOPLE})
+    assert list(to_do(run)) == ["enough recordings"]
+    (run.folder / START_FROM).write_text("0123 /voices/export", encoding="utf-8")
+    assert to_do(run) == {}
+
+
+def test_a_voice_that_ignores_the_speaker_or_memorised_its_recordings_is_not_ready(run):
+    losses = {"anna": {"own": 1.331, "other": 1.704}, "boris": {"own": 1.391, "other": 1.391}}
+    run.record(**SOUND)
+    run.record(eval={"whose_voice": losses})
+    (problem,) = to_do(run).values()
+    assert problem.startswith("boris: the model ignores the speaker reference")
+    run.record(eval={"whose_voice": {"boris": {"own": 1.391, "other": 1.45}}})
+    assert str(Checklist(run).result()) == "All 13 checks pass: the voice is ready."
+    run.record(**SOUND)
+    run.record(train={"loss": 2.2, "val_loss": 6.9}, eval={"cer": 0.5})
+    assert "more recordings would" in to_do(run)["intelligible"]
