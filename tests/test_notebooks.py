@@ -226,8 +226,31 @@ def test_a_notebook_alone_without_a_kit_says_how_to_bring_it(tmp_path):
 @each
 def test_it_begins_with_its_place_and_ends_with_what_to_remember(path):
     first, last = read(path).cells[0], read(path).cells[-1]
-    for words in ("**You will have**", "**You need**", "**It takes**"):
-        assert words in first.source
+    assert first.source.startswith(f"# {int(path.stem[:2])} · ")
+    for words in ("You will have", "You need", "It takes", "What can go wrong"):
+        assert f"\n- **{words}**" in first.source
     picture = re.search(r"!\[.{20,}\]\(attachment:(.+?)\)", first.source)
     assert picture and picture[1] in first.attachments, "a picture with a description"
     assert last.cell_type == "markdown" and last.source.count("\n- ") == 3
+    assert "\n\nNext: 0" in last.source
+
+
+@each
+def test_the_first_result_is_within_five_code_cells(path):
+    """A cell that ends with an expression shows it; the first two set up and take parameters."""
+    ends = [parse(cell).body[-1] for cell in code_cells(path)[2:5]]
+    assert any(isinstance(end, ast.Expr) for end in ends)
+
+
+@each
+def test_every_question_and_the_exercise_have_an_answer(path):
+    cells = read(path).cells
+    hidden = "<details><summary>Answer</summary>"
+    for number, cell in enumerate(cells):
+        if "**Question.**" in cell.source:
+            after = next(c for c in cells[number + 1 :] if c.cell_type == "markdown")
+            assert hidden in cell.source or after.id.startswith("explained"), cell.id
+    (exercise,) = (n for n, cell in enumerate(cells) if cell.source.startswith("## Exercise\n"))
+    rest = cells[exercise + 1 :]
+    assert any("exercises." in cell.source for cell in rest if cell.cell_type == "code")
+    assert any(cell.source.startswith(hidden) for cell in rest)
