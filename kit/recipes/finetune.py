@@ -148,7 +148,6 @@ class FineTune:
         yield from self.training.run()
         yield self.after()
         yield self.similarity()
-        yield self.unseen_speaker()
         yield self.forgetting()
         yield self.export()
         yield self.evaluate()
