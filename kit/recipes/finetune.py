@@ -65,7 +65,9 @@ WITHOUT_SOUND = (
 WITHOUT_SPEAKER_ENCODER = (
     "Speaker similarity is not measured: the base model has no speaker encoder. Listen instead."
 )
-COMPARED_SENTENCES = 12  # held-out ones, for the speaker similarity
+SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
+COMPARED_SENTENCES = 12  # of them, for the speaker similarity
+COMPARED_SPEAKERS = 3  # where there are more
 UNSEEN = "unseen-speaker"  # a speaker who is not in the data
 REFERENCE_SENTENCES = 3  # of a made recording: some six seconds
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -283,10 +285,10 @@ class FineTune:
             return Result(line=WITHOUT_SOUND)
         if not codec.speaker_width:
             return Result(line=WITHOUT_SPEAKER_ENCODER)
-        rows = self.training.data.held_out_sentences(COMPARED_SENTENCES)
-        rows = [row for row in rows if row.speaker in self.voice.speakers]
+        held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
+        rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
-        if len(speakers) == len(set(speakers)):
+        if not rows:
             return Result(
                 line="Speaker similarity is not measured: it takes two held-out recordings of the "
                 "same person."
@@ -431,6 +433,16 @@ class FineTune:
         spoken = evaluation.spoken_by_package()
         line = f"{endings.line}\n{spoken.line}"
         return Result(line=line, grid=endings.grid, sounds=spoken.sounds)
+
+
+def compared_rows(rows: list[Utterance]) -> list[Utterance]:
+    """Return some of `rows`, as many of each of a few speakers; [] if none has two."""
+    by_speaker = {}
+    for row in rows:
+        by_speaker.setdefault(row.speaker, []).append(row)
+    several = [own for own in by_speaker.values() if len(own) > 1][:COMPARED_SPEAKERS]
+    count = COMPARED_SENTENCES // max(1, len(several))
+    return [row for own in several for row in own[:count]]
 
 
 def mean_cosine(

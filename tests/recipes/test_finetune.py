@@ -26,7 +26,7 @@ from kit.base.run import RELEASES_FOLDER
 from kit.inference.export import load_export
 from kit.notebook.result import Result
 from kit.recipes.base_model import PINNED
-from kit.recipes.finetune import FineTune, mean_cosine
+from kit.recipes.finetune import FineTune, compared_rows, mean_cosine
 from kit.recipes.start import start
 from kit.releases.xtts_v2.model import load_xtts
 
@@ -128,7 +128,7 @@ def test_similarity_to_recordings_is_measured_between_different_sentences(tuned)
     tune, found = tuned
     figures = tune.training.active.report()["finetune"]["speaker_similarity"]
     assert all(-1 <= cosine <= 1 for cosine in figures.values())
-    rows = tune.training.data.held_out_sentences(12)
+    rows = compared_rows(tune.training.data.held_out_sentences(12))
     codec = tune.prepare.codec
     waves = [load_wave(row.audio, codec.input_sample_rate) for row in rows]
     vectors = [codec.speaker_embedding(wave, codec.input_sample_rate) for wave in waves]
@@ -153,6 +153,19 @@ def test_a_spoken_sentence_counts_only_beside_another_one_of_the_same_person():
     assert math.isnan(mean_cosine(spoken_vectors, recorded, list("abcd")))
 
 
+def test_people_with_several_held_out_sentences_are_compared_and_a_few_of_each():
+    def rows(people):
+        return [SimpleNamespace(speaker=person) for person in people]
+
+    def compared(people):
+        return "".join(sorted(row.speaker for row in compared_rows(rows(people))))
+
+    assert compared("a" * 50) == "a" * 12
+    assert compared("x" + "ab" * 20) == "aaaaaabbbbbb", "x has one alone"
+    assert compared("abcdefg" * 9) == "aaaabbbbcccc"
+    assert compared("abc") == ""
+
+
 def test_a_base_model_without_a_speaker_encoder_has_no_similarity():
     codec = SimpleNamespace(decodes=True, speaker_width=0)
     result = FineTune.similarity(SimpleNamespace(prepare=SimpleNamespace(codec=codec)))
@@ -161,7 +174,7 @@ def test_a_base_model_without_a_speaker_encoder_has_no_similarity():
 
 def test_a_voice_that_sounds_like_the_recordings_is_as_similar_as_they_are(tuned, monkeypatch):
     tune, _ = tuned
-    rows = tune.training.data.held_out_sentences(12)
+    rows = compared_rows(tune.training.data.held_out_sentences(12))
     rate_hz = tune.prepare.codec.sample_rate
     monkeypatch.setattr(tune, "speak_once", lambda *_: [Said(row, rate_hz) for row in rows])
     tune.similarity()
