@@ -48,6 +48,31 @@ def is_magic(line: str) -> bool:
 
 
 @each
+def test_a_lesson_has_a_number_risks_a_next_step_and_a_result_within_five_code_cells(path):
+    """A cell that ends with an expression shows it; the first two set up and take parameters."""
+    first, last = read(path).cells[0], read(path).cells[-1]
+    assert first.source.startswith(f"# {int(path.stem[:2])} · ")
+    assert "\n- **What can go wrong**: " in first.source
+    assert "\n\nNext: 0" in last.source
+    ends = [parse(cell).body[-1] for cell in code_cells(path)[2:5]]
+    assert any(isinstance(end, ast.Expr) for end in ends)
+
+
+@each
+def test_every_question_and_the_exercise_have_an_answer(path):
+    cells = read(path).cells
+    hidden = "<details><summary>Answer</summary>"
+    for number, cell in enumerate(cells):
+        if "**Question.**" in cell.source:
+            after = next(c for c in cells[number + 1 :] if c.cell_type == "markdown")
+            assert hidden in cell.source or after.id.startswith("explained"), cell.id
+    (exercise,) = (n for n, cell in enumerate(cells) if cell.source.startswith("## Exercise\n"))
+    rest = cells[exercise + 1 :]
+    assert any("exercises." in cell.source for cell in rest if cell.cell_type == "code")
+    assert any(cell.source.startswith(hidden) for cell in rest)
+
+
+@each
 def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path):
     tagged = [
         i for i, c in enumerate(code_cells(path)) if "parameters" in c.metadata.get("tags", [])

@@ -1,8 +1,10 @@
 """Score the exercises of the notebooks: a function for each, a point for every check."""
 
 import dataclasses
+import math
+import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from kit.tuning.preflight import Workload
 from kit.tuning.recommend import Trial
 
 Distance = Callable[[str, str], float]
+Draw = Callable[[Iterator, int], list]
 
 
 def score(*checks: tuple[bool, str, str]) -> Result:
@@ -106,6 +109,44 @@ def switches(label: str, trials: Sequence[Trial]) -> Result:
         (mine.steps_per_s >= least, f"{least:.3g} steps/s or more", f"{mine.steps_per_s:.3g}"),
         (own <= size, f"at most {format_memory(size)}", format_memory(own)),
     )
+
+
+def fair_sample(draw: Draw, count: int = 5, total: int = 20, draws: int = 2000) -> Result:
+    """Notebook 06: `draw(records, count)` takes records of a stream, all with the same chance."""
+    drawn = [draw(iter(range(total)), count) for _ in range(draws)]
+    short = sum(len(set(each)) != count or len(each) != count for each in drawn)
+    times = Counter(record for each in drawn for record in each)
+    share = count / total
+    deviation = math.sqrt(draws * share * (1 - share))
+    rarest, most = min(times[n] for n in range(total)), max(times.values(), default=0)
+    fair = max(draws * share - rarest, most - draws * share) < 6 * deviation
+    held = most_held(draw, count)
+    return score(
+        (short == 0, f"{count} records in each of {draws} draws", f"{short} draws are wrong"),
+        (fair, f"each record about {draws * share:.0f} times", f"{rarest} to {most}"),
+        (held <= count + 2, f"at most {count + 2} records held at once", f"{held}"),
+    )
+
+
+class Record:
+    """A record that can be counted while something holds it."""
+
+
+def most_held(draw: Draw, count: int, total: int = 500) -> int:
+    """The most records of a stream of `total` that exist at once while `draw` reads it."""
+    held = weakref.WeakSet()
+    most = 0
+
+    def records() -> Iterator[Record]:
+        nonlocal most
+        for _ in range(total):
+            record = Record()
+            held.add(record)
+            most = max(most, len(held))
+            yield record
+
+    draw(records(), count)
+    return most
 
 
 def new_tokens(picked: Collection[int], saved: dict[int, int], most: int = 10) -> Result:

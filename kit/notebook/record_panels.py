@@ -18,7 +18,15 @@ from IPython.display import Javascript, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
-from kit.notebook.widgets import PANEL_LAYOUT, Panel, button, message, player, uploaded_files
+from kit.notebook.widgets import (
+    PANEL_LAYOUT,
+    Panel,
+    button,
+    message,
+    player,
+    set_tooltip,
+    uploaded_files,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,8 +182,8 @@ NO_SENTENCES = (
 
 CONTROL = """<div style="display:flex;align-items:center;gap:12px;flex-wrap:wrap">
 <button class="jupyter-button widget-button mod-danger kit-record-ID" style="width:130px;margin:0"
->Record</button><meter class="kit-level-ID" min="0" max="1" low="0.5" high="0.985" optimum="0.7"
-style="width:180px;height:16px"></meter><span class="kit-hint-ID"
+>Record</button><meter class="kit-level-ID" aria-label="Level" min="0" max="1" low="0.5"
+high="0.985" optimum="0.7" style="width:180px;height:16px"></meter><span class="kit-hint-ID"
 style="flex:1 1 300px;line-height:1.4">Press Record, wait a moment, read the sentence,
 wait again, press Stop.</span></div>"""
 
@@ -321,6 +329,7 @@ class UploadPanel(Panel):
                 options=[("or a folder of your Drive ...", ""), *drive_folders(drive)],
                 layout={"width": "420px"},
             )
+            set_tooltip(self.drive, "A folder of your Drive")
             self.drive.observe(self._chosen, "value")
             rows.append(self.drive)
         self.box = widgets.VBox([*rows, self.status], layout=PANEL_LAYOUT)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
-from kit.notebook.plots import png, shown_width_px
+from kit.notebook.plots import picture_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,19 +71,6 @@ class Result:
         if self.figures and self.shown:
             parts.append(table_html(self.figures))
         return "".join(parts)
-
-
-def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
-    """`picture` as an image that is sharp on dense screens and never wider than the cell.
-
-    Read aloud, it is its titles and `lines`, which are HTML.
-    """
-    titles = [html.escape(axes.get_title(loc="left")) for axes in picture.axes]
-    words = ". ".join(filter(None, [*titles, *lines])).replace("\n", " ").replace("'", "&#x27;")
-    data = base64.b64encode(png(picture)).decode()
-    width_px = shown_width_px(picture)
-    size = f"style='max-width:100%' width={width_px}"
-    return f"<img {size} alt='{words}' src='data:image/png;base64,{data}'>"
 
 
 def sound_html(sound: Sound) -> str:

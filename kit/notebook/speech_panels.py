@@ -16,7 +16,15 @@ from IPython.display import Audio, display
 from kit.base.files import atomic_path, require_disk
 from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
-from kit.notebook.widgets import PANEL_LAYOUT, Panel, button, message, player, uploaded_files
+from kit.notebook.widgets import (
+    PANEL_LAYOUT,
+    Panel,
+    button,
+    message,
+    player,
+    set_tooltip,
+    uploaded_files,
+)
 
 
 class SpeakPanel(Panel):
@@ -38,6 +46,7 @@ class SpeakPanel(Panel):
         self.text = widgets.Textarea(
             value=sentence, rows=3, layout=wide, placeholder="Text to speak"
         )
+        set_tooltip(self.text, "Text to speak")
         self.choices = {name: _control(name, some) for name, some in choices.items()}
         self.button = button("Speak", "volume-up", "success", "Speak the text above")
         self.player = player()
@@ -85,6 +94,7 @@ class Recording:
         self.wanted.layout.width = "230px"
         self.upload = widgets.FileUpload(accept="audio/*", multiple=False)
         self.named = widgets.Text(placeholder="or its path, 6 to 30 s of one person")
+        set_tooltip(self.named, "Path of a recording")
         self.upload.observe(self._given, "value")
         self.named.observe(self._given, "value")
         row = [self.wanted, self.upload, self.named]
@@ -256,6 +266,7 @@ class ProofreadPanel(OneByOne):
         self.save = save
         self.player = player()
         self.text = widgets.Textarea(rows=3, layout={"width": "100%", "margin": "0"})
+        set_tooltip(self.text, "Text of the clip")
         looks = {
             "Save": ("check", "success", "Write this text to metadata.csv"),
             "Leave out": ("trash", "", "Take this clip out of metadata.csv"),

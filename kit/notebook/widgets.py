@@ -110,6 +110,7 @@ class View:
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
+        set_tooltip(self.bar, "Share of the steps that are done")
         self.tiles = widgets.HTML()
         self.status = widgets.HTML()
         self.notes = widgets.HTML()

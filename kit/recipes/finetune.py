@@ -6,26 +6,32 @@ language, how does the voice sound before and after, what has it forgotten?
 
 import copy
 import dataclasses
+import itertools
+import math
 import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from kit.audio.clip import load_wave
 from kit.audio.spectrogram import load_reference
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run
 from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
-from kit.dataset.manifest import read_manifest
+from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.export import export_voice
 from kit.inference.generate import GenerateConfig
-from kit.inference.voice import Voice
+from kit.inference.voice import Speech, Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, extend_positions
+from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import (
     ActiveRun,
@@ -54,12 +60,21 @@ from kit.releases.indextts2.speak import EXPORT_FOLDER, missing_files
 from kit.releases.indextts2.speak import README as INDEXTTS2_README
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
+from kit.text.espeak import SPEAKERS, run_module
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
 WITHOUT_SOUND = (
     "Nothing to listen to here: the base model's own package makes its sound, after the export."
 )
+WITHOUT_SPEAKER_ENCODER = (
+    "Speaker similarity is not measured: the base model has no speaker encoder. Listen instead."
+)
+SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
+COMPARED_SENTENCES = 12  # of them, for the speaker similarity
+COMPARED_SPEAKERS = 3  # where there are more
+UNSEEN = "unseen-speaker"  # a speaker who is not in the data
+REFERENCE_SENTENCES = 3  # of a made recording: some six seconds
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 README = """# A fine-tuned XTTS-v2
@@ -139,6 +154,7 @@ class FineTune:
         yield self.before()
         yield from self.training.run()
         yield self.after()
+        yield self.similarity()
         yield self.forgetting()
         yield self.export()
         yield self.evaluate()
@@ -212,22 +228,29 @@ class FineTune:
         del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
 
-    def untrained_sounds(self) -> list[Sound]:
-        """The run's sentence by the model that training starts with."""
+    def untrained_voice(self) -> Voice:
+        """The run's voice with the model that training starts with."""
         training = self.training
         run = training.active
         model = first_model(run, training.model, tokenizer=training.data.tokenizer)
-        voice = dataclasses.replace(training.data.voice(), model=model.eval().to(run.hw.device))
-        with on_device(run.hw.device, voice.codec):
-            return self.speak(voice, "before")
+        return dataclasses.replace(training.data.voice(), model=model.eval().to(run.hw.device))
 
-    def speak(self, voice: Voice, when: str) -> list[Sound]:
-        """The run's sentence by `voice`, once; [] if there is none."""
+    def untrained_sounds(self) -> list[Sound]:
+        """The run's sentence by the model that training starts with."""
+        return self.speak(self.untrained_voice(), "before")
+
+    def speak(self, voice: Voice, when: str, speaker: str = "") -> list[Sound]:
+        """The run's sentence by `voice`, as `speaker` ("": the first); [] if there is none."""
         if not self.sentence:
             return []
-        once = dataclasses.replace(self.sampling, best_of=1, retries=0)
-        (speech,) = voice.speak([self.sentence], voice.speakers[0], once)
+        (speech,) = self.speak_once(voice, [self.sentence], [speaker or voice.speakers[0]])
         return [sound_of(voice, speech, f"{voice.language}, {when}: {self.sentence}")]
+
+    def speak_once(self, voice: Voice, texts: list[str], speakers: list[str]) -> list[Speech]:
+        """One candidate of each text."""
+        once = dataclasses.replace(self.sampling, best_of=1, retries=0)
+        with on_device(self.training.active.hw.device, voice.codec):
+            return voice.speak(texts, speakers, once)
 
     @cached_property
     def voice(self) -> Voice:
@@ -255,6 +278,122 @@ class FineTune:
             sounds.append(dataclasses.replace(before, caption=f"before, {before.caption}"))
             sounds.append(dataclasses.replace(after, caption=f"after, {after.caption}"))
         return Result(line=f"The same sentences, {len(sounds)} times", sounds=sounds)
+
+    def similarity(self) -> Result:
+        """How alike a person's recordings and the voice's sentences sound, before and after.
+
+        The mean cosine of speaker vectors of different held-out sentences, by the release's own
+        speaker encoder. Recordings of one person, and of two, show what is near and what is far.
+        """
+        codec = self.prepare.codec
+        if not codec.decodes:
+            return Result(line=WITHOUT_SOUND)
+        if not codec.speaker_width:
+            return Result(line=WITHOUT_SPEAKER_ENCODER)
+        held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
+        rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
+        speakers = [row.speaker for row in rows]
+        if not rows:
+            return Result(
+                line="Speaker similarity is not measured: it takes two held-out recordings of the "
+                "same person."
+            )
+        rate_hz = codec.input_sample_rate
+        recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
+        before = self.spoken_vectors(self.untrained_voice(), rows)
+        after = self.spoken_vectors(self.voice, rows)
+        cosines = {
+            "before fine-tuning": mean_cosine(before, recorded, speakers),
+            "after fine-tuning": mean_cosine(after, recorded, speakers),
+            "two recordings, one person": mean_cosine(recorded, recorded, speakers),
+        }
+        if len(set(speakers)) > 1:
+            other = mean_cosine(recorded, recorded, speakers, same_person=False)
+            cosines["two recordings, two people"] = other
+        keys = ("before", "after", "same_person", "two_people")
+        figures = dict(zip(keys, cosines.values()))
+        self.training.active.record(finetune={"speaker_similarity": figures})
+        line = ", ".join(f"{name} {two_digits(cosine)}" for name, cosine in cosines.items())
+        missing = sum(vector.isnan().any().item() for vector in (*before, *after))
+        if missing:
+            line += f"; {missing} spoken sentences are too short or silent to have a voice"
+        title = f"Speaker similarity to the recordings, {len(rows)} held-out sentences"
+        return Result(
+            line=f"Speaker similarity: {line}",
+            pictures=[bars(list(cosines), cosines.values(), "cosine; 1: the same", title)],
+        )
+
+    def spoken_vectors(self, voice: Voice, rows: list[Utterance]) -> Tensor:
+        """Speaker vectors (N, S) of the texts of `rows`, each spoken as its own speaker."""
+        texts = [row.text for row in rows]
+        speech = self.speak_once(voice, texts, [row.speaker for row in rows])
+        return self.vectors([each.wave for each in speech], voice.codec.sample_rate)
+
+    def vectors(self, waves: list[Tensor], rate_hz: int) -> Tensor:
+        """Speaker vectors (N, S) of waveforms (L,), on the CPU; NaN for one without a voice."""
+        codec = self.training.data.codec
+        vectors = []
+        with on_device(self.training.active.hw.device, codec):
+            for wave in waves:
+                try:
+                    vectors.append(codec.speaker_embedding(wave, rate_hz).cpu())
+                except SpeechError:  # too short or silent
+                    vectors.append(torch.full((codec.speaker_width,), math.nan))
+        return torch.stack(vectors)
+
+    def unseen_speaker(self, recording: str = "") -> Result:
+        """The run's sentence before and after, in the voice of a person training never saw.
+
+        `recording` is six seconds or more of that person; "": with the built-in corpus espeak-ng
+        makes one, in a voice that the corpus does not have.
+        """
+        run = self.training.active
+        if not self.prepare.codec.decodes:
+            return Result(line=WITHOUT_SOUND)
+        if not self.sentence:
+            return Result(line="There is no held-out sentence that the voice can say.")
+        if not recording:
+            if self.prepare.source.data:
+                return Result(
+                    line="To hear a voice that training never saw, name a recording of somebody "
+                    "who is not in your data."
+                )
+            recording = self.made_recording()
+        rate_hz = self.prepare.codec.input_sample_rate
+        wave = load_reference(str(recording), rate_hz)
+        sounds = [Sound(caption="the recording", wave=wave.numpy(), sample_rate_hz=rate_hz)]
+        for when, voice in (("before", self.untrained_voice()), ("after", self.voice)):
+            with on_device(run.hw.device, voice.codec):
+                voice = voice.with_speaker(UNSEEN, wave, rate_hz)
+            sounds += self.speak(voice, when, UNSEEN)
+        line = f"A voice that training never saw: {Path(recording).name}"
+        if self.prepare.codec.speaker_width:
+            reference, before, after = (
+                self.vectors([torch.as_tensor(sound.wave)], sound.sample_rate_hz)[0]
+                for sound in sounds
+            )
+            line += (
+                f". Speaker similarity to it: {two_digits(before @ reference)} before fine-tuning, "
+                f"{two_digits(after @ reference)} after"
+            )
+        return Result(line=line, sounds=sounds)
+
+    def made_recording(self) -> str:
+        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
+
+        Returns the path of the recording. Raises KitError if espeak-ng fails.
+        """
+        rows = self.training.data.held_out_sentences(REFERENCE_SENTENCES)
+        job = {
+            "folder": str(self.training.active.folder),
+            "language": self.language,
+            "speaker": len(SPEAKERS) - 1,
+            "rows": [(UNSEEN, ". ".join(row.text for row in rows))],
+        }
+        done = run_module("kit.dataset.synthetic", job)
+        if done.returncode:
+            raise KitError(f"espeak-ng could not speak: {done.stderr.strip()[-400:]}")
+        return f"{job['folder']}/{UNSEEN}.wav"
 
     def forgetting(self) -> Result:
         return self.base_languages.forgetting(self.tuned)
@@ -299,6 +438,37 @@ class FineTune:
         spoken = evaluation.spoken_by_package()
         line = f"{endings.line}\n{spoken.line}"
         return Result(line=line, grid=endings.grid, sounds=spoken.sounds)
+
+
+def compared_rows(rows: list[Utterance]) -> list[Utterance]:
+    """Return some of `rows`, as many of each of a few speakers; [] if none has two."""
+    by_speaker = {}
+    for row in rows:
+        by_speaker.setdefault(row.speaker, []).append(row)
+    several = [own for own in by_speaker.values() if len(own) > 1][:COMPARED_SPEAKERS]
+    count = COMPARED_SENTENCES // max(1, len(several))
+    return [row for own in several for row in own[:count]]
+
+
+def mean_cosine(
+    vectors: Tensor, others: Tensor, speakers: list[str], same_person: bool = True
+) -> float:
+    """Mean cosine of vectors (N, S) and `others` (N, S) of different sentences; NaN if none is.
+
+    Both are of `speakers`, row by row, and each of length 1; pairs with NaN do not count. The two
+    of a pair are of the same person, or of two.
+    """
+    cosines = [
+        vectors[i] @ others[j]
+        for i, j in itertools.permutations(range(len(speakers)), 2)
+        if (speakers[i] == speakers[j]) == same_person
+    ]
+    return float(torch.tensor(cosines).nanmean())
+
+
+def two_digits(cosine: float | Tensor) -> str:
+    """A cosine as text; NaN is one of a sentence too short or silent to have a voice."""
+    return "not measured" if math.isnan(cosine) else f"{cosine:.2f}"
 
 
 def export_for_coqui(

@@ -2,7 +2,9 @@
 
 import ast
 import math
+import random
 import re
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,7 +61,7 @@ def require_points(name: str, names: dict) -> None:
 
 
 def test_every_lesson_has_an_exercise():
-    for name in ("00", "01", "02", "03", "04", "05", "07"):
+    for name in ("00", "01", "02", "03", "04", "05", "06", "07"):
         title = cells_of(name)[0].source
         assert title.startswith("## Exercise\n")
 
@@ -137,6 +139,17 @@ def test_05_saves_memory_at_little_cost_and_names_what_was_measured():
     require_points("05", {"benchmark": SimpleNamespace(ran=TRIALS)})
     with pytest.raises(KitError, match="recomputed"):
         exercises.switches("recompute", TRIALS)
+
+
+def test_06_draws_from_a_stream_with_equal_chances():
+    require_points("06", {"islice": islice})
+
+
+def test_06_wants_memory_that_does_not_grow():
+    def shuffled(records, count):
+        return random.sample(list(records), count)
+
+    assert exercises.fair_sample(shuffled).figures["points"] == 2
 
 
 def test_07_picks_tokens_that_are_used():

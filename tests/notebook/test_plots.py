@@ -1,7 +1,9 @@
 """Pictures that are pictures, whatever the rows; ticks where something happened."""
 
+import base64
 import html
 import io
+import itertools
 import re
 
 import numpy as np
@@ -92,11 +94,11 @@ def test_bars_say_what_was_not_measured_and_have_their_errors_at_their_ends():
 
 def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     shown = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.setattr("IPython.display.display", lambda views, raw: shown.append(views))
     plots.show(plots.bars(["a"], [1.0]))
-    (image,) = shown
-    assert size(image.data)[0] == 1600
-    assert image.width == 800
+    (views,) = shown
+    assert size(base64.b64decode(views["image/png"]))[0] == 1600
+    assert "width=800 alt='a 1'" in views["text/html"] and views["text/plain"] == "a 1"
 
 
 def test_a_training_row_has_a_cell_for_each_token_and_its_sound_below_the_codes():
@@ -137,4 +139,68 @@ def test_a_picture_of_a_result_can_be_read_aloud():
     figure = plots.bars(["a"], [1.0], title="Padding, 'grid' < 5 %")
     drawn = Result(line="5 % of <all>\nmore", pictures=[figure])._repr_html_()
     alt = re.search(r"<img [^>]*alt='([^']*)'", drawn)[1]
-    assert html.unescape(alt) == "Padding, 'grid' < 5 %. 5 % of <all>"
+    assert html.unescape(alt) == "Padding, 'grid' < 5 %. a 1. 5 % of <all>"
+
+
+# --- for people who see colours in another way, or no picture at all -------------------------
+
+# Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113: linear RGB as they see it.
+SIGHT = {
+    "all colours": np.eye(3),
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+WHITE, DARK = "#ffffff", "#212121"  # pictures; JupyterLab's dark theme, behind a panel
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(colour: str, background: str) -> float:
+    """The contrast ratio of WCAG 2, from 1 to 21."""
+    dark, light = sorted(float(XYZ[1] @ linear(each)) for each in (colour, background))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """Linear RGB -> CIELAB, in which a distance of 2 can just be seen side by side."""
+    x, y, z = np.cbrt(XYZ @ rgb.clip(1e-4, 1) / (0.9505, 1, 1.0888))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_every_pair_of_colours_is_distinct(sight):
+    colours = [lab(np.array(SIGHT[sight]) @ linear(colour)) for colour in plots.PALETTE]
+    distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2)]
+    assert min(distances) > 14
+
+
+@pytest.mark.parametrize("colour", [*plots.PALETTE, plots.PALE])
+def test_every_colour_stands_out_from_its_background(colour):
+    assert contrast(colour, WHITE) >= 3 and contrast(colour, DARK) >= 3
+    assert contrast(plots.INK, WHITE) > 7, "text"
+
+
+def test_groups_differ_in_more_than_their_colour():
+    lines = plots.curves({name: ([1, 2], [3, 1]) for name in "abcd"}, "step", "loss").axes[0].lines
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
+    bars = plots.grouped_bars(["x", "y"], {"a": [1, 2], "b": [2, 1]}).axes[0].containers
+    assert len({container[0].get_hatch() for container in bars}) == 2
+    spans = plots.timeline([(0.0, 2.0)], [(2.0, 2.5)]).axes[0].collections
+    assert len({each.get_hatch() for each in spans}) == 2
+    rows = [row(s, val_loss=2.0, ema_val_loss=1.5, load=0.5) for s in (1, 2)]
+    losses, _, rates, *_, load = run_curves(rows, live=True).axes
+    assert len({line.get_marker() for line in losses.lines[2:]}) == 2
+    assert rates.lines[0].get_linestyle() != load.lines[0].get_linestyle()
+
+
+def test_a_picture_is_described_for_those_who_do_not_see_it():
+    figure = plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss", "Run")
+    assert plots.describe(figure) == "Run. loss by step. Shown: raw, EMA"
+    figure = plots.bars(["SDPA", "compile"], [1.5, None], "steps/s", "Speed")
+    png(figure)
+    assert plots.describe(figure) == "Speed. SDPA 1.5, compile not measured. steps/s"

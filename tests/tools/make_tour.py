@@ -21,6 +21,7 @@ FOLDER = ROOT / "docs" / "tour"  # pictures and sounds
 MAX_LINES = 6  # of what a cell prints
 MAX_SOUNDS = 2  # of a cell
 WIDTH_PX = 900
+ALT = re.compile(r"<img[^>]*? alt='([^']*)'")
 DATA = re.compile(r"<(img|audio)[^>]*?src='data:[a-z]+/[a-z]+;base64,([^']+)'[^>]*>")
 TAG = re.compile(r"<(?:br|/p|/tr|/h\d)[^>]*>")
 
@@ -57,7 +58,9 @@ def shown(outputs: list, name: str) -> list[str]:
         html = data.get("text/html", "")
         sentence = plain(DATA.sub("", html)) if html else ""
         lines += filter(None, [sentence])
-        caption = re.sub(r"['\[\]]", "", sentence or "A picture of the cell before")
+        described = ALT.search(html)  # of a picture that a cell shows by itself
+        sentence_or_alt = sentence or (unescape(described[1]) if described else "A picture")
+        caption = re.sub(r"['\[\]]", "", sentence_or_alt)
         contents = [("img", data["image/png"])] if "image/png" in data else DATA.findall(html)
         for kind, content in contents:
             save = save_picture if kind == "img" else save_sound

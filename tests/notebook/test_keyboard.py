@@ -1,0 +1,74 @@
+"""Every control of every panel has a name that can be read aloud, and Tab reaches it in order."""
+
+from pathlib import Path
+
+import ipywidgets as widgets
+import pytest
+
+from kit.notebook.record_panels import UploadPanel
+from kit.notebook.speech_panels import ListenPanel, ProofreadPanel, SpeakPanel, WrittenClip
+from kit.notebook.widgets import Field, View
+from kit.training.switches import Switch
+
+CONTROLS = (
+    widgets.Button,
+    widgets.Checkbox,
+    widgets.Dropdown,
+    widgets.FileUpload,
+    widgets.FloatProgress,
+    widgets.FloatSlider,
+    widgets.IntSlider,
+    widgets.Text,
+    widgets.Textarea,
+)
+
+
+def controls(widget: widgets.Widget) -> list[widgets.Widget]:
+    """The controls in `widget`, in the order in which Tab reaches them."""
+    if isinstance(widget, CONTROLS):
+        return [widget]
+    return [each for child in getattr(widget, "children", ()) for each in controls(child)]
+
+
+def name_of(widget: widgets.Widget) -> str:
+    """What is read aloud: its label, else its tooltip, which ipywidgets 8 renamed."""
+    tooltip = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
+    return widget.description or getattr(widget, tooltip) or ""
+
+
+def panels(folder: Path) -> dict:
+    (folder / "Drive" / "recordings").mkdir(parents=True)
+    field = {"value": 1, "preset": 1, "comment": "A number"}
+    fields = [
+        Field(name="lr", label="Learning rate", **field),
+        Field(name="decay", label="EMA decay", more=True, **field),
+    ]
+    switch = Switch(name="ema", label="EMA", on=True, available=True, reason="on", measured="")
+    choices = {
+        "voice": ["one"],
+        "temperature": (0.0, 1.0, 0.5),
+        "candidates": (1, 8, 2),
+        "cache": True,
+    }
+    clip = WrittenClip(id="a", wav=folder / "a.wav", text="one", confidence=0.5)
+    return {
+        "train": View([switch], fields).box,
+        "speak": SpeakPanel(lambda *_: (b"", ""), "one", choices).box,
+        "listen": ListenPanel([("one", b"", b"")], lambda *_: "").box,
+        "proofread": ProofreadPanel([clip], lambda *_: None).box,
+        "upload": UploadPanel(folder, lambda _: None, lambda _: "empty", folder / "Drive").box,
+    }
+
+
+@pytest.mark.parametrize("name", ["train", "speak", "listen", "proofread", "upload"])
+def test_every_control_has_a_name_and_none_is_left_out_of_the_tab_order(tmp_path, name):
+    found = controls(panels(tmp_path)[name])
+    assert len(found) >= 2
+    assert all(name_of(widget).strip() for widget in found), found
+    assert all(getattr(widget, "tabbable", None) is not False for widget in found)
+
+
+def test_tab_reaches_the_settings_before_start_and_start_before_stop(tmp_path):
+    names = [name_of(widget) for widget in controls(panels(tmp_path)["train"])]
+    order = [names.index(name) for name in ("EMA", "Learning rate", "Start", "Stop", "Profile")]
+    assert order == sorted(order)
