@@ -22,9 +22,8 @@ from kit.dataset.recordings import (
 from kit.dataset.splits import canonical_split, split_of
 from kit.dataset.spool import Spool
 from kit.dataset.tables import SAMPLE_ROWS
-from kit.streams.file import BadRecord
-from kit.streams.lines import JsonLines
-from kit.streams.open import rows
+from kit.streams.formats import JsonLines, rows
+from kit.streams.stream import BadRecord
 
 # The usual keys of JSON records, in the order in which they are preferred.
 AUDIO_KEYS = (

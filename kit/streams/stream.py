@@ -1,12 +1,18 @@
-"""Records of a file in an order set by seed and epoch, resumed at any position.
+"""Records of a file in an order set by seed and epoch, resumed at any position; mixes of streams.
 
 A record belongs to the block (64 KiB) that holds its first byte, so blocks need no index. Blocks
 are shuffled by (seed, epoch) and taken sixteen at a time; the records of such a group are shuffled
 by (seed, epoch, group). Groups are dealt to shares (ranks x DataLoader workers) in turn, so a
 position is (turn, record): no buffer has to be saved, and resuming reads one group.
+
+No file stays open between reads, so an unmounted disk or a truncated file is noticed at the next
+one. A file that grows is read up to the size it had when it was opened.
 """
 
+import bisect
+import contextlib
 import dataclasses
+import hashlib
 import itertools
 import operator
 import zlib
@@ -19,8 +25,19 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
-from kit.streams.file import BadRecord, ByteFile
+from kit.base.files import special_file_kind
 
+SAMPLE_BYTES = 65536
+CHUNK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+# First bytes of files that people take for plain text, and what to do about them.
+NOT_TEXT = {
+    b"\xff\xfe": "UTF-16; save it as UTF-8",
+    b"\xfe\xff": "UTF-16; save it as UTF-8",
+    b"\x1f\x8b": "gzip; unpack it first",
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
+    b"PAR1": "Parquet; export it as JSON lines",
+}
 RESTART = "or start again from the beginning."
 FIXES = {
     "file": f"The file has changed: restore the old one, {RESTART}",
@@ -28,6 +45,90 @@ FIXES = {
     "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
     "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
 }
+DRAWS = 1024  # random numbers of a mix made at a time
+END = object()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BadRecord:
+    """A record that cannot be used: its place in the file, and the reason."""
+
+    file: str
+    line: int | None  # of the record's first byte, from 1; None where counting would cost too much
+    offset: int  # of the record's first byte
+    reason: str
+
+    def __str__(self):
+        line = "" if self.line is None else f"line {self.line}, "
+        return f"{self.file}, {line}byte {self.offset}: {self.reason}"
+
+
+class ByteFile:
+    """The first `size` bytes of a file; `size` is its size now. Raises DatasetError like `opened`.
+
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.size = 0
+        with self._explain_errors(), open(self.path, "rb") as file:
+            self.size = file.seek(0, 2)
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        with self.opened() as read:
+            samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
+        self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[int, int], bytes]]:
+        """Give `read(offset, count) -> bytes`; DatasetError for a missing or shorter file."""
+        with self._explain_errors(), open(self.path, "rb") as file:
+            if file.seek(0, 2) < self.size:
+                raise DatasetError(
+                    f"{self.path} became shorter while it was read: from {self.size} to "
+                    f"{file.tell()} bytes. Restore the complete file, or start again with this one."
+                )
+
+            def read(offset: int, count: int) -> bytes:
+                file.seek(offset)
+                return file.read(max(0, min(count, self.size - offset)))
+
+            yield read
+
+    @contextlib.contextmanager
+    def _explain_errors(self):
+        try:
+            kind = special_file_kind(self.path)
+            if kind:
+                raise DatasetError(
+                    f"{self.path} is {kind}, not a regular file: copy its content into a file."
+                )
+            yield
+        except OSError as error:
+            raise DatasetError(
+                f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
+                "is mounted. A saved position stays valid: restore the file and resume."
+            ) from error
+
+    def text_start(self) -> int:
+        """The offset behind a byte order mark. Raises DatasetError when this is not UTF-8 text."""
+        with self.opened() as read:
+            head = read(0, 4)
+        for magic, kind in NOT_TEXT.items():
+            if head.startswith(magic):
+                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        return len(BOM) if head.startswith(BOM) else 0
+
+    def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The bytes from `start` to `end`, `count` at a time."""
+        with self.opened() as read:
+            for offset in range(start, end, count):
+                yield read(offset, min(count, end - offset))
+
+    def count_newlines(self, start: int, end: int) -> int:
+        if start >= end:
+            return 0
+        return sum(chunk.count(b"\n") for chunk in self.chunks(start, end))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -355,3 +456,99 @@ class FileStream(Stream):
             line += data.count(b"\n", counted, start - offset)
             counted = start - offset
             yield line, self._parse(start, raw, line)
+
+
+class Mix(Stream):
+    """Records of several streams (or mixes), drawn by weight.
+
+    The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
+    and a count. When a stream ends, the others continue in their proportions; with `repeat` it
+    begins its next epoch, and the mix never ends. Raises DatasetError for weights that do not fit.
+    """
+
+    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
+        if len(sources) != len(weights) or not sources or min(weights) <= 0:
+            raise DatasetError(
+                f"A mix needs one weight above 0 for each stream, got {list(weights)} for "
+                f"{len(sources)} streams."
+            )
+        super().__init__(sources[0].config)
+        self.sources = list(sources)
+        self.weights = [float(weight) for weight in weights]
+        self.seed = seed
+        self.repeat = repeat
+        self._ready = False  # `seek` has set where to begin
+        self._set_draw(0, [])
+
+    def _settings(self) -> dict:
+        return {"weights": self.weights, "seed": self.seed, "repeat": self.repeat}
+
+    def identity(self) -> dict:
+        return self._settings() | {"parts": [source.identity() for source in self.sources]}
+
+    def require_identity(self, identity: object) -> None:
+        require_same("This mix", self._settings(), identity)
+        for source, part in zip(self.sources, identity["parts"]):
+            source.require_identity(part)
+
+    def position(self) -> list:
+        """[epoch, draws, streams that have ended, positions of all streams]."""
+        positions = [source.position() for source in self.sources]
+        return [self.epoch, self._drawn, list(self._ended), positions]
+
+    def seek(self, position: list) -> None:
+        self.epoch, drawn, ended, positions = position
+        self._set_draw(drawn, ended)
+        for source, own in zip(self.sources, positions):
+            source.seek(own)
+        self._ready = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        for source in self.sources:
+            source.begin_epoch(epoch)
+        self.seek([epoch, 0, [], [source.position() for source in self.sources]])
+
+    def _set_draw(self, drawn: int, ended: list[int]) -> None:
+        self._drawn = drawn
+        self._ended = list(ended)
+        weights = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
+        self._bounds = list(itertools.accumulate(weights))
+
+    def __iter__(self) -> Iterator:
+        if not self._ready:
+            self.begin_epoch(self.epoch)
+        self._ready = False
+        return self._draw([iter(source) for source in self.sources])
+
+    def _draw(self, parts: list[Iterator]) -> Iterator:
+        for number in self._random_numbers(self._drawn):
+            record = END
+            while record is END:
+                if not self._bounds[-1]:
+                    return
+                chosen = bisect.bisect(self._bounds, number * self._bounds[-1])
+                record = next(parts[chosen], END)
+                if record is END:
+                    record = self._restart(parts, chosen)
+            self._drawn += 1
+            yield record
+
+    def _random_numbers(self, drawn: int) -> Iterator[float]:
+        """Numbers in [0, 1) that decide draw `drawn` and those after it."""
+        first, skip = divmod(drawn, DRAWS)
+        for chunk in itertools.count(first):
+            key = (self.seed, self.epoch, self.role()[0], chunk)
+            yield from np.random.Generator(np.random.PCG64(key)).random(DRAWS).tolist()[skip:]
+            skip = 0
+
+    def _restart(self, parts: list[Iterator], ended: int):
+        """The first record of the stream's next epoch; without one END, and no more draws of it."""
+        if self.repeat:
+            source = self.sources[ended]
+            source.set_epoch(source.epoch + 1)
+            parts[ended] = iter(source)
+            record = next(parts[ended], END)
+            if record is not END:
+                return record
+        self._set_draw(self._drawn, [*self._ended, ended])
+        return END

@@ -10,8 +10,7 @@ from clips import cut_short, encoded, voice
 from helpers import RATE, speech
 
 from kit.audio.clip import measure_clip, read_clip
-from kit.audio.container import count_decodable, open_seekable
-from kit.audio.mp3 import frame_header
+from kit.audio.container import count_decodable, frame_header, open_seekable
 from kit.base.errors import DatasetError
 
 SECOND = (speech() * 2**15).astype(np.int16)

@@ -11,8 +11,7 @@ import torch
 from hub import serving
 from torch import nn
 
-from kit.audio.codec import codec_config, load_codec, make_codec, save_codec
-from kit.audio.streaming import AudioStream
+from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, save_codec
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
 from kit.releases.neucodec import codec as neucodec

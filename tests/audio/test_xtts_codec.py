@@ -11,8 +11,14 @@ from released_xtts import random_dvae, random_sound, settings, write_release
 from torch import Tensor
 
 from kit.audio.clip import resampled
-from kit.audio.codec import codec_config, load_codec, make_codec, mels_and_codes, save_codec
-from kit.audio.streaming import AudioStream
+from kit.audio.codec import (
+    AudioStream,
+    codec_config,
+    load_codec,
+    make_codec,
+    mels_and_codes,
+    save_codec,
+)
 from kit.base.errors import KitError, SpeechError
 from kit.releases.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
 from kit.releases.xtts_v2.model import load_xtts

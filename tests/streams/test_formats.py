@@ -9,11 +9,8 @@ import random
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.file import BadRecord
-from kit.streams.json_array import JsonArray
-from kit.streams.lines import JsonLines, Table, TextLines
-from kit.streams.open import open_source, rows
-from kit.streams.stream import Split, StreamConfig
+from kit.streams.formats import JsonArray, JsonLines, Table, TextLines, open_source, rows
+from kit.streams.stream import BadRecord, Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
 
@@ -279,7 +276,7 @@ def test_json_arrays_read_in_small_pieces(tmp_path, monkeypatch):
     objects = [{"a": '\\"' * n + "," + "\\" * n} for n in range(12)]
     path = write(tmp_path, "a.json", json.dumps(objects))
     for count in (1, 2, 3, 5):
-        monkeypatch.setattr("kit.streams.file.ByteFile.chunks", chunks_by(count))
+        monkeypatch.setattr("kit.streams.stream.ByteFile.chunks", chunks_by(count))
         assert list(JsonArray(path, small(16))) == objects
 
 

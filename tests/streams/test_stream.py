@@ -13,9 +13,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DatasetError, KitError
-from kit.streams.lines import TextLines
-from kit.streams.open import Mix
-from kit.streams.stream import Split, StreamConfig, permutation
+from kit.streams.formats import TextLines
+from kit.streams.stream import Mix, Split, StreamConfig, permutation
 
 SMALL = {"block_bytes": 64, "group_blocks": 4}  # many groups in a small file
 

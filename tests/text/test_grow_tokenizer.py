@@ -6,9 +6,13 @@ import pytest
 from helpers import manifest, tokenizer
 
 from kit.base.errors import SpeechError
-from kit.text.grow_tokenizer import grow_tokenizer
 from kit.text.tokenizer import START, STOP, Tokenizer, base_spellings
-from kit.text.train_tokenizer import TokenizerConfig, tokenizer_report, train_tokenizer
+from kit.text.train_tokenizer import (
+    TokenizerConfig,
+    grow_tokenizer,
+    tokenizer_report,
+    train_tokenizer,
+)
 
 WORDS = "the voice reads what nobody has ever written down before in another place".split()
 CONFIG = TokenizerConfig(vocab_size=500)

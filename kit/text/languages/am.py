@@ -8,7 +8,7 @@ Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. 
 
 import re
 
-from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
+from kit.text.normalize import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
 # Where speakers differ, one form is chosen and noted here: one reading is learned sooner than two.

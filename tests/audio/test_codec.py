@@ -7,8 +7,8 @@ import torch
 from helpers import CODEC, trained_codec
 from torch import Tensor
 
+from kit.audio.codec import AudioStream
 from kit.audio.mel_codec import MelCodec
-from kit.audio.streaming import AudioStream
 from kit.base.errors import KitError
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
