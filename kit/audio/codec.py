@@ -53,7 +53,12 @@ class ClipWithStates:
 class Codec(Protocol):
     """An `nn.Module` made of its config, which turns waveforms into codes and back.
 
-    A subclass needs `encode`, `decode` and the attributes without a default.
+    A subclass needs `encode`, `decode` and the attributes without a default. One with a
+    `mel_config` also has `encode_mels(mel, frames)`: padded log-mels (B, M, T) of so many frames
+    each -> codes (N,) of each; one with a `speaker_width`, `speaker_embedding(wave, sample_rate)`:
+    reference (L,) -> (S,); one that does not decode, `references_and_codes(waves)`: clips (L,) ->
+    references (M, T) and codes (N,). What `with_state_inputs` returns has `finetune_decoder(clips,
+    steps, device)`, which yields (step, steps), and `decoder_error(clips)`, the loss.
     """
 
     config_class: type  # its `CodecConfig`
@@ -89,10 +94,7 @@ class Codec(Protocol):
         return self.context
 
     def load_release(self, progress: Callable) -> str:
-        """Fill it with released weights and describe them; "" for a codec that is trained here.
-
-        `progress(bytes, total_bytes)` is called during a download.
-        """
+        """Fill it with released weights and describe them; "" for a codec that is trained here."""
         return ""
 
     @abstractmethod
@@ -103,14 +105,6 @@ class Codec(Protocol):
         """Clips (L,) of several lengths -> codes (N,) of each."""
         return [self.encode(wave[None])[0] for wave in waves]
 
-    def references_and_codes(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Clips (L,) -> references (M, T) and codes (N,), of a codec that does not decode."""
-        raise NotImplementedError
-
-    def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
-        """Padded log-mels (B, M, T) of `frames` frames each -> codes (N,) of each."""
-        raise NotImplementedError
-
     @abstractmethod
     def decode(self, codes: Tensor, first: int = 0) -> Tensor:
         """Codes (B, N) -> waveform (B, L), of as many `samples`.
@@ -119,10 +113,6 @@ class Codec(Protocol):
         decodes as in the full one. With a `state_width`, it also takes `states` (B, N, D), each the
         one that predicted its code, and `speaker` (B, S). Raises KitError for an unknown code.
         """
-
-    def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the embedding (S,) of a reference (L,). Raises KitError if short or silent."""
-        raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
         """Encode and decode a clip (L,) at `sample_rate`; the result is on the CPU."""
@@ -155,14 +145,6 @@ class Codec(Protocol):
         """Return a copy whose decoder can learn to use states (..., `width`); None if it cannot."""
         return None
 
-    def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
-        """Train each part of the decoder on codes and states; yields (step, total steps)."""
-        raise NotImplementedError
-
-    def decoder_error(self, clips: list[ClipWithStates]) -> float:
-        """Return the loss of decoding the clips' codes and states."""
-        raise NotImplementedError
-
 
 def require_codes(codes: Tensor, vocab_size: int) -> None:
     """Raise KitError for codes outside the vocabulary."""
@@ -174,13 +156,10 @@ def require_codes(codes: Tensor, vocab_size: int) -> None:
 def mels_and_codes(
     codec: Codec, front_end: Mel, waves: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`.
-
-    If the codec uses the same log-mels, they are computed once.
-    """
+    """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`."""
     if not codec.decodes:
         return codec.references_and_codes(waves)
-    if codec.mel_config == front_end.config:
+    if codec.mel_config == front_end.config:  # the same log-mels are computed once
         mel, frames = front_end.padded(waves)
         return unpadded(mel, frames), codec.encode_mels(mel, frames)
     return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
@@ -191,28 +170,19 @@ def codec_config(values: dict) -> CodecConfig:
     kind = str(values.get("kind", "mel"))
     if kind not in CODECS:
         raise KitError(f"There is no codec `{shorten(kind, 40)}`.{nearest(kind, CODECS)}")
-    return build(codec_class(kind).config_class, values)
-
-
-def codec_class(kind: str) -> type:
-    return pkgutil.resolve_name(CODECS[kind])
+    return build(pkgutil.resolve_name(CODECS[kind]).config_class, values)
 
 
 def make_codec(config: CodecConfig) -> Codec:
-    """Return the untrained codec that `config` describes."""
-    return codec_class(config.kind)(config)
+    return pkgutil.resolve_name(CODECS[config.kind])(config)
 
 
 def save_codec(codec: Codec, path: Path) -> None:
-    """Write weights and configuration to one file, atomically."""
     save_module(path, codec, config=dataclasses.asdict(codec.config))
 
 
 def load_codec(path: Path, fix: str = "run notebook 01_data_prep.") -> Codec:
-    """Load the codec saved at `path`, in eval mode.
-
-    Raises KitError, with `fix`, when it is missing, damaged, or of an unknown kind.
-    """
+    """Load the codec saved at `path`, in eval mode. Raises KitError with `fix`."""
     return load_module(path, _from_header, KitError, fix)
 
 
@@ -226,11 +196,6 @@ class AudioStream:
     A code's samples are final once the codec has seen `lookahead` codes after it. The last few
     codes are kept and decoded again together with new ones, and the samples that no later code can
     change are returned: concatenated, they equal `decode` of all codes at once.
-
-    >>> stream = AudioStream(codec)
-    >>> for codes in pieces:
-    ...     play(stream.push(codes))
-    >>> play(stream.finish())
 
     With a `speaker` (S,), each push also passes the hidden states of its codes. The first piece
     comes once `lookahead` + `first` codes are known, and every further one is twice as long, up to
@@ -258,8 +223,7 @@ class AudioStream:
     def push(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
         """Add codes (N,), on any device; return the samples (L,) that are final now, on the CPU.
 
-        `states` (N, D) are those that predicted the codes, if there is a speaker. Raises the
-        codec's error for a code outside its vocabulary, at the latest in `finish`.
+        `states` (N, D) are those that predicted the codes, if there is a speaker.
         """
         self.codes = torch.cat((self.codes.to(codes.device), codes))  # does not wait for a device
         if self.speaker is not None:
@@ -277,17 +241,13 @@ class AudioStream:
         self._reset()
         return wave
 
-    def _decode(self) -> Tensor:
-        """Decode the codes that are still needed, to (1, L)."""
-        if self.speaker is None:
-            return self.codec.decode(self.codes[None], self.start)
-        states = None if self.states is None else self.states[None]
-        speaker = self.speaker[None]
-        return self.codec.decode(self.codes[None], self.start, states=states, speaker=speaker)
-
     def _decode_until(self, end: int) -> Tensor:
         """Return samples of the codes from `returned` to `end`; drop codes no longer needed."""
-        wave = self._decode()[0].cpu()
+        voice = {}
+        if self.speaker is not None:
+            states = None if self.states is None else self.states[None]
+            voice = {"states": states, "speaker": self.speaker[None]}
+        wave = self.codec.decode(self.codes[None], self.start, **voice)[0].cpu()
         first_sample = self.codec.samples(self.start)
         returned = self.codec.samples(self.returned) - first_sample
         wave = wave[returned : self.codec.samples(end) - first_sample]

@@ -84,8 +84,8 @@ LAYOUTS = {
 class AudioLength(NamedTuple):
     """Length of a file in frames (one sample per channel each)."""
 
-    frames: int  # found, as far as was checked
-    expected: int  # by the header; those found when it is unknown there
+    frames: int  # that are there, as far as was checked
+    expected: int  # by the header; `frames` where it does not say
     problem: str = ""  # what is missing at the end, as a phrase
 
 
@@ -174,22 +174,22 @@ def _probe(path: str) -> _Probe:
         if size_bytes == 0:
             raise DatasetError(f"{path} is empty (0 bytes)")
         head = file.read(HEAD_BYTES)
-        found = {"problem": ""}
+        fields = {"problem": ""}
         is_joined = False
         if head.startswith(b"OggS"):
-            is_joined, found["problem"] = _scan_ogg(file, size_bytes)
+            is_joined, fields["problem"] = _scan_ogg(file, size_bytes)
         elif head[:4] in LAYOUTS:
-            is_joined, found = _scan_chunks(file, head, size_bytes)
+            is_joined, fields = _scan_chunks(file, head, size_bytes)
         elif head.startswith(b"ID3") or frame_header(head, 0):
             mp3 = scan_mp3(file)
             if mp3 and not mp3.header_is_right:
-                found = {"problem": mp3.problem, "mp3": mp3}
+                fields = {"problem": mp3.problem, "mp3": mp3}
     if is_joined:
         raise DatasetError(
             f"{path} is several recordings joined byte by byte, of which only the first would be "
             "read: split it, or convert each by itself and join their samples"
         )
-    return _Probe(path=path, head=head, size_bytes=size_bytes, **found)
+    return _Probe(path=path, head=head, size_bytes=size_bytes, **fields)
 
 
 def _count_frames(probe: _Probe) -> int:
@@ -293,6 +293,7 @@ def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> tuple[bool, di
             "share": max(length_bytes - missing_bytes, 1) / length_bytes,
         }
     is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
+    # A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
     zero_length_at = _zero_length_at(file, start, size_bytes) if is_empty_wav else 0
     return False, {"problem": "", "zero_length_at": zero_length_at}
 
@@ -328,10 +329,7 @@ def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[byt
 
 
 def _zero_length_at(file: BinaryIO, start: int, size_bytes: int) -> int:
-    """Return the position of a WAV's data length, which is 0, if sound follows at `start`; else 0.
-
-    A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
-    """
+    """Return where a WAV says that its data length is 0, if sound follows at `start`; else 0."""
     layout = LAYOUTS[b"RIFF"]
     end = start  # of what follows and may be other chunks
     for name, chunk_start, chunk_bytes in _chunks(file, layout, start):

@@ -30,8 +30,6 @@ Losses = Iterator[tuple[int, float]]  # (step, loss) of a training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """How long a small network is trained."""
-
     steps: int = 400  # optimiser steps of the first cycle
     least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
     minutes: float = 20.0  # no further cycle starts that would end after these
@@ -181,8 +179,7 @@ def fit_model(
 ) -> Losses:
     """Train with AdamW on `batch_loss()` until the schedule ends, yielding (step, loss).
 
-    Moves `model` to `device`, and leaves it on the CPU in eval mode. Raises KitError when the
-    loss is not finite (in fp16: for MAX_OVERFLOWS steps in a row).
+    Leaves `model` on the CPU in eval mode. Raises KitError when the loss is not finite.
     """
     model.to(device).train()
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
@@ -229,10 +226,7 @@ def backward_and_step(
     scaler: torch.amp.GradScaler,
     clip_norm: float | None = None,
 ) -> bool:
-    """Run the backward pass of `loss` and one optimizer step; returns whether it was taken.
-
-    With loss scaling for fp16 (Micikevicius et al. 2018).
-    """
+    """Take one optimizer step, with loss scaling for fp16; return whether it was taken."""
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     half = scaler.is_enabled()
@@ -270,8 +264,7 @@ class ConvNeXtBlock(nn.Module):
 class FSQ(nn.Module):
     """Finite scalar quantisation (Mentzer et al. 2023): real values (B, N, Q) <-> codes (B, N).
 
-    Each of the Q values is rounded to one of a few levels. The codebook is the fixed grid of all
-    combinations, so it cannot collapse.
+    Each value is rounded to one of a few levels; a code is a combination, so none can collapse.
     """
 
     def __init__(self, levels: tuple):
@@ -283,8 +276,8 @@ class FSQ(nn.Module):
     def quantize(self, z: Tensor, noise_share: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return values in [-1, 1] with a straight-through gradient, and their codes.
 
-        A random `noise_share` of the rows get uniform noise one level wide instead of rounding,
-        whose gradient is exact (Balle et al. 2017; half of the rows: Parker et al. 2024).
+        A `noise_share` of the rows get uniform noise one level wide instead of rounding, whose
+        gradient is exact (Balle et al. 2017; half of the rows: Parker et al. 2024).
         """
         top = (self.levels - 1) / 2
         bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1

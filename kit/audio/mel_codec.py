@@ -45,14 +45,9 @@ NOISE_SHARE = 0.5  # of the crops: trained with noise instead of rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig:
-    # How long it is trained: see FitConfig.
+class MelCodecConfig(FitConfig):
     steps: int = 1200
-    least_steps: int = 0
-    minutes: float = 20.0
     good: float = 0.45  # held-out loss, in nats
-    least_gain: float = 0.02
-    look_every: int = 100
     kind: str = "mel"
     sample_rate: int = 22050  # Hz
     n_fft: int = 1024  # samples
@@ -90,7 +85,7 @@ class MelCodecConfig:
         return MelConfig(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self):
-        FitConfig.__post_init__(self)
+        super().__post_init__()
         MelConfig.__post_init__(self)
         require_within(self, 2, 1000, "levels")
         fits = 2 <= math.prod(self.levels) <= MAX_VOCABULARY

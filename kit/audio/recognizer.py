@@ -1,9 +1,8 @@
 """Speech recognition: the interface, the built-in CTC network (Graves et al. 2006), error rates.
 
-Alignment, segmentation, evaluation and the training gate use a recogniser through
-`SpeechRecognizer` alone: the built-in one or Whisper. The built-in one is trained within minutes on
-the corpus's own recordings and measures intelligibility without a download; its error on recordings
-is the noise floor that synthesised speech is compared with.
+All use a recogniser through `SpeechRecognizer` alone: the built-in one or Whisper. The built-in one
+is trained within minutes on the corpus's own recordings, without a download; its error on
+recordings is the noise floor that synthesised speech is compared with.
 
 Shapes: B batch, L samples, T mel frames, S output frames (T / 2), M mels, C channels, A alphabet +
 blank, N characters.
@@ -83,7 +82,6 @@ def transcripts(alphabet: str, log_probs: list[Tensor]) -> list[str]:
 
 
 def alphabet_of(texts: list[str]) -> str:
-    """Return every character of `texts` once, sorted."""
     return "".join(sorted(set("".join(letters(t) for t in texts))))
 
 
@@ -188,7 +186,6 @@ def output_frames(mel: Tensor) -> int:
 
 
 def save_recognizer(model: Recognizer, path: Path) -> None:
-    """Write weights, configuration, alphabet and front end to one file, atomically."""
     save_module(
         path,
         model,
@@ -205,10 +202,8 @@ def pad_mels(mels: list[Tensor]) -> Tensor:
 
 
 def spec_augment(mel: Tensor) -> Tensor:
-    """Blur each row (M, T), add noise and mask a band and a time span (Park et al. 2019).
-
-    Else the recogniser takes a codec's smoothing for another word, which no listener does.
-    """
+    """Blur each row (M, T), add noise and mask a band and a time span (Park et al. 2019)."""
+    # Else the recogniser takes a codec's smoothing for another word, which no listener does.
     batch = len(mel)
     blur = torch.rand(batch, 1, 1)
     mel = torch.lerp(mel, F.avg_pool1d(mel, 3, stride=1, padding=1, count_include_pad=False), blur)
@@ -231,10 +226,9 @@ def train_recognizer(
     precision: str,
     schedule: FitSchedule | None = None,
 ) -> Losses:
-    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss).
+    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss); ends on the CPU.
 
-    Works for any model with the recogniser's `loss`, `transcribe` and `config`, such as one that
-    reads codes (N,). Ends on the CPU in eval mode.
+    Any model with the recogniser's `loss`, `transcribe` and `config` will do, also one of codes.
     """
     c = model.config
     generator = torch.Generator().manual_seed(0)

@@ -183,9 +183,8 @@ class Table(LineStream):
 
     `columns=None` takes them from the first line. `delimiter=None`: a tab for .tsv, else a comma.
     With `quoting` (RFC 4180), fields in double quotes may hold delimiters, newlines and doubled
-    quotes; LJSpeech and Common Voice tables have no quoting. A stray quote makes a bad record.
-    Raises DatasetError for an unusable header and, without `on_bad_record`, for quotes that are
-    never closed. The csv module took 1.9 times as long, and accepts a stray quote.
+    quotes; LJSpeech and Common Voice tables have none. Raises DatasetError for an unusable header
+    or quotes never closed. The csv module took 1.9 times as long, and accepts a stray quote.
     """
 
     blank = b"\r\n"
@@ -293,10 +292,8 @@ class Table(LineStream):
 
 @cache
 def row_maker(columns: tuple[str, ...]) -> Callable[[Iterator[tuple]], list[dict[str, str]]]:
-    """A function from rows (values, then a line end) to dicts of `columns`, compiled for them.
-
-    A dict display takes a third of the time of `dict(zip(columns, row))`.
-    """
+    """A function from rows (values, then a line end) to dicts of `columns`, compiled for them."""
+    # A dict display takes a third of the time of `dict(zip(columns, row))`.
     names = [f"value{i}" for i in range(len(columns))]
     items = ", ".join(f"{column!r}: {name}" for column, name in zip(columns, names))
     return eval(f"lambda rows: [{{{items}}} for {', '.join(names)}, _ in rows]")
@@ -319,13 +316,10 @@ class BracketScanner:
         self.held = b""
 
     def feed(self, data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(offset, byte, depth after it) of brackets and commas outside strings.
-
-        Offsets count from `data`. A backslash at the end is held back until the next piece.
-        """
+        """(offset in `data`, byte, depth after it) of brackets and commas outside strings."""
         held_bytes = len(self.held)
         data = self.held + data
-        keep = len(data) - len(data.rstrip(b"\\"))
+        keep = len(data) - len(data.rstrip(b"\\"))  # what it escapes is in the next piece
         self.held = data[len(data) - keep :]
         data = data[: len(data) - keep]
         # Escaped backslashes, then escaped quotes, become as many bytes without a meaning.
@@ -458,22 +452,16 @@ FORMATS: dict[str, type[FileStream]] = {
 def open_source(
     path: Path,
     config: StreamConfig | None = None,
-    *,
-    columns: list[str] | None = None,
-    delimiter: str | None = None,
-    quoting: bool = True,
-    **hooks,
+    **settings,
 ) -> FileStream:
     """The stream for `path`, chosen by its suffix; with a `delimiter`, any file is a table.
 
-    `columns`, `delimiter` and `quoting` are Table's, `hooks` are `keep` and `on_bad_record`.
+    `settings` are `keep`, `on_bad_record`, and of a table Table's own.
     """
-    if not delimiter:
-        require_known_format(path)
-    kind = Table if delimiter else FORMATS[Path(path).suffix.lower()]
-    if kind is Table:
-        hooks.update(columns=columns, delimiter=delimiter, quoting=quoting)
-    return kind(path, config, **hooks)
+    if settings.get("delimiter"):
+        return Table(path, config, **settings)
+    require_known_format(path)
+    return FORMATS[Path(path).suffix.lower()](path, config, **settings)
 
 
 def require_known_format(path: Path) -> None:
@@ -487,8 +475,5 @@ def require_known_format(path: Path) -> None:
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict | str | BadRecord]]:
-    """(line number, record or BadRecord) in the order of the file, in constant memory.
-
-    Raises DatasetError when the file cannot be read at all.
-    """
+    """(line number, record or BadRecord) in the order of the file, in constant memory."""
     return open_source(path, on_bad_record=lambda record: None).rows()

@@ -222,7 +222,10 @@ def require_same(what: str, own: dict, saved: object) -> None:
 class Stream(IterableDataset):
     """An iterable whose one `iter()` is one epoch, or what is left of it.
 
-    `load_state_dict` of a `state_dict` leads to exactly the records that would have followed.
+    `load_state_dict` of a `state_dict` leads to exactly the records that would have followed. A
+    subclass has `identity()`, all that a position depends on but the role, which
+    `require_identity(identity)` compares; `position()` of the latest iterator, plain values of
+    which the first is the epoch; and `seek(position)` and `begin_epoch(epoch)` for the next one.
     """
 
     def __init__(self, config: StreamConfig):
@@ -239,14 +242,11 @@ class Stream(IterableDataset):
         return {"role": "{} of {}".format(*self.role())}
 
     def state_dict(self) -> dict:
-        """The position of the latest iterator and what it is valid for: plain values, < 1 KB."""
+        """The position of the latest iterator and what it is valid for, in less than 1 KB."""
         return {"of": self.identity()} | self._role_entry() | {"at": self.position()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Let the next `iter()` resume from `state`.
-
-        Raises DatasetError when file, format, order or number of shares differ.
-        """
+        """Let the next `iter()` resume from `state`. DatasetError for one of another stream."""
         self.require_identity(state.get("of"))
         require_same("This stream", self._role_entry(), state)
         self.seek(state["at"])
@@ -256,28 +256,14 @@ class Stream(IterableDataset):
         if epoch != self.epoch:
             self.begin_epoch(epoch)
 
-    def identity(self) -> dict:
-        """All that a position depends on, except the role."""
-        raise NotImplementedError
-
-    def require_identity(self, identity: object) -> None:
-        """Raise DatasetError with the fix unless `identity` is this stream's."""
-        raise NotImplementedError
-
-    def position(self) -> list:
-        """The position of the latest iterator as plain values; the first is the epoch."""
-        raise NotImplementedError
-
-    def seek(self, position: list) -> None:
-        """Let the next `iter()` begin at `position`, one of this stream in the same role."""
-        raise NotImplementedError
-
-    def begin_epoch(self, epoch: int) -> None:
-        raise NotImplementedError
-
 
 class FileStream(Stream):
-    """Records of one file. A format says in four methods where they begin and what they hold.
+    """Records of one file. A format says in four methods where they begin and what they hold:
+
+    - `span(read, block)`: (offset, bytes) of all records whose first byte is in `block`;
+    - `parse_all(data)`: the records of a span at once; ValueError when in doubt;
+    - `split_records(offset, data)`: then (offset, bytes) of each record of the span at `offset`;
+    - `parse(raw)`: one record; ValueError with the reason when it cannot be used.
 
     `keep(record)` chooses records. `on_bad_record(record)` is called at least once for each that
     cannot be used; by default it raises DatasetError.
@@ -300,22 +286,6 @@ class FileStream(Stream):
         self.begin = self.file.text_start()
         self.end = self.file.size  # of the part of the file that holds records
         self.seek([0, 0, 0])
-
-    def span(self, read: Callable[[int, int], bytes], block: int) -> tuple[int, bytes]:
-        """(offset, bytes) of all records whose first byte is in `block`."""
-        raise NotImplementedError
-
-    def parse_all(self, data: bytes) -> list:
-        """The records of a span at once. ValueError when in doubt: then `parse` gets each."""
-        raise NotImplementedError
-
-    def split_records(self, offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of each record of the span `data` that begins at `offset`."""
-        raise NotImplementedError
-
-    def parse(self, raw: bytes):
-        """One record. Raises ValueError with the reason when it cannot be used."""
-        raise NotImplementedError
 
     @property
     def blocks(self) -> int:
@@ -415,7 +385,11 @@ class FileStream(Stream):
             if not isinstance(record, BadRecord):
                 records.append(record)
             elif not self.on_bad_record:
-                self._raise(record)
+                line = 1 + self.file.count_newlines(0, record.offset)
+                raise DatasetError(
+                    f"{dataclasses.replace(record, line=line)}. Fix it, or pass an "
+                    "`on_bad_record=` function to continue without such records."
+                )
             elif report:
                 self.on_bad_record(record)
         return records
@@ -429,13 +403,6 @@ class FileStream(Stream):
             return self.parse(raw)
         except ValueError as error:
             return BadRecord(file=str(self.file.path), line=line, offset=offset, reason=str(error))
-
-    def _raise(self, record: BadRecord) -> None:
-        line = 1 + self.file.count_newlines(0, record.offset)
-        raise DatasetError(
-            f"{dataclasses.replace(record, line=line)}. Fix it, or pass an `on_bad_record=` "
-            "function to continue without such records."
-        )
 
     def rows(self) -> Iterator[tuple[int, object]]:
         """(line number, record or BadRecord) in file order; ignores `keep` and the role."""
@@ -463,7 +430,7 @@ class Mix(Stream):
 
     The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
     and a count. When a stream ends, the others continue in their proportions; with `repeat` it
-    begins its next epoch, and the mix never ends. Raises DatasetError for weights that do not fit.
+    begins its next epoch, and the mix never ends.
     """
 
     def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):

@@ -4,9 +4,8 @@ All languages share NFC, lower case, single spaces, and the removal of invisible
 and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
 beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
 (docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
-before punctuation, and must not change its own output again. The file may also define EXAMPLE, a
-text that shows what it does and is tested when the file is loaded, and `lower`, where Python's
-lower case is not the language's (Turkish I is the capital of ı).
+before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
+does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
 `read_signs` reads it. A − that is left is removed.
@@ -58,8 +57,7 @@ _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something betwee
 def normalize(text: str, language: str = "am") -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
-    Warns once of a language without a file of its own. Raises SpeechError for a `language` that is
-    no language code, or whose file has no function `normalize` that keeps its contract.
+    Warns once of a language without a file of its own; SpeechError for one whose file does not fit.
     """
     return _normalize(text, language_rules(language))
 
@@ -136,8 +134,7 @@ def language_example(language: str) -> str:
 def language_code(language: str) -> str:
     """The kit's code of `language`, given as a code or by name: "eng" and "English" become en.
 
-    A region (pt-br) stays where the language with its region has a file of its own, or where the
-    language has none. Raises SpeechError for what is no language.
+    A region (pt-br) stays where it has a file of its own, or where the language has none.
     """
     given = language.strip(" ")
     known = codes_by_name()

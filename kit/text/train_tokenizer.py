@@ -114,8 +114,7 @@ def train_fitted_tokenizer(
     """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
 
     With `config.fitted`, of as many pieces as `lines` can teach by `vocabulary_advice`. They are
-    learned from `lines`, or from the file `text`, of any size, normalised as `language`. Raises as
-    `train_tokenizer` and `extract_text` do.
+    learned from `lines`, or from the file `text`, of any size, normalised as `language`.
     """
     if text and config.phonemes:
         raise KitError(
@@ -278,8 +277,7 @@ def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
     """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
 
     `source` is plain text, or a table or JSON file with a column `text`. After a killed process the
-    next call resumes, or starts again if anything changed. One process at a time may use `folder`.
-    Warns of rows that cannot be read. Raises DatasetError where that is so of the source.
+    next call resumes, or starts again if anything changed. Warns of rows that cannot be read.
     """
     source = Path(source)
     identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
@@ -353,8 +351,7 @@ def grow_tokenizer(
     """The tokenizer at `path`: the ids of `base`, then the pieces that `lines` can teach.
 
     Pieces longer than a character are kept if they spell `lines` 100 times, or are part of one that
-    does. A released tokenizer uses neither `config` nor `text`. Raises SpeechError where `base` and
-    `config` differ in `phonemes`, and as `train_fitted_tokenizer` does.
+    does. A released tokenizer uses neither `config` nor `text`.
     """
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).grow_xtts(base, lines, path)
@@ -411,10 +408,7 @@ def _learn_pieces(
 
 
 def _used(old: bytes, learned: list["Piece"], spelt: list[str]) -> list["Piece"]:
-    """Those of `learned` that spell `spelt` often enough, single characters, and parts of either.
-
-    A piece is merged from its parts, so they stay even where nothing else is spelt in them.
-    """
+    """Those of `learned` that spell `spelt` often, their parts (it merges them), and characters."""
     proto = b"".join([old, *(piece.entry() for piece in learned)])
     model = spm.SentencePieceProcessor(model_proto=proto)
     counts = collections.Counter(

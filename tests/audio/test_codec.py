@@ -57,14 +57,11 @@ def test_a_codec_of_the_usual_size_joins_too():
     assert (wave - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
-def test_the_first_sound_comes_as_soon_as_it_is_settled(codec):
+def test_the_first_sound_comes_as_soon_as_it_is_settled_and_pieces_grow_to_the_longest(codec):
     stream, codes = AudioStream(codec, first=5), some_codes(codec, 100)
     counts = [len(stream.push(code)) for code in codes.split(1)]
     assert not any(counts[: codec.context + 4])
     assert counts[codec.context + 4] == 5 * PER_CODE
-
-
-def test_pieces_grow_to_the_longest(codec):
     stream = AudioStream(codec, first=2, longest=16)
     lengths = [len(stream.push(code)) // PER_CODE for code in some_codes(codec, 120).split(1)]
     assert [n for n in lengths if n][:6] == [2, 4, 8, 16, 16, 16]

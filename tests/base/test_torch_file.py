@@ -45,9 +45,9 @@ def with_pickle(path: Path, data: bytes) -> Path:
 
 def test_tensors_and_plain_values_come_back(tmp_path):
     value = {"model": collections.OrderedDict(a=torch.arange(6.0).view(2, 3)), "step": 3, "x": None}
-    found = read_torch_file(saved(tmp_path / "a.pth", value))
-    assert torch.equal(found["model"]["a"], torch.arange(6.0).view(2, 3))
-    assert (found["step"], found["x"]) == (3, None)
+    contents = read_torch_file(saved(tmp_path / "a.pth", value))
+    assert torch.equal(contents["model"]["a"], torch.arange(6.0).view(2, 3))
+    assert (contents["step"], contents["x"]) == (3, None)
 
 
 def test_an_object_of_a_listed_class_is_its_contents(tmp_path):
@@ -81,9 +81,7 @@ def test_a_file_that_would_run_code_is_refused(kind, deep, tmp_path, monkeypatch
     value = {"model": {"a": torch.ones(2)}, "config": CALLS[kind]()}
     value = {"optimizer": [{"state": {0: value}}]} if deep else value
     path = saved(tmp_path / "model.pth", value)
-    with pytest.raises(
-        DamagedFileError, match=r"is not read: it asks for `.*could run code.*Get the"
-    ):
+    with pytest.raises(DamagedFileError, match=r"asks for `.*could run code"):
         read_torch_file(path, [CLASS])
     assert os.listdir(tmp_path) == ["model.pth"], "nothing ran"
 
@@ -128,19 +126,14 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_another_file_is_recognised_by_its_first_bytes(kind, tmp_path):
     (tmp_path / "model.pth").write_bytes(WRONG[kind])
-    with pytest.raises(
-        DamagedFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"
-    ):
-        read_torch_file(tmp_path / "model.pth")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DamagedFileError, match=r"There is no file .*model\.pth"):
+    with pytest.raises(DamagedFileError, match=kind):
         read_torch_file(tmp_path / "model.pth")
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
-def test_a_download_cut_short_is_reported(share, tmp_path):
+def test_a_download_cut_short_or_missing_is_reported(share, tmp_path):
+    with pytest.raises(DamagedFileError, match=r"There is no file .*model\.pth"):
+        read_torch_file(tmp_path / "model.pth")
     path = saved(tmp_path / "model.pth", {"a": torch.randn(5000)})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.base.errors import KitError
-from kit.base.run import Run, open_run
+from kit.base.run import Run, find_run
 from kit.notebook.panel.one_by_one import ListenPanel
 from kit.recipes import compare
 from kit.recipes.compare import Compare, same_level, wilson, write_comparison
@@ -23,7 +23,9 @@ def runs(tmp_path, monkeypatch) -> tuple[Run, Run]:
     monkeypatch.setenv("KIT_PRESET", "cpu")  # that of another run, which counts for neither
     pair = []
     for name, lr, cer in (("slow", 1e-4, 0.2), ("fast", 1e-3, 0.1)):
-        run = open_run("tiny", name=name).save_settings({"train": {"lr": lr}})
+        run = find_run("tiny", name=name)
+        run.begin()
+        run = run.save_settings({"train": {"lr": lr}})
         rows = []
         for step in range(1, 51):
             row = {"step": step, "steps": 50, "loss": 5 - step * lr, "lr": lr, "grad_norm": 1.0}
