@@ -110,10 +110,7 @@ def import_torchaudio() -> ModuleType:
 
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
-    """Return mono float32 samples (L,), scaled down to [-1, 1] if beyond, and the sample rate.
-
-    Raises DatasetError for a file that cannot be decoded to the end its header says, or NaN.
-    """
+    """Return mono samples (L,), scaled down to [-1, 1] if beyond, and the rate; DatasetError."""
     with _open_checked(path) as (file, length):
         wave = _read_samples(file, length, path, "float32")
         rate_hz = file.samplerate

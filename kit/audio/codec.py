@@ -197,9 +197,8 @@ class AudioStream:
     codes are kept and decoded again together with new ones, and the samples that no later code can
     change are returned: concatenated, they equal `decode` of all codes at once.
 
-    With a `speaker` (S,), each push also passes the hidden states of its codes. The first piece
-    comes once `lookahead` + `first` codes are known, and every further one is twice as long, up to
-    `longest` codes: short pieces come sooner, long ones cost less.
+    The first piece comes once `lookahead` + `first` codes are known, and every further one is twice
+    as long, up to `longest` codes: short pieces come sooner, long ones cost less.
     """
 
     def __init__(
@@ -221,10 +220,7 @@ class AudioStream:
         self.min_codes = self.first  # final codes that are worth decoding
 
     def push(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
-        """Add codes (N,), on any device; return the samples (L,) that are final now, on the CPU.
-
-        `states` (N, D) are those that predicted the codes, if there is a speaker.
-        """
+        """Add codes (N,), with a speaker also states (N, D); return the samples (L,) final now."""
         self.codes = torch.cat((self.codes.to(codes.device), codes))  # does not wait for a device
         if self.speaker is not None:
             self.states = states if self.states is None else torch.cat((self.states, states))

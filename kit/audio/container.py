@@ -499,9 +499,6 @@ def _gap_bytes(data: mmap.mmap, position: int) -> int:
     return len(data) - position
 
 
-# --- formats that need PyAV --------------------------------------------------------------------
-
-
 def _needs_av(head: bytes) -> str:
     """Return the name of a format that only PyAV reads; "" for others."""
     if head[4:8] == b"ftyp":

@@ -140,7 +140,7 @@ class FitSchedule:
         return ""
 
     def follow(self, steps: Losses, progress: Callable[[int, int, str], None]) -> dict:
-        """Train to the end, calling `progress(step, steps, detail)`; returns `record()`."""
+        """Train to the end, calling `progress(step, steps, detail)`; return entries of a report."""
         for step, _ in steps:
             metric = f"   held-out {self.figure:.3f}" if self.metrics else ""
             progress(step, max(self.steps, step), f"loss {self.recent_loss:.3f}{metric}")
@@ -148,11 +148,9 @@ class FitSchedule:
 
     @property
     def recent_loss(self) -> float:
-        recent = self.losses[-20:]
-        return sum(recent) / max(1, len(recent))
+        return sum(self.losses[-20:]) / max(1, len(self.losses[-20:]))
 
     def record(self) -> dict:
-        """Return the entries of a run's report."""
         return {
             "loss": self.recent_loss,
             "held_out": self.figure,
@@ -177,10 +175,7 @@ def fit_model(
     warmup_share: float,
     clip_norm: float | None = None,
 ) -> Losses:
-    """Train with AdamW on `batch_loss()` until the schedule ends, yielding (step, loss).
-
-    Leaves `model` on the CPU in eval mode. Raises KitError when the loss is not finite.
-    """
+    """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU."""
     model.to(device).train()
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     not_finite = 0  # steps in a row

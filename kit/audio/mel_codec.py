@@ -2,8 +2,7 @@
 
 A convolutional encoder turns log-mels into a few numbers per code, each rounded to a handful of
 levels (FSQ). The decoder predicts log-magnitudes; Griffin-Lim or a neural vocoder finds the phase.
-Codes alone leave much open, so the decoder can also take the hidden states of the model that
-predicted them, which know text, speaker and history.
+The decoder can also take the hidden states of the model that predicted the codes.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels, Q numbers
 per code, D width of a model's hidden states.
@@ -71,7 +70,6 @@ class MelCodecConfig(FitConfig):
 
     @property
     def frame_rate(self) -> float:
-        """Codes per second."""
         return self.sample_rate / self.hop_length / self.frames_per_code
 
     @property

@@ -1,8 +1,7 @@
 """Speech recognition: the interface, the built-in CTC network (Graves et al. 2006), error rates.
 
-All use a recogniser through `SpeechRecognizer` alone: the built-in one or Whisper. The built-in one
-is trained within minutes on the corpus's own recordings, without a download; its error on
-recordings is the noise floor that synthesised speech is compared with.
+The built-in one is trained within minutes on the corpus's own recordings; its error on recordings
+is the noise floor that synthesised speech is compared with.
 
 Shapes: B batch, L samples, T mel frames, S output frames (T / 2), M mels, C channels, A alphabet +
 blank, N characters.
@@ -102,9 +101,6 @@ def cer(transcripts: list[str], references: list[str]) -> float:
     return edits / sum(map(len, references))
 
 
-# --- the built-in network --------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecognizerConfig(FitConfig):
     width: int = 256  # channels
@@ -168,7 +164,6 @@ class Recognizer(nn.Module, SpeechRecognizer):
         return [row[: output_frames(mel)] for row, mel in zip(rows, mels)]
 
     def transcribe(self, mels: list[Tensor]) -> list[str]:
-        """Return the greedy transcript of each log-mel (M, T)."""
         return transcripts(self.alphabet, self.log_probs(mels))
 
     def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
@@ -181,7 +176,6 @@ class Recognizer(nn.Module, SpeechRecognizer):
 
 
 def output_frames(mel: Tensor) -> int:
-    """Return the number of output frames S for a log-mel (M, T)."""
     return -(-mel.shape[-1] // MEL_FRAMES)
 
 
@@ -226,10 +220,7 @@ def train_recognizer(
     precision: str,
     schedule: FitSchedule | None = None,
 ) -> Losses:
-    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss); ends on the CPU.
-
-    Any model with the recogniser's `loss`, `transcribe` and `config` will do, also one of codes.
-    """
+    """Fit a model with the recogniser's `loss`, `transcribe` and `config` to log-mels and texts."""
     c = model.config
     generator = torch.Generator().manual_seed(0)
     lengths = [mel.shape[-1] for mel in mels]

@@ -119,7 +119,6 @@ def squared_magnitude(spectrum: Tensor) -> Tensor:
 
 
 def unpadded(mel: Tensor, frames: list[int]) -> list[Tensor]:
-    """Split a padded batch (B, M, T) into rows (M, T) of `frames` each."""
     return [row[:, :count] for row, count in zip(mel, frames)]
 
 

@@ -215,9 +215,6 @@ def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-# --- crops -----------------------------------------------------------------------------------
-
-
 class CropShape(NamedTuple):
     codes: int
     code_samples: int  # per code
@@ -303,11 +300,7 @@ class Vocoder(nn.Module):
 
 
 def train_vocoder(
-    vocoder: Vocoder,
-    mel: Mel,
-    pairs: Callable[[], Pair],
-    steps: int,
-    l1_share: float = L1_SHARE,
+    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, l1_share: float = L1_SHARE
 ) -> Losses:
     """Train on what `pairs()` draws, against critics after `l1_share`; yields (step, L1 loss)."""
 

@@ -165,14 +165,12 @@ def detect_vector_isa() -> None:
 
 @contextlib.contextmanager
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
-    """Set the compiler's `settings` for the block and hide its output on stderr.
-
-    `weights` is the checksum of frozen weights: the disk cache must not mix up models of a shape.
-    """
+    """Set the compiler's `settings` for the block and hide its output on stderr."""
     detect_vector_isa()
     quick = ISA_OK | {"autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
+    # The checksum of frozen weights: the disk cache must not mix up models of a shape.
     cache = torch.compiler.config.patch(cache_key_tag=weights)
     log = logging.getLogger("torch.utils.cpp_extension")  # warns of a missing CUDA on every CPU
     level = log.level
@@ -190,19 +188,16 @@ def best_seconds(work: Callable[[], object]) -> float:
 
 
 def gpu_tuning(capability: tuple) -> dict[str, bool]:
-    """Inductor's settings for the fastest kernels on a GPU of this compute capability.
-
-    With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as it
-    reads. Autotuning needs `tl.dot`, which Triton 3.3 no longer has for Turing (triton#5066).
-    """
+    """Inductor's settings for the fastest kernels on a GPU of this compute capability."""
+    # With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as
+    # it reads. Autotuning needs `tl.dot`, which Triton 3.3 has not for Turing (triton#5066).
     return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
 
 
 def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Capture `work` as a CUDA graph; returns it and the tensors that hold its result.
 
-    Graphs that share the memory `pool` of another must not run at the same time, and the result of
-    one must be copied before another is replayed.
+    Graphs that share a memory `pool` run one by one: copy the result before the next is replayed.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())

@@ -104,10 +104,7 @@ def shorten_preset(name: str) -> str:
 
 
 def read_yaml(path: Path):
-    """The plain values in a YAML file; KitError for others, and for anchors.
-
-    With anchors a file can hold itself, or grow a thousandfold when it is read.
-    """
+    """The plain values in a YAML file. Raises KitError."""
     import yaml  # a voice speaks without presets
 
     try:
@@ -124,7 +121,7 @@ def read_yaml(path: Path):
         raise KitError(f"{path} is nested too deeply to be a preset.") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise KitError(f"{path} is not valid YAML: {shorten(error)}") from error
-    if aliases:
+    if aliases:  # with them a file can hold itself, or grow a thousandfold when it is read
         raise KitError(f"{path} holds a YAML alias (`*name`): write the values out.")
     return values
 
@@ -177,10 +174,7 @@ def merge(base: dict, over: dict) -> dict:
 
 
 def build(cls, values: dict | None = None, **over):
-    """An instance of dataclass `cls` from plain `values`, with `over` laid on top.
-
-    Lists become tuples. Raises KitError for an unknown key, a wrong type, and as `cls` itself does.
-    """
+    """An instance of dataclass `cls` from plain `values` and `over`. Raises KitError."""
     values = {**(values or {}), **over}
     hints = typing.get_type_hints(cls)
     for key, value in values.items():

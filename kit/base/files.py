@@ -122,8 +122,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what the block writes there replaces `path` when the block ends.
 
-    It is synced and renamed, so a killed process leaves the complete old or new file. Raises
-    DiskError with a fix if the disk is full, read-only or gone.
+    It is synced and renamed, so a killed process leaves the complete old or new file.
     """
     path = Path(path)
     temporary = None

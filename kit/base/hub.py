@@ -35,9 +35,7 @@ class RemoteFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DownloadSource:
-    """A server, for messages."""
-
-    name: str  # such as "The hub (huggingface.co)"
+    name: str  # of a server, such as "The hub (huggingface.co)"
     otherwise: str  # what to do without a network, the end of a sentence
 
     def unreachable(self, reason: object) -> str:

@@ -34,8 +34,6 @@ _OURS: dict[str, threading.Thread] = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Holder:
-    """What a lock file says."""
-
     machine: str = ""  # "": it says nothing yet
     pid: int = 0
     token: str = ""  # of this one lock: numbers of processes come again

@@ -73,10 +73,7 @@ class Mirror:
         self.lock: Lock | None = None  # while this machine has the run for itself
 
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
-        """Copy the kept files that are `wanted` and not here yet; return the bytes copied.
-
-        Files changed here since their last copy stay. Raises DiskError, and KitError for two runs.
-        """
+        """Copy the `wanted` kept files that are not here, or unchanged here; return the bytes."""
         self._require_one_run()
         make_folder(self.folder)
         there = stamps(self.kept)
@@ -241,15 +238,12 @@ class Mirror:
 
     @contextlib.contextmanager
     def hold_shared_lock(self, what: str) -> Iterator[None]:
-        """Keep other machines from doing `what` in this run during the block; KitError if one does.
-
-        Where the kept folder is not writable, that is printed and the work continues.
-        """
+        """Keep other machines from doing `what` in this run during the block, or raise KitError."""
         with contextlib.ExitStack() as stack:
             path = self.kept / f"{what}.lock"
             try:
                 self.lock = stack.enter_context(held(path, what, STALE_S + 2 * BEAT_S, self.say))
-            except OSError as error:
+            except OSError as error:  # the kept folder is not writable: the work continues
                 self.say(f"Whether another machine is at {what} cannot be seen: {error}")
             try:
                 yield

@@ -1,7 +1,6 @@
 """A function in a process of its own, and work that several processes share.
 
-What a job makes depends on the job alone, so its files are equal to the byte with any number of
-processes, and another number of processes can resume after a kill.
+What a job makes depends on the job alone: another number of processes can resume after a kill.
 """
 
 import contextlib

@@ -253,15 +253,13 @@ def _git(*arguments: str) -> str:
 
 
 def demo_times(report: dict, folder: Path) -> dict:
-    """Return how long `make demo` (KIT_DEMO_STARTED) has taken: `wall_s` sums all its starts.
-
-    An interrupted start lasted until the last file in `folder` was written before the next one.
-    """
+    """Return how long `make demo` (KIT_DEMO_STARTED) has taken: `wall_s` sums all its starts."""
     started = os.environ.get("KIT_DEMO_STARTED")
     if not started or (folder / "demo-finished").exists():
         return {}
     starts_s = dict(report.get("demo_starts_s", {}))
     if starts_s and started not in starts_s:
+        # An interrupted start lasted until the last file was written before the next one.
         written_s = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
         last_written_s = max((s for s in written_s if s < float(started)), default=0.0)
         before = list(starts_s)[-1]

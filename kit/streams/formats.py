@@ -449,15 +449,8 @@ FORMATS: dict[str, type[FileStream]] = {
 }
 
 
-def open_source(
-    path: Path,
-    config: StreamConfig | None = None,
-    **settings,
-) -> FileStream:
-    """The stream for `path`, chosen by its suffix; with a `delimiter`, any file is a table.
-
-    `settings` are `keep`, `on_bad_record`, and of a table Table's own.
-    """
+def open_source(path: Path, config: StreamConfig | None = None, **settings) -> FileStream:
+    """The stream for `path`, chosen by its suffix; with a `delimiter`, any file is a table."""
     if settings.get("delimiter"):
         return Table(path, config, **settings)
     require_known_format(path)

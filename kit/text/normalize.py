@@ -132,10 +132,7 @@ def language_example(language: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """The kit's code of `language`, given as a code or by name: "eng" and "English" become en.
-
-    A region (pt-br) stays where it has a file of its own, or where the language has none.
-    """
+    """The kit's code of `language`, given as a code or by name: "eng" and "English" become en."""
     given = language.strip(" ")
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
@@ -150,6 +147,7 @@ def language_code(language: str) -> str:
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
     if first not in written and first not in known.values() and len(first) != 3:
         raise _unknown_language(language)
+    # A region (pt-br) stays where it has a file of its own, or where the language has none.
     code = f"{first}_{region}" if region else first
     shorter = code
     while shorter not in written and "_" in shorter:
@@ -313,7 +311,5 @@ def read_signs(text: str, words: SignWords) -> str:
     text = text.replace("℃", "°c").replace("℉", "°f")
     letters = "".join(words.degrees)
     return re.sub(
-        rf"(?:(?<![\d.,])({number})|(?<=\d)) ?[°º˚](?: ?([{letters}])(?![^\W\d]))?",
-        degrees,
-        text,
+        rf"(?:(?<![\d.,])({number})|(?<=\d)) ?[°º˚](?: ?([{letters}])(?![^\W\d]))?", degrees, text
     )

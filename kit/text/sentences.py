@@ -1,8 +1,7 @@
 """Split long text into parts that a voice can speak, and join their audio.
 
 A voice learns from clips of limited length, and babbles or skips text when there is more. So text
-is split at sentence ends; a sentence that is still too long at its commas, and only then between
-words, into parts of nearly equal length. Shapes: L samples.
+is split at sentence ends, then at commas, and only then between words. Shapes: L samples.
 """
 
 import bisect

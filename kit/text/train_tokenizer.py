@@ -111,10 +111,9 @@ def train_fitted_tokenizer(
     text: Path | None = None,
     language: str | None = None,
 ) -> Path:
-    """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
+    """Train a tokenizer at `path` for `lines` on them or the file `text`, normalised as `language`.
 
-    With `config.fitted`, of as many pieces as `lines` can teach by `vocabulary_advice`. They are
-    learned from `lines`, or from the file `text`, of any size, normalised as `language`.
+    With `config.fitted`, it gets as many pieces as `lines` can teach by `vocabulary_advice`.
     """
     if text and config.phonemes:
         raise KitError(
@@ -178,9 +177,6 @@ def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
             f"vocab_size to {large[1]} or less, or exact to false to accept fewer."
         )
     return error
-
-
-# --- how well it fits ------------------------------------------------------------------------
 
 
 def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
@@ -276,8 +272,7 @@ def substrings(texts: list[str]) -> set[str]:
 def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
     """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
 
-    `source` is plain text, or a table or JSON file with a column `text`. After a killed process the
-    next call resumes, or starts again if anything changed. Warns of rows that cannot be read.
+    After a killed process the next call resumes, or starts again if anything changed.
     """
     source = Path(source)
     identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
@@ -335,9 +330,6 @@ def _texts(path: Path) -> Iterator[str | BadRecord]:
                 f"{path} has no column `text`.{nearest('text', row)} Rename the column with the "
                 "text to `text`."
             )
-
-
-# --- growing ---------------------------------------------------------------------------------
 
 
 def grow_tokenizer(
