@@ -204,7 +204,7 @@ class Table(LineStream):
         self.delimiter = delimiter or ("\t" if suffix == ".tsv" else ",")
         self.quote = b'"' if quoting else b""
         self.columns = self._header() if columns is None else list(columns)
-        self._check_settings()
+        self._require_columns()
         self.format = f"table {digest(self.columns, self.delimiter, quoting)}"
         if quoting:
             self.open_quotes = self.find_open_quotes()
@@ -220,12 +220,7 @@ class Table(LineStream):
         except ValueError as error:
             raise DatasetError(f"{self.file.path}, line 1, the header: {error}.") from error
 
-    def _check_settings(self) -> None:
-        if len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
-            raise DatasetError(
-                f"{self.file.path}: delimiter must be one character, not a double quote or a line "
-                f"end, got {self.delimiter!r}."
-            )
+    def _require_columns(self) -> None:
         if not all(self.columns) or len(set(self.columns)) < len(self.columns) or not self.columns:
             raise DatasetError(
                 f"{self.file.path} needs a header of different, non-empty column names in line 1, "

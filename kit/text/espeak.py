@@ -37,12 +37,17 @@ _in_subprocess = {
 
 
 class Espeak:
-    """The espeak-ng library of this process, where it can start once. Raises KitError."""
+    """The espeak-ng library of this process. Raises KitError when it cannot start."""
+
+    started = False
 
     def __init__(self, language: str):
         import espeakng_loader  # here, so that a user's own recordings never need it
 
         # Started again, the library keeps pointers into the phoneme data it has just freed.
+        if Espeak.started:
+            raise KitError("espeak-ng can start once in a process; use a new process")
+        Espeak.started = True
         self.language = language
         self.chunks = []
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())

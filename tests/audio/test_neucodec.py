@@ -190,12 +190,13 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
     misshapen = {**whole, "quantizer.project_out.bias": torch.zeros(3)}
     unknown = {**whole, "generator.head.out.bias": torch.zeros(3)}
     damaged = {**whole, "acoustic_decoder.norm.bias": torch.full((64,), torch.nan)}
-    for tensors, message in (
-        (without, r"missing: acoustic_decoder\.fc\.bias"),
-        (misshapen, r"misshapen: quantizer\.project_out\.bias \(3,\), not \(128,\)"),
-        (unknown, r"unknown: generator\.head\.out\.bias"),
-        (damaged, r"acoustic_decoder\.norm\.bias is not finite"),
-    ):
+    wrong = {
+        r"missing: acoustic_decoder\.fc\.bias": without,
+        r"misshapen: quantizer\.project_out\.bias \(3,\), not \(128,\)": misshapen,
+        r"unknown: generator\.head\.out\.bias": unknown,
+        r"acoustic_decoder\.norm\.bias is not finite": damaged,
+    }
+    for message, tensors in wrong.items():
         safetensors.torch.save_file(tensors, path)
         with pytest.raises(KitError, match=message):
             taking(folder)

@@ -96,12 +96,12 @@ def test_states_become_frames_of_256_samples(codes, frames):
     assert wave.shape == (2, 256 * frames) and wave.abs().max() <= 1
 
 
-@pytest.mark.parametrize("samples", [400, 5280, 32_001])
 @torch.no_grad()
-def test_a_speaker_is_a_direction(samples):
-    speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
-    assert speaker.shape == (3, 512)
-    assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
+def test_a_speaker_is_a_direction():
+    for samples in (400, 5280, 32_001):
+        speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
+        assert speaker.shape == (3, 512)
+        assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
 
 
 SHOWN = {

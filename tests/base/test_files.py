@@ -24,19 +24,16 @@ def held(folder) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
-def test_all_of_it_moves_and_what_else_is_there_stays(tmp_path):
+def test_all_of_it_moves_what_else_is_there_stays_and_a_mark_not_written_again_goes(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     write(tmp_path, "old")
     write(tmp_path, "new")
     assert held(tmp_path) == dict.fromkeys(NAMES, "new") | {"mine.txt": "mine"}
     assert not (tmp_path / ".new").exists()
-
-
-def test_a_mark_that_is_not_written_again_goes(tmp_path):
-    write(tmp_path, "old")
     with atomic_folder(tmp_path, MARKS) as new:
-        (new / "weights").write_text("new")
-    assert held(tmp_path) == {"a.json": "old", "b.json": "old", "weights": "new"}
+        (new / "weights").write_text("newer")
+    kept = {"mine.txt": "mine", "a.json": "new", "b.json": "new"}
+    assert held(tmp_path) == kept | {"weights": "newer"}
 
 
 def test_a_block_that_fails_leaves_what_was_there(tmp_path):

@@ -63,21 +63,21 @@ def test_what_is_there_is_not_asked_for_again(hub, into):
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "download.json"])
-def test_a_record_that_is_no_file_is_written_again(hub, into, target):
+def test_a_record_that_is_no_file_is_written_again_and_a_folder_is_named(hub, into, target):
     first = fetch_model(NAME, "v2", WANTED, into)
     (into / "download.json").unlink()
     (into / "download.json").symlink_to(target)
     assert fetch_model(NAME, "v2", WANTED, into) == first
     assert not (into / "download.json").is_symlink()
-
-
-def test_a_folder_in_place_of_a_file_is_named(hub, into):
-    (into / "config.json").mkdir(parents=True)
+    (into / "config.json").unlink()
+    (into / "config.json").mkdir()
     with pytest.raises(DiskError, match=r"config\.json"):
         fetch_model(NAME, "v2", WANTED, into)
 
 
-def test_what_is_optional_may_lack(hub, into):
+def test_what_is_optional_may_lack_and_nothing_else(hub, into):
+    with pytest.raises(KitError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"):
+        fetch_model(NAME, "v2", (*WANTED, "vocab.json"), into)
     card = fetch_model(NAME, "v2", WANTED, into, optional=("README.md", "LICENSE.txt"))
     assert (into / "README.md").is_file() and "LICENSE.txt" not in card["files"]
 
@@ -126,11 +126,6 @@ def test_a_name_that_is_not_there(hub, into, name, revision):
     with pytest.raises(KitError, match=rf"(?s)'{name}' at revision {revision} .*HF_TOKEN"):
         fetch_model(name, revision, WANTED, into)
     assert not into.exists()
-
-
-def test_a_repository_of_something_else(hub, into):
-    with pytest.raises(KitError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"):
-        fetch_model(NAME, "v2", (*WANTED, "vocab.json"), into)
 
 
 def test_without_a_network(into, monkeypatch):

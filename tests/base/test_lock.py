@@ -79,13 +79,10 @@ def test_a_second_one_gets_the_name_of_the_holder(path):
     process.join()
 
 
-def test_it_is_removed_at_the_end_also_after_an_error(path):
+def test_it_is_removed_after_an_error_and_a_killed_holder_keeps_nobody_out(path):
     with pytest.raises(RuntimeError), held(path, "training"):
         raise RuntimeError
     assert list(path.parent.iterdir()) == []
-
-
-def test_a_killed_holder_keeps_nobody_out(path):
     process = start(hold, path, 60)
     wait_for(path)
     process.kill()
@@ -180,15 +177,11 @@ def test_one_that_slept_while_another_took_over_gets_an_error(path):
     assert read_holder(path).pid == 7  # what is another's is not removed
 
 
-def test_a_lock_file_removed_by_hand_is_made_again(path):
+def test_a_lock_file_removed_by_hand_is_made_again_and_a_removed_folder_is_reported(path):
     with held(path, "training") as mine:
         path.unlink()
         mine.confirm()
         assert read_holder(path).token == mine.mine.token
-
-
-def test_a_folder_that_was_removed_is_reported(path):
-    with held(path, "training") as mine:
         shutil.rmtree(path.parent)
         with pytest.raises(DiskError, match=r"run is gone, .* during training: put it back"):
             mine.confirm()

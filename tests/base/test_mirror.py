@@ -92,19 +92,13 @@ def test_nothing_is_copied_twice(machine, drive):
     assert drive.copied == ["one", "two", "two"]
 
 
-def test_what_serves_work_or_stands_apart_is_not_kept(machine):
-    a = machine(apart=("corpus",))
-    write(a.folder, corpus__clip="", inner__corpus__clip="")
+def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_comes(machine):
+    a, b = machine("a", apart=("corpus",)), machine("b")
+    write(a.folder, corpus__clip="", report="", checkpoints__step="")
     for name in (".step.part", "train.lock", "report.lock.ab12", "shard.claim"):
         (a.folder / name).write_text("")
     a.copy()
-    assert list(stamps(a.kept)) == ["inner/corpus/clip"]
-
-
-def test_only_what_is_wanted_comes(machine):
-    a, b = machine("a"), machine("b")
-    write(a.folder, report="", checkpoints__step="")
-    a.copy()
+    assert set(stamps(a.kept)) == {"report", "checkpoints/step"}
     b.fetch(lambda name: not name.startswith("checkpoints/"))
     assert list(stamps(b.folder)) == ["report"]
     write(b.folder, more="")
@@ -128,30 +122,19 @@ def test_a_failing_drive_is_reported_once_and_tried_again(machine, drive, lines)
     assert not list(a.kept.glob(".weights*"))
 
 
-def test_a_full_drive_keeps_the_older_checkpoint_and_says_what_helps(machine, drive, lines):
+@pytest.mark.parametrize("older", [1, 2])
+def test_a_full_drive_keeps_the_last_checkpoint_and_says_what_helps(machine, drive, lines, older):
+    """One that is replaced makes room before the next is copied, if another is kept."""
     a = machine()
-    write(a.folder, **{"checkpoints__step-1.safetensors": "older"})
+    write(a.folder, **{f"checkpoints__{n}.safetensors": str(n) for n in range(1, older + 1)})
     a.copy()
-    write(a.folder, **{"checkpoints__step-2.safetensors": "newer"})
-    (a.folder / "checkpoints/step-1.safetensors").unlink()
+    write(a.folder, **{"checkpoints__new.safetensors": "new"})
+    (a.folder / "checkpoints/1.safetensors").unlink()
     drive.faults = [errno.ENOSPC]
     assert not a.keep()
     assert "No space left on device" in lines[0] and "empty its bin" in lines[0]
-    assert texts(a.kept) == {"checkpoints/step-1.safetensors": "older"}
-    assert texts(a.folder) == {"checkpoints/step-2.safetensors": "newer"}
-    assert a.keep()
-    assert texts(a.kept) == {"checkpoints/step-2.safetensors": "newer"}
-
-
-def test_a_checkpoint_makes_room_before_the_next_where_one_is_kept(machine, drive):
-    a = machine()
-    write(a.folder, **{f"checkpoints__step-{n}.safetensors": "weights" for n in (1, 2)})
-    a.copy()
-    write(a.folder, **{"checkpoints__step-3.safetensors": "weights"})
-    (a.folder / "checkpoints/step-1.safetensors").unlink()
-    drive.faults = [errno.ENOSPC]
-    assert not a.keep()
-    assert list(stamps(a.kept)) == ["checkpoints/step-2.safetensors"]
+    assert texts(a.kept) == {f"checkpoints/{older}.safetensors": str(older)}
+    assert a.keep() and texts(a.kept) == texts(a.folder)
 
 
 def test_a_deleted_folder_takes_nothing_with_it(machine):
@@ -188,31 +171,23 @@ def test_an_unreadable_drive_is_not_an_empty_one(machine, monkeypatch):
 
 def test_fetching_tries_again_and_resumes_where_it_stopped(machine, monkeypatch):
     a, b = machine("a"), machine("b")
-    write(a.folder, one="1", two="2")
+    write(a.folder, one="1", two="2", three="3", four="4")
     a.copy()
     copyfile, calls = shutil.copyfile, []
+    faults = {2: OSError(errno.EIO, os.strerror(errno.EIO)), 5: KeyboardInterrupt()}
 
     def flaky(source, target):
         calls.append(Path(source).name)
-        if len(calls) == 2:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if len(calls) == 4:
-            raise KeyboardInterrupt
+        if len(calls) in faults:
+            raise faults[len(calls)]
         copyfile(source, target)
 
-    monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
     monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
-    b.fetch()
-    assert calls == ["one", "two", "two"]
-    write(a.folder, three="3", four="4")
-    monkeypatch.undo()
-    a.copy()
-    calls[:] = ["", "", ""]
     monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
     with pytest.raises(KeyboardInterrupt):
         b.fetch()
-    assert b.fetch() == 2
-    assert texts(b.folder) == texts(a.folder)
+    assert calls == ["one", "two", "two", "three", "four"]
+    assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
 KILLED = """
@@ -284,13 +259,12 @@ def test_two_runs_of_one_name_are_never_mixed(machine, lines):
 
 
 def test_a_folder_of_several_runs_is_filled_by_all(machine):
-    a, b = machine("a", one_run=False), machine("b", one_run=False)
-    write(a.folder, shard_1="")
-    write(b.folder, shard_2="")
-    a.copy()
-    b.copy()
-    assert set(stamps(a.kept)) == {"shard_1", "shard_2"}
-    assert b.fetch(lambda name: False) == 0 and list(stamps(b.folder)) == ["shard_2"]
+    for name in "ab":
+        several = machine(name, one_run=False)
+        write(several.folder, **{name: ""})
+        several.copy()
+    assert set(stamps(several.kept)) == {"a", "b"}
+    assert several.fetch(lambda name: False) == 0 and list(stamps(several.folder)) == ["b"]
 
 
 def test_one_machine_at_a_time_trains(machine, monkeypatch, lines):
@@ -329,12 +303,8 @@ def test_who_finds_another_process_copying_leaves_it_to_that(machine, monkeypatc
     assert a.keep() and texts(a.kept) == {"weights": ""}
 
 
-def test_a_drive_that_takes_no_lock_stops_nobody(machine, monkeypatch, lines):
+def test_a_drive_that_takes_no_lock_stops_nobody(machine, lines):
     a = machine()
-
-    def refused(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(lock, "new_file", refused)
+    a.kept.write_text("a file in the way")
     with a.hold_shared_lock("training"):
         assert "cannot be seen" in lines[0]

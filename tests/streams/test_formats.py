@@ -153,13 +153,6 @@ def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end
         assert list(csv.DictReader(lines)) == table
 
 
-def test_line_numbers_count_newlines_inside_quotes(tmp_path):
-    path = write(tmp_path, "a.csv", 'a,b\n1,"x\ny"\n\n2\n"3",4\n')
-    first, second, third = rows(path)
-    assert first == (2, {"a": "1", "b": "x\ny"}) and third == (6, {"a": "3", "b": "4"})
-    assert second[0] == 5 and "2 columns expected (a, b), got 1" in second[1].reason
-
-
 @pytest.mark.parametrize("block_bytes", [5, 64, 65536])
 @pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
 def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):

@@ -32,18 +32,14 @@ def stream(path, **over) -> TextLines:
     return TextLines(path, StreamConfig(**SMALL | over))
 
 
-def share(path, role: int, roles: int, **over) -> list[str]:
-    return list(stream(path, rank=role, ranks=roles, **over))
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 7, 10_007])
 def test_shares_together_are_the_file(tmp_path, count, shuffle):
     path, lines = lines_file(tmp_path, count)
     size = 64 if count < 10 else 1000
-    for roles in {ranks * max(1, workers) for ranks in range(1, 5) for workers in range(5)}:
-        how = {"shuffle": shuffle, "block_bytes": size}
-        parts = [share(path, role, roles, **how) for role in range(roles)]
+    for ranks in (*range(1, 5), 6, 8, 9, 12, 16):
+        how = {"shuffle": shuffle, "block_bytes": size, "ranks": ranks}
+        parts = [stream(path, rank=rank, **how) for rank in range(ranks)]
         assert sorted(itertools.chain(*parts)) == sorted(lines)
 
 
@@ -92,11 +88,10 @@ def test_resuming_gives_what_would_have_followed(tmp_path, shuffle, keep):
 
 def test_a_position_belongs_to_its_epoch(tmp_path):
     path, _ = lines_file(tmp_path, 900)
-    source = stream(path, shuffle=True)
+    source, resumed = (stream(path, shuffle=True) for _ in range(2))
     source.set_epoch(3)
     rows = iter(source)
-    [next(rows) for _ in range(123)]
-    resumed = stream(path, shuffle=True)
+    list(itertools.islice(rows, 123))
     resumed.load_state_dict(source.state_dict())
     resumed.set_epoch(3)  # as a loop over epochs does: the one it is in changes nothing
     assert list(resumed) == list(rows)
@@ -107,25 +102,21 @@ def test_a_position_belongs_to_its_epoch(tmp_path):
 
 def test_resuming_reads_one_group(tmp_path, monkeypatch):
     path, _ = lines_file(tmp_path, 10_007)
-    source = stream(path, shuffle=True)
+    source, resumed = (stream(path, shuffle=True) for _ in range(2))
     rows = iter(source)
-    [next(rows) for _ in range(9000)]
-    resumed = stream(path, shuffle=True)
+    list(itertools.islice(rows, 9000))
     resumed.load_state_dict(source.state_dict())
     read = []
     span = resumed.span
     monkeypatch.setattr(resumed, "span", lambda *a: read.append(a) or span(*a))
-    assert next(iter(resumed)) == next(rows)
-    assert len(read) <= SMALL["group_blocks"]
+    assert next(iter(resumed)) == next(rows) and len(read) <= SMALL["group_blocks"]
 
 
 def read_and_die(path, state_file) -> None:
-    source, seen = stream(path, shuffle=True), []
-    for line in source:
-        seen.append(line)
-        if len(seen) == 777:
-            state_file.write_text(json.dumps([seen, source.state_dict()]))
-            os.kill(os.getpid(), signal.SIGKILL)
+    source = stream(path, shuffle=True)
+    seen = list(itertools.islice(source, 777))
+    state_file.write_text(json.dumps([seen, source.state_dict()]))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_resumes_at_its_state(tmp_path):
@@ -134,7 +125,6 @@ def test_a_killed_process_resumes_at_its_state(tmp_path):
     process = fork.Process(target=read_and_die, args=(path, tmp_path / "state"))
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL
     seen, state = json.loads((tmp_path / "state").read_text())
     source = stream(path, shuffle=True)
     source.load_state_dict(state)
@@ -272,10 +262,8 @@ def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     rows = iter(source)
     seen = [next(rows) for _ in range(100)]
     folder.rename(tmp_path / "away")
-    with pytest.raises(DatasetError, match=r"cannot be read.*mounted") as error:
-        for line in rows:
-            seen.append(line)
-    assert str(path) in str(error.value)
+    with pytest.raises(DatasetError, match=rf"{path} cannot be read.*mounted"):
+        seen.extend(rows)
     state = source.state_dict()
     (tmp_path / "away").rename(folder)
     resumed = stream(path)

@@ -79,6 +79,8 @@ def test_a_long_sentence_is_cut_at_its_clauses_first():
     text = "ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤ ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"
     parts = ["ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤", "ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"]
     assert cut(text, "am", 40) == parts
+    parts = cut("Yes, the quick brown fox jumps over the lazy dog again and again", characters=40)
+    assert len(parts) == 2 and min(map(len, parts)) > 25, "a first word is not alone before words"
 
 
 def test_text_without_capitals_is_still_cut_at_its_full_stops():
@@ -96,12 +98,6 @@ def test_words_make_parts_of_like_length(count):
         assert " ".join(parts) == text
         assert len(parts) <= -(-len(text) // (characters - 5)) + 1  # no more than it takes
         assert max(map(len, parts)) - min(map(len, parts)) <= 5  # one word
-
-
-def test_a_first_word_with_a_comma_is_not_alone_before_words():
-    text = "Yes, the quick brown fox jumps over the lazy dog again and again"
-    parts = cut(text, characters=40)
-    assert len(parts) == 2 and min(map(len, parts)) > 25
 
 
 READ_AS_ONE = [("en", each) for each in ("Dr. Smith", "J. R. Bell", "$ 5", "5 %", "3.5 miles")]
@@ -197,16 +193,13 @@ def tone(samples: int, hz: float = 200.0) -> torch.Tensor:
     return 0.8 * torch.cos(2 * torch.pi * hz * torch.arange(samples) / RATE)
 
 
-def test_joined_waves_do_not_click():
+def test_joined_waves_do_not_click_and_are_as_long_as_their_parts_and_pauses():
     waves = [tone(4000), tone(5001, 310.0), -tone(3000, 150.0)]
     biggest = max(float(wave.diff().abs().max()) for wave in waves)
     for pauses_s in [0.0, 0.0, 0.0], [0.3, 0.15, 0.01]:
         whole = join(waves, pauses_s, RATE)
         edged = torch.cat([torch.zeros(1), whole, torch.zeros(1)])  # a player starts from silence
         assert edged.diff().abs().max() <= 1.01 * biggest
-
-
-def test_a_joined_wave_is_as_long_as_its_parts_and_pauses():
     waves = [torch.randn(n) for n in (4000, 1, 0, 17, 3000)]
     pauses_s = [0.3, 0.15, 0.6, 0.0, 0.25]
     whole = join(waves, pauses_s, RATE)
