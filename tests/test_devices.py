@@ -28,11 +28,10 @@ from released_xtts import random_dvae, random_sound, settings
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kit.audio.codec import mels_and_codes
+from kit.audio.codec import AudioStream, mels_and_codes
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import Mel
-from kit.audio.streaming import AudioStream
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport

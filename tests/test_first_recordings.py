@@ -10,7 +10,7 @@ from helpers import GPT
 from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
 from kit.base.hardware import detect
-from kit.base.run import open_run
+from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset.checks import own_faults
 from kit.dataset.data_report import ManifestConfig
@@ -101,12 +101,12 @@ def test_rows_longer_than_the_presets_positions_pack_into_those_given_them(tmp_p
 def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setenv("KIT_RUN", "mine")
-    run = open_run("tiny")
+    run = find_run("tiny")
     before = run.section("model")
     run.record(data={"positions": {"max_text": 224, "max_code": 608}})
-    assert open_run().section("model") == before | {"max_text": 224, "max_code": 608}
+    assert find_run().section("model") == before | {"max_text": 224, "max_code": 608}
     hw = detect()
-    assert preset_task(open_run().preset, hw, 1, rows=((200, 300),)).model.max_text == 224
+    assert preset_task(find_run().preset, hw, 1, rows=((200, 300),)).model.max_text == 224
 
 
 def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():

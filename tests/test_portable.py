@@ -215,7 +215,7 @@ if __name__ == "__main__":
     import torch
     from kit.base import hardware
     from kit.dataset import clip_stats as measures
-    from kit.streams import lines
+    from kit.streams import formats
     from kit.training import logs
     from kit.tuning import monitor, trials
     from kit.dataset.archive import ArchiveConfig, unpack
@@ -233,7 +233,7 @@ if __name__ == "__main__":
     text.write_bytes(b"".join(b"line %d\\n" % i for i in range(100)) + b"\\xff\\xfe bad\\n")
     multiprocessing.set_start_method("spawn")
     bad = []
-    stream = lines.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
+    stream = formats.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
     assert sorted(stream) == sorted(f"line {i}" for i in range(100))
     assert len(bad) == 1
     assert len(train_in(str(folder / "run"))) == TRAIN.max_steps

@@ -17,7 +17,7 @@ from helpers import code_index, world
 
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision
-from kit.base.run import open_run
+from kit.base.run import find_run
 from kit.notebook.result import Result
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
@@ -79,7 +79,8 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
 
 def started_run(card: Hardware) -> Path:
     """The run's folder with what 01_data_prep leaves, and the log of a run that has started."""
-    index, run = code_index(), open_run()
+    index, run = code_index(), find_run()
+    run.begin()
     shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
     shutil.copy(world() / "tokenizer.model", run.path("tokenizer.model"))
     run.record(data={"codes": os.path.relpath(index, run.folder), "language": "am"})
@@ -194,7 +195,7 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     for label, there in has.items():
         assert ("keep  " if there else "drop  ") + label in words(found)
     assert "only a GPU" not in words(found) and f"# Measured on {card.name}" in words(found)
-    chosen = load_choice(open_run().path("speed.yaml"))
+    chosen = load_choice(find_run().path("speed.yaml"))
     assert chosen["compile"] == compiles and chosen["tf32"] == tf32 and chosen["pinned_memory"]
     assert titles(found) == ["Speed", "Peak memory"]
     assert [reported for reported in OF_A_CPU if reported in words(found)] == []
@@ -207,4 +208,4 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     monkeypatch.setattr("kit.tuning.trials.measure_variant", lambda *_: error)
     with pytest.raises(KitError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
         list(Benchmark(start()).run())
-    assert not open_run().path("speed.yaml").exists()
+    assert not find_run().path("speed.yaml").exists()

@@ -72,12 +72,10 @@ def load_wave(path: str, sample_rate: int) -> "Tensor":
 
 
 def load_speech(path: str, sample_rate: int) -> "Tensor":
-    """The recording (L,) at `path`, without the silence around its speech.
-
-    With half a second before every sentence, an unsure voice begins with silence and stays with it.
-    """
+    """The recording (L,) at `path`, without the silence around its speech."""
     import torch
 
+    # With half a second before every sentence, an unsure voice begins with silence and stays there.
     return torch.from_numpy(trim_silence(load_wave(path, sample_rate).numpy(), sample_rate))
 
 
@@ -90,11 +88,7 @@ def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
 
 
 def import_torchaudio() -> ModuleType:
-    """Return the module torchaudio. Raises KitError if it is missing or this torch refuses it.
-
-    One before 2.11 works only with the torch of its own number, 2.11 with every later torch that
-    was built with the same CUDA. https://docs.pytorch.org/audio/2.11.0/installation.html
-    """
+    """Return the module torchaudio. Raises KitError if it is missing or this torch refuses it."""
     import torch
 
     try:
@@ -103,6 +97,7 @@ def import_torchaudio() -> ModuleType:
         import torchaudio.functional
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+        # One before 2.11 needs the torch of its own number, 2.11 any later torch of the same CUDA.
         wanted = min((major, minor), (2, 11))
         build = "cu" + torch.version.cuda.replace(".", "") if torch.version.cuda else "cpu"
         raise KitError(
@@ -115,11 +110,7 @@ def import_torchaudio() -> ModuleType:
 
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
-    """Return mono float32 samples (L,), scaled down to [-1, 1] if beyond, and the sample rate.
-
-    Raises DatasetError for a file that cannot be decoded, has fewer or more samples than its header
-    says, or NaN samples.
-    """
+    """Return mono samples (L,), scaled down to [-1, 1] if beyond, and the rate; DatasetError."""
     with _open_checked(path) as (file, length):
         wave = _read_samples(file, length, path, "float32")
         rate_hz = file.samplerate
@@ -146,10 +137,9 @@ def cancelling_channel(wave: np.ndarray) -> int | None:
 
 
 def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
-    """Decode a recording once and return its figures.
+    """Decode a recording once and return its figures, of one longer than `decode_s` the header's.
 
-    A clip longer than `decode_s` by its header is not decoded. Raises DatasetError as `read_clip`
-    does; its cause is an OSError when the file could not be opened.
+    Raises DatasetError as `read_clip` does; its cause is an OSError if it could not be opened.
     """
     with _open_checked(path) as (file, length):
         header = {
@@ -252,10 +242,7 @@ def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
 
 
 def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
-    """Return silence and signal-to-noise ratio from the energies of frames.
-
-    A frame is silent if its RMS is 40 dB below the 95th percentile of all frames, or below -60 dB.
-    """
+    """Return silence and signal-to-noise ratio from the energies of frames."""
     size = max(int(rate_hz * FRAME_S), 1)
     count = len(mono) // size
     if count == 0:
@@ -263,6 +250,7 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
     frames = mono[: count * size].reshape(count, size)
     energy = np.einsum("fl,fl->f", frames, frames) / size
     rising = np.sort(energy)
+    # 40 dB below the 95th percentile of all frames, or below -60 dB.
     silent = energy < max(1e-6, 1e-4 * float(rising[int(0.95 * (count - 1))]))
     loud = np.flatnonzero(~silent)
     first, last = (int(loud[0]), int(loud[-1])) if len(loud) else (count, count - 1)

@@ -1,4 +1,4 @@
-"""The codec interface: waveform <-> codes, and codecs made, saved and loaded by name.
+"""The codec interface: waveform <-> codes, streamed too; codecs made, saved and loaded by name.
 
 Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
@@ -53,7 +53,12 @@ class ClipWithStates:
 class Codec(Protocol):
     """An `nn.Module` made of its config, which turns waveforms into codes and back.
 
-    A subclass needs `encode`, `decode` and the attributes without a default.
+    A subclass needs `encode`, `decode` and the attributes without a default. One with a
+    `mel_config` also has `encode_mels(mel, frames)`: padded log-mels (B, M, T) of so many frames
+    each -> codes (N,) of each; one with a `speaker_width`, `speaker_embedding(wave, sample_rate)`:
+    reference (L,) -> (S,); one that does not decode, `references_and_codes(waves)`: clips (L,) ->
+    references (M, T) and codes (N,). What `with_state_inputs` returns has `finetune_decoder(clips,
+    steps, device)`, which yields (step, steps), and `decoder_error(clips)`, the loss.
     """
 
     config_class: type  # its `CodecConfig`
@@ -89,10 +94,7 @@ class Codec(Protocol):
         return self.context
 
     def load_release(self, progress: Callable) -> str:
-        """Fill it with released weights and describe them; "" for a codec that is trained here.
-
-        `progress(bytes, total_bytes)` is called during a download.
-        """
+        """Fill it with released weights and describe them; "" for a codec that is trained here."""
         return ""
 
     @abstractmethod
@@ -103,14 +105,6 @@ class Codec(Protocol):
         """Clips (L,) of several lengths -> codes (N,) of each."""
         return [self.encode(wave[None])[0] for wave in waves]
 
-    def references_and_codes(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Clips (L,) -> references (M, T) and codes (N,), of a codec that does not decode."""
-        raise NotImplementedError
-
-    def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
-        """Padded log-mels (B, M, T) of `frames` frames each -> codes (N,) of each."""
-        raise NotImplementedError
-
     @abstractmethod
     def decode(self, codes: Tensor, first: int = 0) -> Tensor:
         """Codes (B, N) -> waveform (B, L), of as many `samples`.
@@ -119,10 +113,6 @@ class Codec(Protocol):
         decodes as in the full one. With a `state_width`, it also takes `states` (B, N, D), each the
         one that predicted its code, and `speaker` (B, S). Raises KitError for an unknown code.
         """
-
-    def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the embedding (S,) of a reference (L,). Raises KitError if short or silent."""
-        raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
         """Encode and decode a clip (L,) at `sample_rate`; the result is on the CPU."""
@@ -155,14 +145,6 @@ class Codec(Protocol):
         """Return a copy whose decoder can learn to use states (..., `width`); None if it cannot."""
         return None
 
-    def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
-        """Train each part of the decoder on codes and states; yields (step, total steps)."""
-        raise NotImplementedError
-
-    def decoder_error(self, clips: list[ClipWithStates]) -> float:
-        """Return the loss of decoding the clips' codes and states."""
-        raise NotImplementedError
-
 
 def require_codes(codes: Tensor, vocab_size: int) -> None:
     """Raise KitError for codes outside the vocabulary."""
@@ -174,13 +156,10 @@ def require_codes(codes: Tensor, vocab_size: int) -> None:
 def mels_and_codes(
     codec: Codec, front_end: Mel, waves: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`.
-
-    If the codec uses the same log-mels, they are computed once.
-    """
+    """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`."""
     if not codec.decodes:
         return codec.references_and_codes(waves)
-    if codec.mel_config == front_end.config:
+    if codec.mel_config == front_end.config:  # the same log-mels are computed once
         mel, frames = front_end.padded(waves)
         return unpadded(mel, frames), codec.encode_mels(mel, frames)
     return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
@@ -191,30 +170,87 @@ def codec_config(values: dict) -> CodecConfig:
     kind = str(values.get("kind", "mel"))
     if kind not in CODECS:
         raise KitError(f"There is no codec `{shorten(kind, 40)}`.{nearest(kind, CODECS)}")
-    return build(codec_class(kind).config_class, values)
-
-
-def codec_class(kind: str) -> type:
-    return pkgutil.resolve_name(CODECS[kind])
+    return build(pkgutil.resolve_name(CODECS[kind]).config_class, values)
 
 
 def make_codec(config: CodecConfig) -> Codec:
-    """Return the untrained codec that `config` describes."""
-    return codec_class(config.kind)(config)
+    return pkgutil.resolve_name(CODECS[config.kind])(config)
 
 
 def save_codec(codec: Codec, path: Path) -> None:
-    """Write weights and configuration to one file, atomically."""
     save_module(path, codec, config=dataclasses.asdict(codec.config))
 
 
 def load_codec(path: Path, fix: str = "run notebook 01_data_prep.") -> Codec:
-    """Load the codec saved at `path`, in eval mode.
-
-    Raises KitError, with `fix`, when it is missing, damaged, or of an unknown kind.
-    """
+    """Load the codec saved at `path`, in eval mode. Raises KitError with `fix`."""
     return load_module(path, _from_header, KitError, fix)
 
 
 def _from_header(header: dict) -> Codec:
     return make_codec(codec_config(checked(header.get("config"), (dict, 0, 100), "its config")))
+
+
+class AudioStream:
+    """Waveform pieces while the codes are still being generated; `finish` returns the rest.
+
+    A code's samples are final once the codec has seen `lookahead` codes after it. The last few
+    codes are kept and decoded again together with new ones, and the samples that no later code can
+    change are returned: concatenated, they equal `decode` of all codes at once.
+
+    The first piece comes once `lookahead` + `first` codes are known, and every further one is twice
+    as long, up to `longest` codes: short pieces come sooner, long ones cost less.
+    """
+
+    def __init__(
+        self, codec: Codec, first: int = 8, longest: int = 64, speaker: Tensor | None = None
+    ):
+        self.codec = codec
+        self.speaker = speaker
+        self.context = codec.context if speaker is None else codec.state_context
+        self.lookahead = codec.lookahead if speaker is None else codec.state_context
+        self.first = first
+        self.longest = longest
+        self._reset()
+
+    def _reset(self) -> None:
+        self.codes = torch.zeros(0, dtype=torch.long)  # those still needed, on their device
+        self.states = None  # (N, D) of `codes`
+        self.start = 0  # index of codes[0] in the utterance
+        self.returned = 0  # codes whose samples were returned
+        self.min_codes = self.first  # final codes that are worth decoding
+
+    def push(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
+        """Add codes (N,), with a speaker also states (N, D); return the samples (L,) final now."""
+        self.codes = torch.cat((self.codes.to(codes.device), codes))  # does not wait for a device
+        if self.speaker is not None:
+            self.states = states if self.states is None else torch.cat((self.states, states))
+        final = self.start + len(self.codes) - self.lookahead
+        if final - self.returned < self.min_codes:
+            return torch.zeros(0)
+        self.min_codes = min(2 * self.min_codes, self.longest)
+        return self._decode_until(final)
+
+    def finish(self) -> Tensor:
+        """Return the remaining samples (L,). The next push starts another utterance."""
+        end = self.start + len(self.codes)
+        wave = self._decode_until(end) if end > self.returned else torch.zeros(0)
+        self._reset()
+        return wave
+
+    def _decode_until(self, end: int) -> Tensor:
+        """Return samples of the codes from `returned` to `end`; drop codes no longer needed."""
+        voice = {}
+        if self.speaker is not None:
+            states = None if self.states is None else self.states[None]
+            voice = {"states": states, "speaker": self.speaker[None]}
+        wave = self.codec.decode(self.codes[None], self.start, **voice)[0].cpu()
+        first_sample = self.codec.samples(self.start)
+        returned = self.codec.samples(self.returned) - first_sample
+        wave = wave[returned : self.codec.samples(end) - first_sample]
+        keep = max(self.start, end - self.context)
+        self.codes = self.codes[keep - self.start :]
+        if self.states is not None:
+            self.states = self.states[keep - self.start :]
+        self.start = keep
+        self.returned = end
+        return wave

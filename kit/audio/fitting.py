@@ -30,8 +30,6 @@ Losses = Iterator[tuple[int, float]]  # (step, loss) of a training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """How long a small network is trained."""
-
     steps: int = 400  # optimiser steps of the first cycle
     least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
     minutes: float = 20.0  # no further cycle starts that would end after these
@@ -142,7 +140,7 @@ class FitSchedule:
         return ""
 
     def follow(self, steps: Losses, progress: Callable[[int, int, str], None]) -> dict:
-        """Train to the end, calling `progress(step, steps, detail)`; returns `record()`."""
+        """Train to the end, calling `progress(step, steps, detail)`; return entries of a report."""
         for step, _ in steps:
             metric = f"   held-out {self.figure:.3f}" if self.metrics else ""
             progress(step, max(self.steps, step), f"loss {self.recent_loss:.3f}{metric}")
@@ -150,11 +148,9 @@ class FitSchedule:
 
     @property
     def recent_loss(self) -> float:
-        recent = self.losses[-20:]
-        return sum(recent) / max(1, len(recent))
+        return sum(self.losses[-20:]) / max(1, len(self.losses[-20:]))
 
     def record(self) -> dict:
-        """Return the entries of a run's report."""
         return {
             "loss": self.recent_loss,
             "held_out": self.figure,
@@ -179,11 +175,7 @@ def fit_model(
     warmup_share: float,
     clip_norm: float | None = None,
 ) -> Losses:
-    """Train with AdamW on `batch_loss()` until the schedule ends, yielding (step, loss).
-
-    Moves `model` to `device`, and leaves it on the CPU in eval mode. Raises KitError when the
-    loss is not finite (in fp16: for MAX_OVERFLOWS steps in a row).
-    """
+    """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU."""
     model.to(device).train()
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     not_finite = 0  # steps in a row
@@ -229,10 +221,7 @@ def backward_and_step(
     scaler: torch.amp.GradScaler,
     clip_norm: float | None = None,
 ) -> bool:
-    """Run the backward pass of `loss` and one optimizer step; returns whether it was taken.
-
-    With loss scaling for fp16 (Micikevicius et al. 2018).
-    """
+    """Take one optimizer step, with loss scaling for fp16; return whether it was taken."""
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     half = scaler.is_enabled()
@@ -270,8 +259,7 @@ class ConvNeXtBlock(nn.Module):
 class FSQ(nn.Module):
     """Finite scalar quantisation (Mentzer et al. 2023): real values (B, N, Q) <-> codes (B, N).
 
-    Each of the Q values is rounded to one of a few levels. The codebook is the fixed grid of all
-    combinations, so it cannot collapse.
+    Each value is rounded to one of a few levels; a code is a combination, so none can collapse.
     """
 
     def __init__(self, levels: tuple):
@@ -283,8 +271,8 @@ class FSQ(nn.Module):
     def quantize(self, z: Tensor, noise_share: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return values in [-1, 1] with a straight-through gradient, and their codes.
 
-        A random `noise_share` of the rows get uniform noise one level wide instead of rounding,
-        whose gradient is exact (Balle et al. 2017; half of the rows: Parker et al. 2024).
+        A `noise_share` of the rows get uniform noise one level wide instead of rounding, whose
+        gradient is exact (Balle et al. 2017; half of the rows: Parker et al. 2024).
         """
         top = (self.levels - 1) / 2
         bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1

@@ -2,8 +2,7 @@
 
 A convolutional encoder turns log-mels into a few numbers per code, each rounded to a handful of
 levels (FSQ). The decoder predicts log-magnitudes; Griffin-Lim or a neural vocoder finds the phase.
-Codes alone leave much open, so the decoder can also take the hidden states of the model that
-predicted them, which know text, speaker and history.
+The decoder can also take the hidden states of the model that predicted the codes.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels, Q numbers
 per code, D width of a model's hidden states.
@@ -45,14 +44,9 @@ NOISE_SHARE = 0.5  # of the crops: trained with noise instead of rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig:
-    # How long it is trained: see FitConfig.
+class MelCodecConfig(FitConfig):
     steps: int = 1200
-    least_steps: int = 0
-    minutes: float = 20.0
     good: float = 0.45  # held-out loss, in nats
-    least_gain: float = 0.02
-    look_every: int = 100
     kind: str = "mel"
     sample_rate: int = 22050  # Hz
     n_fft: int = 1024  # samples
@@ -76,7 +70,6 @@ class MelCodecConfig:
 
     @property
     def frame_rate(self) -> float:
-        """Codes per second."""
         return self.sample_rate / self.hop_length / self.frames_per_code
 
     @property
@@ -90,7 +83,7 @@ class MelCodecConfig:
         return MelConfig(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self):
-        FitConfig.__post_init__(self)
+        super().__post_init__()
         MelConfig.__post_init__(self)
         require_within(self, 2, 1000, "levels")
         fits = 2 <= math.prod(self.levels) <= MAX_VOCABULARY

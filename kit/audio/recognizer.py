@@ -1,8 +1,6 @@
 """Speech recognition: the interface, the built-in CTC network (Graves et al. 2006), error rates.
 
-Alignment, segmentation, evaluation and the training gate use a recogniser through
-`SpeechRecognizer` alone: the built-in one or Whisper. The built-in one is trained within minutes on
-the corpus's own recordings and measures intelligibility without a download; its error on recordings
+The built-in one is trained within minutes on the corpus's own recordings; its error on recordings
 is the noise floor that synthesised speech is compared with.
 
 Shapes: B batch, L samples, T mel frames, S output frames (T / 2), M mels, C channels, A alphabet +
@@ -83,7 +81,6 @@ def transcripts(alphabet: str, log_probs: list[Tensor]) -> list[str]:
 
 
 def alphabet_of(texts: list[str]) -> str:
-    """Return every character of `texts` once, sorted."""
     return "".join(sorted(set("".join(letters(t) for t in texts))))
 
 
@@ -102,9 +99,6 @@ def cer(transcripts: list[str], references: list[str]) -> float:
     references = [letters(text) for text in references]
     edits = sum(edit_distance(text, wanted) for text, wanted in zip(transcripts, references))
     return edits / sum(map(len, references))
-
-
-# --- the built-in network --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +164,6 @@ class Recognizer(nn.Module, SpeechRecognizer):
         return [row[: output_frames(mel)] for row, mel in zip(rows, mels)]
 
     def transcribe(self, mels: list[Tensor]) -> list[str]:
-        """Return the greedy transcript of each log-mel (M, T)."""
         return transcripts(self.alphabet, self.log_probs(mels))
 
     def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
@@ -183,12 +176,10 @@ class Recognizer(nn.Module, SpeechRecognizer):
 
 
 def output_frames(mel: Tensor) -> int:
-    """Return the number of output frames S for a log-mel (M, T)."""
     return -(-mel.shape[-1] // MEL_FRAMES)
 
 
 def save_recognizer(model: Recognizer, path: Path) -> None:
-    """Write weights, configuration, alphabet and front end to one file, atomically."""
     save_module(
         path,
         model,
@@ -205,10 +196,8 @@ def pad_mels(mels: list[Tensor]) -> Tensor:
 
 
 def spec_augment(mel: Tensor) -> Tensor:
-    """Blur each row (M, T), add noise and mask a band and a time span (Park et al. 2019).
-
-    Else the recogniser takes a codec's smoothing for another word, which no listener does.
-    """
+    """Blur each row (M, T), add noise and mask a band and a time span (Park et al. 2019)."""
+    # Else the recogniser takes a codec's smoothing for another word, which no listener does.
     batch = len(mel)
     blur = torch.rand(batch, 1, 1)
     mel = torch.lerp(mel, F.avg_pool1d(mel, 3, stride=1, padding=1, count_include_pad=False), blur)
@@ -231,11 +220,7 @@ def train_recognizer(
     precision: str,
     schedule: FitSchedule | None = None,
 ) -> Losses:
-    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss).
-
-    Works for any model with the recogniser's `loss`, `transcribe` and `config`, such as one that
-    reads codes (N,). Ends on the CPU in eval mode.
-    """
+    """Fit a model with the recogniser's `loss`, `transcribe` and `config` to log-mels and texts."""
     c = model.config
     generator = torch.Generator().manual_seed(0)
     lengths = [mel.shape[-1] for mel in mels]

@@ -1,6 +1,4 @@
-"""Waveform -> log-mel and log-magnitude spectrograms with torch alone, and those of references.
-
-Every release of torchaudio needs one release of torch; voices outlive that.
+"""Waveform -> log-mel and log-magnitude spectrograms, without torchaudio, which voices outlive.
 
 Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
@@ -54,10 +52,9 @@ DEFAULT_MEL = MelConfig()
 
 
 class Mel(nn.Module):
-    """Waveform (B, L) -> log-mel (B, M, T) and log-magnitude (B, F, T), natural logarithm.
+    """Waveform (B, L) on any device -> log-mel (B, M, T) and log-magnitude (B, F, T), in nats.
 
-    Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`. Waveforms may be
-    on any device; results are on the module's.
+    Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`.
     """
 
     config_class = MelConfig
@@ -122,12 +119,10 @@ def squared_magnitude(spectrum: Tensor) -> Tensor:
 
 
 def unpadded(mel: Tensor, frames: list[int]) -> list[Tensor]:
-    """Split a padded batch (B, M, T) into rows (M, T) of `frames` each."""
     return [row[:, :count] for row, count in zip(mel, frames)]
 
 
 def load_mel(path: str, front_end: Mel) -> Tensor:
-    """Return the log-mel (M, T) of the recording at `path`."""
     rate = front_end.config.sample_rate
     return front_end.clip_mel(load_wave(path, rate), rate)
 
@@ -179,10 +174,7 @@ MIN_PEAK = 0.005  # of full scale
 
 
 def load_reference(path: str, sample_rate: int) -> Tensor:
-    """Return the first `LONGEST_S` seconds (L,) of a recording, mono, at `sample_rate`.
-
-    Raises DatasetError for a file that cannot be read, and SpeechError as `require_reference` does.
-    """
+    """Return the first `LONGEST_S` seconds (L,) of a recording, mono, at `sample_rate`."""
     if measure_clip(path, decode_s=math.inf).cancels:
         warnings.warn(
             f"The channels of {path} cancel each other: the loudest one is taken.",

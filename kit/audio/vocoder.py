@@ -1,13 +1,12 @@
 """Spectrogram -> waveform: fast Griffin-Lim, a neural vocoder, and both in real numbers for ONNX.
 
 `GriffinLim` (Perraudin et al. 2013) is local: a slice of an utterance with `context` frames around
-it gets the same samples as in the full utterance, which is what makes streaming exact. `Vocoder`
-(Vocos: Siuzdak 2023) predicts each bin's phase and a correction of its magnitude, then takes one
-inverse transform: no upsampling layers, and a third of Griffin-Lim's context.
+it gets the same samples as in the full one, so streaming is exact. `Vocoder` (Vocos: Siuzdak 2023)
+predicts each bin's phase and a correction of its magnitude, then takes one inverse transform.
 
-Networks that make sound learn from random crops of recordings by the L1 loss of spectrograms. That
-alone fills the gaps between harmonics and sounds hoarse, so patch critics (Isola et al. 2017) with
-a hinge loss (Lim and Ye 2017) and feature matching (Kumar et al. 2019) join after some steps.
+Networks that make sound learn from random crops by the L1 loss of spectrograms. That alone sounds
+hoarse, so patch critics (Isola et al. 2017) with a hinge loss (Lim and Ye 2017) and feature
+matching (Kumar et al. 2019) join after some steps.
 
 Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples, N codes, D width of
 a model's hidden states.
@@ -44,8 +43,7 @@ L1_SHARE = 1 / 3
 Pair = tuple[Tensor, Tensor]
 
 # Weights of the L1 loss and of feature matching, relative to the critics' scores. With a third of
-# the L1 weight and 2.5 times the rate, DNSMOS rises a third less; critics that also see the
-# generator's input cost 2.6 points of CER and gain nothing.
+# the L1 weight and 2.5 times the rate, DNSMOS rises a third less.
 L1_WEIGHT = 10.0
 FEATURE_WEIGHT = 2.0
 RATE = 4e-4  # of the generator and of the critics
@@ -54,13 +52,12 @@ BETAS = (0.8, 0.99)
 WARMUP_STEPS = 50
 FINAL_RATE = 0.1  # learning rate of the generator at the end, as a share of its peak
 CLIP_NORM = 10.0
-# Of each layer: channels in and out as multiples of the critic's width (0: one channel), kernel and
-# stride in frequency and time.
+# Of each layer of a critic: channels in and out, kernel and stride in frequency and time.
 LAYERS = (
-    (0, 1, (7, 3), (2, 1)),
-    (1, 2, (5, 3), (2, 1)),
-    (2, 2, (5, 3), (2, 2)),
-    (2, 2, (5, 3), (2, 1)),
+    (1, 16, (7, 3), (2, 1)),
+    (16, 32, (5, 3), (2, 1)),
+    (32, 32, (5, 3), (2, 2)),
+    (32, 32, (5, 3), (2, 1)),
 )
 
 # Spectrograms of recordings, the same spectrograms as generated, and the L1 loss between them.
@@ -87,8 +84,10 @@ def window_envelope(window: Tensor, frames: int, hop: int) -> Tensor:
     return overlap_add(square, hop).clamp(min=1e-8)  # a Hann window starts at 0
 
 
-def trim_centering(wave: Tensor, window: Tensor, frames: int, hop: int) -> Tensor:
-    """Cut the padding of centred frames from a `windowed_sum`: (B, frames * hop)."""
+def to_wave(spectrum: Tensor, window: Tensor, hop: int) -> Tensor:
+    """Spectrum (B, T, F) of centred frames -> waveform (B, T * hop)."""
+    frames = spectrum.shape[1]
+    wave = windowed_sum(spectrum, window, hop) / window_envelope(window, frames, hop)
     return wave[:, len(window) // 2 :][:, : frames * hop]
 
 
@@ -127,22 +126,20 @@ class GriffinLim(nn.Module):
             angles = torch.sub(rebuilt, previous, alpha=MOMENTUM / (1 + MOMENTUM))
             spectrum = angles.sgn_().mul_(magnitude)
             previous = rebuilt
-        wave = windowed_sum(spectrum, self.window, self.hop).div_(envelope)
-        return trim_centering(wave, self.window, frames, self.hop)
+        return to_wave(spectrum, self.window, self.hop)
 
 
 class Critic(nn.Module):
     """Log-spectrogram (B, F, T) -> a score for each patch, and the features of every layer."""
 
-    def __init__(self, width: int = 16):
+    def __init__(self):
         super().__init__()
         layers = []
         for before, after, kernel, stride in LAYERS:
             padding = tuple(size // 2 for size in kernel)
-            size = (before * width or 1, after * width)
-            layers.append(weight_norm(nn.Conv2d(*size, kernel, stride, padding)))
+            layers.append(weight_norm(nn.Conv2d(before, after, kernel, stride, padding)))
         self.layers = nn.ModuleList(layers)
-        self.score = weight_norm(nn.Conv2d(LAYERS[-1][1] * width, 1, 3, padding=1))
+        self.score = weight_norm(nn.Conv2d(LAYERS[-1][1], 1, 3, padding=1))
 
     def forward(self, spectrogram: Tensor) -> tuple[Tensor, list[Tensor]]:
         h = (spectrogram[:, None] + 3) / 3  # roughly zero mean, unit variance
@@ -163,8 +160,7 @@ def train_generator(
     """Train `parameters` for `steps`, yielding (step, L1 loss).
 
     `compare()` runs the generator on a new batch. With `adversarial` there is one critic per
-    spectrogram of it, of which each step uses all, or with `alternate` only one in turn. Raises
-    KitError when the loss is not finite.
+    spectrogram of it, of which each step uses all, or with `alternate` only one in turn.
     """
     critics = None
     peak = RATE if adversarial else L1_RATE
@@ -217,9 +213,6 @@ def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     loss.backward()
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
     optimizer.step()
-
-
-# --- crops -----------------------------------------------------------------------------------
 
 
 class CropShape(NamedTuple):
@@ -303,24 +296,13 @@ class Vocoder(nn.Module):
         return log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp(), self.to_phase(h).float()
 
     def forward(self, log_magnitude: Tensor) -> Tensor:
-        spectrum = torch.polar(*self.polar(log_magnitude))  # (B, T, F)
-        frames = spectrum.shape[1]
-        envelope = window_envelope(self.window, frames, self.hop)
-        wave = windowed_sum(spectrum, self.window, self.hop) / envelope
-        return trim_centering(wave, self.window, frames, self.hop)
+        return to_wave(torch.polar(*self.polar(log_magnitude)), self.window, self.hop)
 
 
 def train_vocoder(
-    vocoder: Vocoder,
-    mel: Mel,
-    pairs: Callable[[], Pair],
-    steps: int,
-    l1_share: float = L1_SHARE,
+    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, l1_share: float = L1_SHARE
 ) -> Losses:
-    """Train for `steps`, yielding (step, L1 loss), against critics after the first `l1_share`.
-
-    `pairs()` draws a batch. Raises KitError when the loss is not finite.
-    """
+    """Train on what `pairs()` draws, against critics after `l1_share`; yields (step, L1 loss)."""
 
     def compare() -> Comparison:
         log_magnitude, wave = pairs()
@@ -359,7 +341,7 @@ def log_spectrogram(wave: Tensor, size: int, hop: int) -> Tensor:
 class RealFourier(nn.Module):
     """Windowed Fourier transforms of frames, with real and imaginary parts as channels (1, 2F, T).
 
-    `inverse` gives the waveform before `trim_centering`, `forward` its transform.
+    `inverse` gives the waveform with the padding of centred frames, `forward` its transform.
     """
 
     def __init__(self, window: Tensor, hop: int):
@@ -383,7 +365,7 @@ class RealFourier(nn.Module):
         return F.conv_transpose1d(spectrum, self.synthesis, stride=self.hop) / envelope
 
     def trimmed(self, spectrum: Tensor) -> Tensor:
-        """Spectrum (1, 2F, T) -> waveform (1, T * hop), as `trim_centering` does."""
+        """Spectrum (1, 2F, T) -> waveform (1, T * hop)."""
         wave = self.inverse(spectrum)[:, 0]
         return wave[:, self.square.shape[-1] // 2 :][:, : spectrum.shape[-1] * self.hop]
 

@@ -49,13 +49,7 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
 
 
 def compiler_available(device: str, capability: tuple | None = None) -> Choice:
-    """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no".
-
-    It writes C++ for a CPU and Triton for a GPU of this `capability`; both also need Python's
-    header, because the result is loaded as a module.
-    """
-    if device not in ("cuda", "cpu"):
-        raise ValueError(f'device is {device!r}: name "cuda" or "cpu".')
+    """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no"."""
     missing = _triton_missing(capability) if device == "cuda" else _cpp_missing()
     if missing:
         return Choice(value="no", reason=missing)
@@ -98,6 +92,7 @@ def _triton_missing(capability: tuple | None) -> str:
 
 
 def _header_missing() -> str:
+    """Without Python's header no compiled code can be loaded as a module."""
     header = python_header()
     return "" if header.is_file() else f"no {header} (on Debian: apt install python3-dev)"
 
@@ -108,10 +103,10 @@ def python_header() -> Path:
 
 @functools.cache
 def keep_device_guard() -> None:
-    """Let several threads compile or export one after the other.
+    """Let several threads compile or export one after the other (pytorch#178950).
 
-    torch 2.11 without a GPU frees what the first thread that compiles has set for the whole process
-    when that thread ends, and the next one crashes (pytorch#178950): one that never ends sets it.
+    torch 2.11 without a GPU frees what the first thread that compiles has set for all others when
+    that thread ends, and the next one crashes: here a thread that never ends sets it.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # torch 2.9 has none
     if ensure is None:
@@ -136,10 +131,7 @@ def compiler_error(error: BaseException) -> str:
 
 
 def compiler_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions to catch around compiled code; no compiler is imported for this.
-
-    Nearly all of Dynamo's and Inductor's are RuntimeErrors, and so is running out of memory.
-    """
+    """The exceptions to catch around compiled code; running out of memory is among them."""
     raised = [
         getattr(sys.modules[module], name)
         for module, name in COMPILER_EXCEPTIONS.items()
@@ -173,14 +165,12 @@ def detect_vector_isa() -> None:
 
 @contextlib.contextmanager
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
-    """Set the compiler's `settings` for the block and hide its output on stderr.
-
-    `weights` is the checksum of frozen weights: the disk cache must not mix up models of a shape.
-    """
+    """Set the compiler's `settings` for the block and hide its output on stderr."""
     detect_vector_isa()
     quick = ISA_OK | {"autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
+    # The checksum of frozen weights: the disk cache must not mix up models of a shape.
     cache = torch.compiler.config.patch(cache_key_tag=weights)
     log = logging.getLogger("torch.utils.cpp_extension")  # warns of a missing CUDA on every CPU
     level = log.level
@@ -192,25 +182,22 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
         log.setLevel(level)
 
 
-def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of the fastest of `repeats` runs of `work`, after a warm-up run."""
-    return min(timings(work, repeats))
+def best_seconds(work: Callable[[], object]) -> float:
+    """Seconds of the fastest of five runs of `work`, after a warm-up run."""
+    return min(timings(work, 5))
 
 
 def gpu_tuning(capability: tuple) -> dict[str, bool]:
-    """Inductor's settings for the fastest kernels on a GPU of this compute capability.
-
-    With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as it
-    reads. Autotuning needs `tl.dot`, which Triton 3.3 no longer has for Turing (triton#5066).
-    """
+    """Inductor's settings for the fastest kernels on a GPU of this compute capability."""
+    # With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as
+    # it reads. Autotuning needs `tl.dot`, which Triton 3.3 has not for Turing (triton#5066).
     return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
 
 
 def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Capture `work` as a CUDA graph; returns it and the tensors that hold its result.
 
-    Graphs that share the memory `pool` of another must not run at the same time, and the result of
-    one must be copied before another is replayed.
+    Graphs that share a memory `pool` run one by one: copy the result before the next is replayed.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())

@@ -53,10 +53,9 @@ REMOVED = {
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
-    """The preset `name`, or in the file of that path, as a dict of sections.
+    """The sections of the preset `name`, or of the file of that path. Raises KitError.
 
-    `extends: other` in it starts from `other`. `below` are the presets that lead here by
-    extending. Raises KitError.
+    `extends: other` in it starts from `other`; `below` are the presets that extend this one.
     """
     path = preset_path(name, folder)
     if name in below:
@@ -66,18 +65,10 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
         raise KitError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
     own = read_yaml(path) or {}
-    if not isinstance(own, dict):
-        raise KitError(
-            f"{path} must hold `section: {{key: value}}` entries, got {shorten(repr(own))}."
-        )
     base = None
-    if "extends" in own:
+    if isinstance(own, dict) and "extends" in own:
         base = load_preset(str(own.pop("extends")), folder, (*below, name))
-    for section, values in own.items():
-        if not isinstance(values, dict):
-            raise KitError(
-                f"{path}: `{section}` must hold `key: value` entries, got {shorten(repr(values))}."
-            )
+    require_sections(own, path)
     own = rename_settings(own, str(path))
     for section in own:
         if base is not None and section not in base:
@@ -85,14 +76,22 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     return merge(base or {}, own)
 
 
-def preset_path(name: str, folder: Path = CONFIGS) -> Path:
-    """The file of the preset `name` in `folder`, or `name` itself where it ends in .yaml.
+def require_sections(values: object, path: Path) -> None:
+    """Raise KitError unless the `values` that `path` holds are sections: dicts by name."""
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    if values != {}:
+        raise KitError(
+            f"{path} must hold `section: {{key: value}}` entries, got {shorten(repr(values))}: "
+            "correct or delete it."
+        )
 
-    Such a path may be relative to this process's folder or to the one that holds configs/.
-    """
+
+def preset_path(name: str, folder: Path = CONFIGS) -> Path:
+    """The file of the preset `name` in `folder`, or `name` itself where it ends in .yaml."""
     if not name.endswith(".yaml"):
         return Path(folder) / f"{name}.yaml"
-    path = Path(name).expanduser()
+    path = Path(name).expanduser()  # relative to this process's folder, or to that of configs/
     return path.resolve() if path.is_file() else ROOT / path
 
 
@@ -105,10 +104,7 @@ def shorten_preset(name: str) -> str:
 
 
 def read_yaml(path: Path):
-    """The plain values in a YAML file; KitError for others.
-
-    Anchors are refused: with them a file can hold itself, or grow a thousandfold when it is read.
-    """
+    """The plain values in a YAML file. Raises KitError."""
     import yaml  # a voice speaks without presets
 
     try:
@@ -125,16 +121,13 @@ def read_yaml(path: Path):
         raise KitError(f"{path} is nested too deeply to be a preset.") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise KitError(f"{path} is not valid YAML: {shorten(error)}") from error
-    if aliases:
+    if aliases:  # with them a file can hold itself, or grow a thousandfold when it is read
         raise KitError(f"{path} holds a YAML alias (`*name`): write the values out.")
     return values
 
 
 def rename_settings(sections: dict, where: str = "") -> dict:
-    """Return `sections` with the present names of settings; a Note says each, and `where` it was.
-
-    A setting that has both names keeps the value of its new one; removed ones are left out.
-    """
+    """Return `sections` with the present names of settings; a Note names each and `where` it is."""
     prefix = f"{where}: " if where else ""
     renamed = {}
     for section, values in sections.items():
@@ -156,7 +149,7 @@ def rename_settings(sections: dict, where: str = "") -> dict:
                 entries[key] = value
                 continue
             warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
-            entries.setdefault(new_name.partition(".")[2], value)
+            entries.setdefault(new_name.partition(".")[2], value)  # of two, the new name's stays
     return renamed
 
 
@@ -181,11 +174,7 @@ def merge(base: dict, over: dict) -> dict:
 
 
 def build(cls, values: dict | None = None, **over):
-    """An instance of dataclass `cls` from plain `values`, with `over` laid on top.
-
-    Lists become tuples. Raises KitError for an unknown key (naming the nearest known one),
-    for a value of the wrong type, and for whatever the class's own `__post_init__` refuses.
-    """
+    """An instance of dataclass `cls` from plain `values` and `over`. Raises KitError."""
     values = {**(values or {}), **over}
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
@@ -236,13 +225,13 @@ def require(ok: bool, config, field: str, fix: str) -> None:
 
 def require_within(config, least: float, most: float, *fields: str) -> None:
     """Raise KitError unless `fields`, or their entries, are None or numbers in these bounds."""
-    fix = f"must lie in {_plain(least)} to {_plain(most)}."
+    fix = f"must lie in {least:.15g} to {most:.15g}."
     _require_numbers(config, lambda number: least <= number <= most, fix, fields)
 
 
 def require_least(config, least: float, *fields: str) -> None:
     """Raise KitError unless each of `fields` is a finite number of `least` or more."""
-    fix = f"must be {_plain(least)} or more."
+    fix = f"must be {least:.15g} or more."
     _require_numbers(config, lambda number: least <= number < math.inf, fix, fields)
 
 
@@ -254,10 +243,6 @@ def _require_numbers(config, fits: Callable, fix: str, fields: tuple[str, ...]) 
             require(ok, config, field, fix)
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
-
-
 def parse_object(text: str | bytes, name: str) -> dict:
     """Return the JSON object in `text`. Raises KitError, naming it `name`, for anything else."""
     try:
@@ -265,7 +250,7 @@ def parse_object(text: str | bytes, name: str) -> dict:
     except (ValueError, RecursionError) as error:
         raise KitError(f"{name} is not valid JSON ({shorten(error)})") from error
     if not isinstance(value, dict):
-        raise KitError(f"{name} must be a JSON object, got {_describe(value)}")
+        raise KitError(f"{name} must be a JSON object, got {shorten(repr(value), 80)}")
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [entry for part in level for _, entry in _entries(part)]
@@ -295,7 +280,7 @@ def checked(value, schema, name: str):
     kind, low, high, *entry = schema
     if not fits(value, kind):
         kind = getattr(kind, "__name__", kind)
-        raise KitError(f"{name} must be of type {kind}, got {_describe(value)}")
+        raise KitError(f"{name} must be of type {kind}, got {shorten(repr(value), 80)}")
     size = len(value) if isinstance(value, str | list | dict) else value
     if size is not None and not low <= size <= high:
         what = "" if size is value else "the length of "
@@ -309,9 +294,3 @@ def _entries(value) -> list[tuple]:
     if isinstance(value, dict):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list) else []
-
-
-def _describe(value) -> str:
-    if isinstance(value, list | dict):
-        return f"a {type(value).__name__} of length {len(value)}"
-    return shorten(repr(value), 80)

@@ -31,10 +31,7 @@ MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file 
 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
-    """Return `name` if it is valid for a folder on any system, and none of `taken` (lower case).
-
-    Raises KitError naming `setting`.
-    """
+    """Return `name`, or raise KitError if no folder can have it, or `taken` (lower case) has it."""
     unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
     ends = name != name.strip() or name.startswith(".") or name.endswith(".")
     reserved = name.lower().split(".")[0].rstrip() in RESERVED or name.lower() in taken
@@ -100,16 +97,10 @@ _IN_THE_WAY = (
     "and run again."
 )
 DISK_FIXES = {
-    errno.EEXIST: _IN_THE_WAY,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EROFS: _CLOSED,
-    errno.EACCES: _CLOSED,
-    errno.EPERM: _CLOSED,
-    errno.ENOENT: _GONE,
-    errno.ESTALE: _GONE,
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
 }
 OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
 
@@ -131,8 +122,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what the block writes there replaces `path` when the block ends.
 
-    It is synced and renamed, so a killed process leaves the complete old or new file. Raises
-    DiskError with a fix if the disk is full, read-only or gone.
+    It is synced and renamed, so a killed process leaves the complete old or new file.
     """
     path = Path(path)
     temporary = None
@@ -210,8 +200,7 @@ def cached_result(
 ):
     """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
 
-    `key` is a `digest` of everything the value depends on. `is_usable(value)` is False for a value
-    whose own files are gone. A damaged file causes a warning, and the value is made again.
+    `key` is a `digest` of all it depends on; `is_usable(value)` is False if its files are gone.
     """
     value = read_result(path, key)
     if value is None or not is_usable(value):

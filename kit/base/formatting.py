@@ -31,10 +31,7 @@ def join_names(names: list[str], max_names: int = 5) -> str:
 
 
 def non_utf8_problem(path) -> str:
-    """What is wrong with a path whose name is not UTF-8; "" where it is.
-
-    Such names cannot be written to tables, logs or a page, and printing them fails.
-    """
+    """What is wrong with a path whose name is not UTF-8: no table or page can hold it. Else ""."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -136,11 +133,9 @@ def report_page(report: dict, folder: Path) -> str:
 
 
 def _player(sample: dict, folder: Path) -> str:
-    """Return a sample as an audio player; "" if its file is gone.
-
-    The page may be sent to others, so no file from outside the run's folder goes into it.
-    """
+    """Return a sample as an audio player; "" if its file is gone."""
     path = (folder / sample["wav"]).resolve()
+    # The page may be sent to others: no file from outside the run's folder goes into it.
     if not path.is_relative_to(folder.resolve()):
         text = f"{sample['wav']} is left out: it is not in the run's folder."
         return f"<p>{html.escape(text)}</p>"

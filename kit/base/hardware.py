@@ -1,8 +1,4 @@
-"""Detect the machine and choose what suits it; every choice comes with its reason.
-
-Only `use_threads`, `set_cuda_defaults` and `allow_expandable_segments` change the process. What is
-unknown is None.
-"""
+"""Detect the machine and choose what suits it; every choice comes with its reason."""
 
 import contextlib
 import dataclasses
@@ -72,12 +68,10 @@ def detect() -> Hardware:
 
 
 def gpu_can_run() -> bool:
-    """Whether there is a GPU that this build of torch has code for; warns if the code is missing.
-
-    With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
-    """
+    """Whether there is a GPU that this build of torch has code for; warns if it has none."""
     if not torch.cuda.is_available():
         return False
+    # With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
     card = torch.cuda.get_device_properties(0)
     architectures = torch.cuda.get_arch_list()
     if torch.version.cuda is None or has_code_for((card.major, card.minor), architectures):
@@ -96,14 +90,12 @@ def gpu_can_run() -> bool:
 
 
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:
-    """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`.
-
-    "sm" runs on its generation from its number on, "compute" is translated for all later ones.
-    """
+    """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`."""
     major, minor = capability
     for name in architectures:
         kind, _, number = name.partition("_")
         number = int(number.rstrip("af"))
+        # "sm" runs on its generation from its number on, "compute" is translated for later ones.
         if kind == "compute" and number <= 10 * major + minor:
             return True
         if kind == "sm" and number // 10 == major and number % 10 <= minor:
@@ -119,10 +111,7 @@ def is_here(hw: Hardware) -> bool:
 
 @functools.cache
 def set_cuda_defaults() -> None:
-    """Turn cuDNN attention off and compute convolutions in fp32, for this whole process.
-
-    Only the first call has an effect, so a training that turned TF32 on keeps it.
-    """
+    """Turn cuDNN attention off and compute convolutions in fp32; only the first call has effect."""
     # torch prefers cuDNN attention on Hopper and Blackwell. It plans for each new length of K, for
     # 22 ms: longer than a decoding step.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -209,11 +198,7 @@ LOAD_SAMPLE_S = 0.5
 def matmul_seconds(
     dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
 ) -> float:
-    """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows.
-
-    One that takes longer than a second (emulated) is not repeated; more than three repeats take a
-    second at most.
-    """
+    """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows."""
     usual_rows, inputs, outputs = PRODUCT[device]
     # Its own, so that a run's dropout does not depend on how often matmuls are timed.
     generator = torch.Generator(device).manual_seed(0)
@@ -226,15 +211,12 @@ def matmul_seconds(
             torch.cuda.synchronize()
 
     first_s = timings(work, 1, warm=False)[0]
-    repeats = min(repeats, max(3, int(1 / max(first_s, 1e-6))))
+    repeats = min(repeats, max(3, int(1 / max(first_s, 1e-6))))  # within a second, or three
     return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
 
 
-def matmul_ms(hw: Hardware, repeats: int = 50) -> dict[str, float]:
-    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere.
-
-    The fastest of many: a few may all meet the end of another process.
-    """
+def matmul_ms(hw: Hardware) -> dict[str, float]:
+    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
     if not is_here(hw):
         return {}
     dtypes = {"fp32": torch.float32}
@@ -242,7 +224,8 @@ def matmul_ms(hw: Hardware, repeats: int = 50) -> dict[str, float]:
         dtypes["fp16"] = torch.float16
     if hw.device == "cpu" or hw.capability >= (8, 0):
         dtypes["bf16"] = torch.bfloat16
-    return {name: 1e3 * matmul_seconds(dt, repeats, hw.device) for name, dt in dtypes.items()}
+    # The fastest of many: other processes may slow a few.
+    return {name: 1e3 * matmul_seconds(dt, 50, hw.device) for name, dt in dtypes.items()}
 
 
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
@@ -263,7 +246,11 @@ def attention_backend(
     """The kernel that PyTorch picks for causal attention; that expected of a GPU elsewhere."""
     asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):
-        kernel = _expected_attention(hw.capability, precision, head_width)
+        # Flash attention needs half precision and Ampere; for bf16 the efficient one does, too.
+        ampere = hw.capability >= (8, 0)
+        kernel = "efficient" if ampere or precision != "bf16" else "math"
+        if ampere and precision != "fp32" and head_width <= 256:
+            kernel = "flash"
         known = f"compute capability {format_capability(hw.capability)}"
         return Choice(value=kernel, reason=f"expected for {asked} at {known}; no such GPU here")
     dtype = DTYPES[precision]
@@ -307,14 +294,6 @@ def why_no_kernel(
     return ""
 
 
-def _expected_attention(capability: tuple, precision: str, head_width: int) -> str:
-    """Flash attention needs half precision and Ampere; for bf16 the efficient one does, too."""
-    ampere = capability >= (8, 0)
-    if ampere and precision != "fp32" and head_width <= 256:
-        return "flash"
-    return "efficient" if ampere or precision != "bf16" else "math"
-
-
 def choose_preset(hw: Hardware) -> Choice:
     """The preset for the training device: by its memory, and an old GPU by its speed."""
     if hw.device == "cpu":
@@ -337,16 +316,13 @@ def choose_preset(hw: Hardware) -> Choice:
 
 
 def free_cores(hw: Hardware) -> Choice:
-    """Count the cores that no other process keeps busy in the quietest sample; at least one.
-
-    Niced work does not count. On an idle machine the first sample is enough.
-    """
+    """Count the cores that no other process keeps busy in the quietest sample; at least one."""
     import psutil
 
     busy = float(hw.cores)
     for _ in range(LOAD_SAMPLES):
         shares = psutil.cpu_times_percent(LOAD_SAMPLE_S)
-        idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100
+        idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100  # niced work yields
         busy = min(busy, hw.cores * (1 - idle))
         free = max(1, round(hw.cores - busy))
         if free == hw.cores:
@@ -360,10 +336,8 @@ def free_cores(hw: Hardware) -> Choice:
 
 
 def use_threads(hw: Hardware) -> Choice:
-    """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for.
-
-    On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
-    """
+    """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for."""
+    # On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
     asked = os.environ.get("OMP_NUM_THREADS", "")
     choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
     if not (asked.isdecimal() and int(asked) > 0):
@@ -378,17 +352,14 @@ def silence_profiler() -> None:
 
 
 def allow_expandable_segments() -> None:
-    """Let CUDA memory segments grow, before CUDA is first used; a user's setting stays.
-
-    Windows does not have it, and under WSL the first allocation may fail (pytorch#192330).
-    """
+    """Let CUDA memory segments grow, before CUDA is first used; a user's setting stays."""
+    # Windows does not have it, and under WSL the first allocation may fail (pytorch#192330).
     is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
     if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def versions() -> dict[str, str]:
-    """Versions that a measurement depends on."""
     python = platform.python_version()
     return {"python": python, "torch": torch.__version__, "system": platform.system()}
 
@@ -408,7 +379,6 @@ def is_oom(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Collect garbage, and give CUDA's cached memory back."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

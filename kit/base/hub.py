@@ -35,9 +35,7 @@ class RemoteFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DownloadSource:
-    """A server, for messages."""
-
-    name: str  # such as "The hub (huggingface.co)"
+    name: str  # of a server, such as "The hub (huggingface.co)"
     otherwise: str  # what to do without a network, the end of a sentence
 
     def unreachable(self, reason: object) -> str:
@@ -60,10 +58,7 @@ def bytes_on_disk(path: Path) -> int:
 def fetch_file(
     address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
 ) -> Iterator[int]:
-    """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are.
-
-    `token` is sent to the host of `address` alone. Raises KitError.
-    """
+    """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are."""
     path, part = target_and_part(folder, file)
     if bytes_on_disk(path) == file.size_bytes:
         yield file.size_bytes
@@ -115,7 +110,7 @@ def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[i
         part.unlink()
         done_bytes = 0
     request = urllib.request.Request(address)
-    if token:
+    if token:  # for the host of `address` alone
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     if done_bytes:
         request.add_header("Range", f"bytes={done_bytes}-")
@@ -147,10 +142,9 @@ def fetch_model(
 ) -> dict:
     """Fetch `names` of `repository` at `revision` into `folder`; return the card written there.
 
-    Those in `optional` are fetched where they exist. The hub is not asked when all files are
-    there; `listing` is what `list_files` has answered, if it was asked before. HF_TOKEN, or `hf
-    auth login`, opens private repositories. Raises KitError with the fix, and DiskError before the
-    first byte where there is no room.
+    Those in `optional` are fetched where they exist. The hub is not asked when all files are there;
+    `listing` is an earlier answer of `list_files`. Raises KitError with the fix, and DiskError
+    before the first byte where there is no room.
     """
     from huggingface_hub import get_token, hf_hub_url
 

@@ -34,8 +34,6 @@ _OURS: dict[str, threading.Thread] = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Holder:
-    """What a lock file says."""
-
     machine: str = ""  # "": it says nothing yet
     pid: int = 0
     token: str = ""  # of this one lock: numbers of processes come again
@@ -55,8 +53,8 @@ def held(
 ) -> Iterator["Lock"]:
     """Hold the lock file `path`, the only one to do `what`, for the length of the block.
 
-    Waits up to `wait_s` for another holder, after calling `say` once; then raises KitError with
-    who holds it. A dead holder's lock is taken over. Raises DiskError where nothing can be written.
+    Waits up to `wait_s` for a living holder, after calling `say` once; then raises KitError. Raises
+    DiskError where nothing can be written.
     """
     lock = Lock(Path(path), what)
     lock.acquire(wait_s, say)
@@ -247,7 +245,6 @@ def machine() -> str:
 
 
 def describe_holder(path: Path, holder: Holder) -> str:
-    """Who holds the lock, and what to do."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
     who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
     if not holder.machine:

@@ -2,19 +2,15 @@
 
 On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
 So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
-machine fetches all of it at its start. A network share is used the same way.
+machine fetches all of it at its start.
 
-- A file is copied to a temporary name and renamed, so the kept file is complete whenever the
-  machine ends. Files are copied in the order of their changes, so a mark never precedes what it
-  marks.
+- Files are copied in the order of their changes, to a temporary name that is then changed, so the
+  kept ones are complete, and no mark precedes what it marks, whenever the machine ends.
 - A failure is reported once and retried; it never touches the local file.
 - What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
   else after everything was copied.
 - Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `hold_shared_lock` lets one machine at a time train. Two runs that only share a
-  name are distinguished by an id, and never mixed.
-
-The copies are recorded in the folder itself (`.mirror.json`), so nothing is copied twice.
+  are merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
 """
 
 import contextlib
@@ -77,11 +73,7 @@ class Mirror:
         self.lock: Lock | None = None  # while this machine has the run for itself
 
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
-        """Copy the kept files that are `wanted` and not here yet; return the bytes copied.
-
-        Files changed here since their last copy stay. Raises DiskError if the kept folder cannot be
-        read, and KitError if another run of this name is here.
-        """
+        """Copy the `wanted` kept files that are not here, or unchanged here; return the bytes."""
         self._require_one_run()
         make_folder(self.folder)
         there = stamps(self.kept)
@@ -124,8 +116,8 @@ class Mirror:
     def copy(self, wait_s: float = 0.0) -> bool:
         """Copy what changed here since the last time; return whether all of it is kept.
 
-        False if another process of this machine copies for longer than `wait_s`. Raises DiskError,
-        and KitError if another machine has taken the run over.
+        False if another process copies for longer than `wait_s`. Raises DiskError, and KitError if
+        another machine has taken the run over.
         """
         here = stamps(self.folder, self.apart)
         if not here:
@@ -215,7 +207,6 @@ class Mirror:
                 write_atomic(self.folder / MEMORY, json.dumps(dataclasses.asdict(memory)))
 
     def _memory(self) -> Memory:
-        """Read MEMORY; empty if it is missing or damaged."""
         try:
             memory = Memory(**json.loads((self.folder / MEMORY).read_bytes()))
             memory.here = {name: tuple(each) for name, each in memory.here.items()}
@@ -247,16 +238,12 @@ class Mirror:
 
     @contextlib.contextmanager
     def hold_shared_lock(self, what: str) -> Iterator[None]:
-        """Keep other machines from doing `what` in this run during the block.
-
-        Waits until the lock of a machine that may be gone is stale; raises KitError if it stays
-        alive. Where the kept folder is not writable, that is printed and the work continues.
-        """
+        """Keep other machines from doing `what` in this run during the block, or raise KitError."""
         with contextlib.ExitStack() as stack:
             path = self.kept / f"{what}.lock"
             try:
                 self.lock = stack.enter_context(held(path, what, STALE_S + 2 * BEAT_S, self.say))
-            except OSError as error:
+            except OSError as error:  # the kept folder is not writable: the work continues
                 self.say(f"Whether another machine is at {what} cannot be seen: {error}")
             try:
                 yield
@@ -267,11 +254,7 @@ class Mirror:
 
 
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
-    """Return {path inside `folder`, with slashes: stamp} of the files to keep.
-
-    Leaves out the folders `apart` and the working files of processes: names that begin with a dot,
-    locks and claims.
-    """
+    """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
     stamps_by_path = {}
     folder = Path(folder)
     for place, below, names in os.walk(folder, onerror=_unless_missing):
@@ -279,6 +262,7 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
             below[:] = [name for name in below if name not in apart]
         for name in names:
             path = Path(place, name)
+            # Working files of processes are not kept.
             of_work = name.startswith(".") or ".lock" in name or name.endswith(".claim")
             about = None if of_work else stamp(path)
             if about is not None:

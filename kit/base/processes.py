@@ -1,7 +1,6 @@
 """A function in a process of its own, and work that several processes share.
 
-What a job makes depends on the job alone, so its files are equal to the byte with any number of
-processes, and another number of processes can resume after a kill.
+What a job makes depends on the job alone: another number of processes can resume after a kill.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import signal
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kit.base.errors import KitError
 
@@ -24,7 +23,6 @@ def run_in_process(
 ):
     """What `function(*arguments)` returns in a fresh process; raises what it raises there.
 
-    All are pickled to bytes, tensors too: shared memory is too small for them in many containers.
     The process is forked from a clean server that has imported the `preload` modules of the first
     call. Raises KitError where it dies or takes longer than `limit_s`.
     """
@@ -36,6 +34,7 @@ def run_in_process(
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         processes.set_forkserver_preload(list(preload))
     receiver, sender = processes.Pipe(duplex=False)
+    # To bytes: shared memory is too small for tensors in many containers.
     packed = pickle.dumps((function, arguments))
     process = processes.Process(target=_answer, args=(sender, packed))
     try:
@@ -79,9 +78,6 @@ def _reason(exit_code: int) -> str:
     return f"its process was ended by {name}{hint}"
 
 
-Item = TypeVar("Item")
-
-
 # One process's part of some work, `job(tools, advance)`; `advance(n)` reports n more units done. It
 # may be sent to that process, so it is a `partial` of a module's function with plain values.
 Job = Callable[[Any, Callable[[float], None]], Any]
@@ -93,22 +89,21 @@ class WorkGroup:
     size = 1  # processes
     local_size = 1  # of them on this machine, whose cores they share
 
-    def split_by_key(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[list[Item]]:
+    def split_by_key(self, items: Sequence, key: Callable[[Any], str]) -> list[list]:
         """Return the items of each process, by a hash of `key(item)` whatever others there are."""
-        shares: list[list[Item]] = [[] for _ in range(self.size)]
+        shares = [[] for _ in range(self.size)]
         for item in items:
             shares[zlib.crc32(key(item).encode()) % self.size].append(item)
         return shares
 
-    def split_evenly(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+    def split_evenly(self, items: Sequence) -> list[Sequence]:
         """Return the items of each process, in turn: the counts differ by one at most."""
         return [items[first :: self.size] for first in range(self.size)]
 
     def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
-        """Run `jobs[i]` in process i; return this one's result once all are done.
+        """Run `jobs[i](tools, advance)` in process i; return this one's result once all are done.
 
-        `tools` are what this process works with; `progress(done)` gets the total of all processes.
-        Raises KitError with the message of another process that failed.
+        `progress(done)` gets the total of all. Raises KitError with the message of one that failed.
         """
         (job,) = jobs
         done = 0.0

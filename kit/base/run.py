@@ -23,6 +23,7 @@ from kit.base.config import (
     merge,
     read_yaml,
     rename_settings,
+    require_sections,
     shorten_preset,
 )
 from kit.base.errors import KitError
@@ -56,13 +57,12 @@ class Run:
     settings: dict = dataclasses.field(default_factory=dict)  # sections the user set
 
     def path(self, *parts: str) -> Path:
-        """Return a path inside the run's folder; its parent is made."""
+        """Return a path inside the run's folder, whose parent is made."""
         path = self.folder.joinpath(*parts)
         make_folder(path.parent)
         return path
 
     def section(self, name: str) -> dict:
-        """Return the preset's plain values for one concern."""
         return self.preset.get(name, {})
 
     def begin(self) -> None:
@@ -72,7 +72,7 @@ class Run:
             write_atomic(self.folder / "use", self.use)
 
     def set_permanent(self, name: str, value: str) -> None:
-        """Write `value` of `name` for the life of the run. KitError if it has another."""
+        """Write `value` of `name` for the life of the run."""
         self.require_permanent(name, value)
         write_atomic(self.folder / name, value)
 
@@ -116,7 +116,6 @@ class Run:
         return value
 
     def figure(self, section: str, name: str):
-        """Return a recorded figure; None if there is none."""
         figures = self.report().get(section)
         return figures.get(name) if isinstance(figures, dict) else None
 
@@ -136,10 +135,7 @@ class Run:
         return report
 
     def record(self, **figures) -> dict:
-        """Merge `figures` (nested dicts allowed) into report.json and rewrite report.html.
-
-        Processes that record at the same time wait for each other, so no section is lost.
-        """
+        """Merge `figures` into report.json, one process at a time, and rewrite report.html."""
         about = {
             "preset": self.preset_name,
             "versions": versions(),
@@ -158,13 +154,6 @@ class Run:
         return report
 
 
-def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
-    """Return the run of `find_run`, created if it did not exist."""
-    run = find_run(preset, use, name)
-    run.begin()
-    return run
-
-
 def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     """Return the run `name` (default: KIT_RUN, else `last_run`); nothing is written.
 
@@ -180,7 +169,10 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     run.require_permanent("preset", preset)
     use = use or read_run_file(folder / "use")
     overlay = load_use(use)
-    settings = read_settings(folder / SETTINGS)
+    path = folder / SETTINGS
+    settings = (read_yaml(path) or {}) if path.is_file() else {}
+    require_sections(settings, path)
+    settings = rename_settings(settings, path.name)
     sections = run.preset
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)
@@ -226,14 +218,6 @@ def last_run() -> str:
     return "demo"
 
 
-def read_settings(path: Path) -> dict:
-    """Return the sections of a run's settings file; {} if there is none. KitError if damaged."""
-    sections = (read_yaml(path) or {}) if path.is_file() else {}
-    if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
-        return rename_settings(sections, path.name)
-    raise KitError(f"{path} must hold `section: {{key: value}}` entries. Correct or delete it.")
-
-
 def read_run_file(path: Path) -> str:
     """Return the one line of a small file in a run's folder; "" without it, KitError if damaged."""
     try:
@@ -269,16 +253,13 @@ def _git(*arguments: str) -> str:
 
 
 def demo_times(report: dict, folder: Path) -> dict:
-    """Return how long `make demo` has taken so far: `wall_s` sums all its starts.
-
-    {} outside a demo (KIT_DEMO_STARTED), and after a first one has finished. An interrupted start
-    lasted until the last file in `folder` was written before the next one.
-    """
+    """Return how long `make demo` (KIT_DEMO_STARTED) has taken: `wall_s` sums all its starts."""
     started = os.environ.get("KIT_DEMO_STARTED")
     if not started or (folder / "demo-finished").exists():
         return {}
     starts_s = dict(report.get("demo_starts_s", {}))
     if starts_s and started not in starts_s:
+        # An interrupted start lasted until the last file was written before the next one.
         written_s = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
         last_written_s = max((s for s in written_s if s < float(started)), default=0.0)
         before = list(starts_s)[-1]

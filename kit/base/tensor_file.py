@@ -39,10 +39,7 @@ SHA256 = (str, 64, 64)  # the schema of one
 def save_module(
     path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
 ) -> None:
-    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`.
-
-    Raises KitError, and leaves the old file, where a weight is not finite as `dtype`.
-    """
+    """Write `module`'s weights, as `dtype`, and `header` to `path`; KitError if not finite."""
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
     for name, weight in weights.items():
@@ -81,15 +78,12 @@ def save_tensors(
     path: Path,
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file without a copy in memory.
-
-    A full disk is a SafetensorError in the library; here it is an OSError.
-    """
+    """Write a safetensors file without a copy in memory. Raises OSError."""
     is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = safetensors.numpy if is_numpy else safetensors.torch
     try:
         library.save_file(tensors, path, metadata=metadata)
-    except safetensors.SafetensorError as error:
+    except safetensors.SafetensorError as error:  # a full disk
         raise OSError(errno.EIO, str(error)) from error
 
 
@@ -124,10 +118,7 @@ def tensors_sha256(path: Path) -> str:
 
 
 def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors and header that `file_bytes` wrote to `path`.
-
-    Raises KitError for a damaged file or one of another program, OSError for one it cannot read.
-    """
+    """Tensors and header that `file_bytes` wrote to `path`. Raises KitError, OSError."""
     tensors, metadata = read(path)
     header, sha256 = _header_and_sha256(metadata)
     if sha256 and sha256 != checksum(tensors):
@@ -152,10 +143,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, if asked for, and metadata of a safetensors file of any program.
-
-    Raises KitError for a damaged file, OSError for one that cannot be read.
-    """
+    """Tensors, if asked for, and metadata of a safetensors file of any program; errors alike."""
     mapped, metadata = _open(path, "pt", tensors)
     for name, tensor in mapped.items():
         # Without the empty dimensions, whose others may be too large to compute with.
@@ -198,10 +186,7 @@ def saved_tensor(path: Path, name: str) -> Tensor:
 
 
 def describe_mismatch(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """How `tensors` differ from `wanted` in names, shapes and kinds of number; "" if not at all.
-
-    Values do not matter, so `wanted` may be on the meta device.
-    """
+    """How `tensors` differ from `wanted`, which may be on the meta device; "" if not at all."""
     shared = [name for name in wanted if name in tensors]
     faults = {
         "missing": [name for name in wanted if name not in tensors],
@@ -221,10 +206,7 @@ def describe_mismatch(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> 
 
 
 def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix: str) -> nn.Module:
-    """Return `make(header)` with the weights at `path`, fp32, in eval mode.
-
-    Raises `error` with `fix` when the file is missing, damaged, or does not fit what was made.
-    """
+    """Return `make(header)` with the weights at `path`, fp32, in eval mode; `error` with `fix`."""
     if not Path(path).is_file():
         raise error(f"There is no {path}: {fix}")
     try:

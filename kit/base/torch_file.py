@@ -68,10 +68,9 @@ class PickledContents:
 def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
     """Read what `torch.save` wrote to `path`: dicts, lists, plain values, and tensors on the CPU.
 
-    Tensors are mapped from the file, which must not change while they are used. `classes` are
-    full names of classes whose objects become dicts of their contents. Raises DamagedFileError for
-    a file that is missing, damaged or of another kind, and, before any of its code runs, for one
-    that names anything else to be called.
+    Tensors are mapped from the file. `classes` are full names of classes whose objects become dicts
+    of their contents. Raises DamagedFileError for a file that is missing, damaged or of another
+    kind, and, before any of its code runs, for one that names anything else to be called.
     """
     path = Path(path)
     _require_zip(path)
@@ -127,11 +126,7 @@ def _plain(value: object) -> object:
 
 
 def require_backed(name: str, value: object) -> Tensor:
-    """Return `value` if it is a plain tensor with all its numbers in the file.
-
-    Raises ValueError with its `name` for anything else: sparse or quantized tensors, those without
-    data, and views that repeat a few numbers over any size.
-    """
+    """Return `value` if it is a plain tensor with all its numbers in the file; else ValueError."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is {type(value).__name__}, not a tensor")
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.dtype in PLAIN
@@ -139,6 +134,7 @@ def require_backed(name: str, value: object) -> Tensor:
         raise ValueError(
             f"{name} is no plain tensor ({value.dtype}, {value.layout}, {value.device})"
         )
+    # A view may repeat a few numbers over any size.
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ValueError(f"{name} claims {tuple(value.shape)}, its file holds less")
     return value

@@ -41,9 +41,8 @@ from kit.dataset.recordings import (
     split_of,
     stays_inside,
 )
-from kit.streams.file import BadRecord
-from kit.streams.lines import JsonLines
-from kit.streams.open import rows
+from kit.streams.formats import JsonLines, rows
+from kit.streams.stream import BadRecord
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
 SEPARATORS = ("|", "\t", ";", ",")

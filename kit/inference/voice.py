@@ -14,9 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kit.audio.codec import Codec
+from kit.audio.codec import AudioStream, Codec
 from kit.audio.spectrogram import Mel, reference_mel, reference_mels, require_reference
-from kit.audio.streaming import AudioStream
 from kit.base.config import require_least
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav

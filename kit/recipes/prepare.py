@@ -68,9 +68,13 @@ from kit.recipes.prepare_parts import (
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
-from kit.text.grow_tokenizer import grown_vocabulary_advice
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.text.train_tokenizer import TokenizerConfig, count_tokens, tokenizer_report
+from kit.text.train_tokenizer import (
+    TokenizerConfig,
+    count_tokens,
+    grown_vocabulary_advice,
+    tokenizer_report,
+)
 from kit.training.config import FinetuneConfig
 
 WORST_DRAWN = 100  # clips in the picture of the alignment

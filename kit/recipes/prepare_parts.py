@@ -44,12 +44,12 @@ from kit.releases.whisper import (
     whisper_folder,
     whisper_unavailable,
 )
-from kit.streams.open import require_known_format
-from kit.text.grow_tokenizer import grow_tokenizer
+from kit.streams.formats import require_known_format
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
 from kit.text.train_tokenizer import (
     MAX_UNKNOWN_RATE,
     TokenizerConfig,
+    grow_tokenizer,
     tokenizer_report,
     train_fitted_tokenizer,
 )

@@ -34,7 +34,7 @@ from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab
-from kit.streams.open import open_source
+from kit.streams.formats import open_source
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
 

@@ -1,12 +1,18 @@
-"""Records of a file in an order set by seed and epoch, resumed at any position.
+"""Records of a file in an order set by seed and epoch, resumed at any position; mixes of streams.
 
 A record belongs to the block (64 KiB) that holds its first byte, so blocks need no index. Blocks
 are shuffled by (seed, epoch) and taken sixteen at a time; the records of such a group are shuffled
 by (seed, epoch, group). Groups are dealt to shares (ranks x DataLoader workers) in turn, so a
 position is (turn, record): no buffer has to be saved, and resuming reads one group.
+
+No file stays open between reads, so an unmounted disk or a truncated file is noticed at the next
+one. A file that grows is read up to the size it had when it was opened.
 """
 
+import bisect
+import contextlib
 import dataclasses
+import hashlib
 import itertools
 import operator
 import zlib
@@ -19,8 +25,19 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
-from kit.streams.file import BadRecord, ByteFile
+from kit.base.files import special_file_kind
 
+SAMPLE_BYTES = 65536
+CHUNK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+# First bytes of files that people take for plain text, and what to do about them.
+NOT_TEXT = {
+    b"\xff\xfe": "UTF-16; save it as UTF-8",
+    b"\xfe\xff": "UTF-16; save it as UTF-8",
+    b"\x1f\x8b": "gzip; unpack it first",
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
+    b"PAR1": "Parquet; export it as JSON lines",
+}
 RESTART = "or start again from the beginning."
 FIXES = {
     "file": f"The file has changed: restore the old one, {RESTART}",
@@ -28,6 +45,90 @@ FIXES = {
     "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
     "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
 }
+DRAWS = 1024  # random numbers of a mix made at a time
+END = object()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BadRecord:
+    """A record that cannot be used: its place in the file, and the reason."""
+
+    file: str
+    line: int | None  # of the record's first byte, from 1; None where counting would cost too much
+    offset: int  # of the record's first byte
+    reason: str
+
+    def __str__(self):
+        line = "" if self.line is None else f"line {self.line}, "
+        return f"{self.file}, {line}byte {self.offset}: {self.reason}"
+
+
+class ByteFile:
+    """The first `size` bytes of a file; `size` is its size now. Raises DatasetError like `opened`.
+
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.size = 0
+        with self._explain_errors(), open(self.path, "rb") as file:
+            self.size = file.seek(0, 2)
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        with self.opened() as read:
+            samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
+        self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[int, int], bytes]]:
+        """Give `read(offset, count) -> bytes`; DatasetError for a missing or shorter file."""
+        with self._explain_errors(), open(self.path, "rb") as file:
+            if file.seek(0, 2) < self.size:
+                raise DatasetError(
+                    f"{self.path} became shorter while it was read: from {self.size} to "
+                    f"{file.tell()} bytes. Restore the complete file, or start again with this one."
+                )
+
+            def read(offset: int, count: int) -> bytes:
+                file.seek(offset)
+                return file.read(max(0, min(count, self.size - offset)))
+
+            yield read
+
+    @contextlib.contextmanager
+    def _explain_errors(self):
+        try:
+            kind = special_file_kind(self.path)
+            if kind:
+                raise DatasetError(
+                    f"{self.path} is {kind}, not a regular file: copy its content into a file."
+                )
+            yield
+        except OSError as error:
+            raise DatasetError(
+                f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
+                "is mounted. A saved position stays valid: restore the file and resume."
+            ) from error
+
+    def text_start(self) -> int:
+        """The offset behind a byte order mark. Raises DatasetError when this is not UTF-8 text."""
+        with self.opened() as read:
+            head = read(0, 4)
+        for magic, kind in NOT_TEXT.items():
+            if head.startswith(magic):
+                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        return len(BOM) if head.startswith(BOM) else 0
+
+    def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The bytes from `start` to `end`, `count` at a time."""
+        with self.opened() as read:
+            for offset in range(start, end, count):
+                yield read(offset, min(count, end - offset))
+
+    def count_newlines(self, start: int, end: int) -> int:
+        if start >= end:
+            return 0
+        return sum(chunk.count(b"\n") for chunk in self.chunks(start, end))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +222,10 @@ def require_same(what: str, own: dict, saved: object) -> None:
 class Stream(IterableDataset):
     """An iterable whose one `iter()` is one epoch, or what is left of it.
 
-    `load_state_dict` of a `state_dict` leads to exactly the records that would have followed.
+    `load_state_dict` of a `state_dict` leads to exactly the records that would have followed. A
+    subclass has `identity()`, all that a position depends on but the role, which
+    `require_identity(identity)` compares; `position()` of the latest iterator, plain values of
+    which the first is the epoch; and `seek(position)` and `begin_epoch(epoch)` for the next one.
     """
 
     def __init__(self, config: StreamConfig):
@@ -138,14 +242,11 @@ class Stream(IterableDataset):
         return {"role": "{} of {}".format(*self.role())}
 
     def state_dict(self) -> dict:
-        """The position of the latest iterator and what it is valid for: plain values, < 1 KB."""
+        """The position of the latest iterator and what it is valid for, in less than 1 KB."""
         return {"of": self.identity()} | self._role_entry() | {"at": self.position()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Let the next `iter()` resume from `state`.
-
-        Raises DatasetError when file, format, order or number of shares differ.
-        """
+        """Let the next `iter()` resume from `state`. DatasetError for one of another stream."""
         self.require_identity(state.get("of"))
         require_same("This stream", self._role_entry(), state)
         self.seek(state["at"])
@@ -155,28 +256,14 @@ class Stream(IterableDataset):
         if epoch != self.epoch:
             self.begin_epoch(epoch)
 
-    def identity(self) -> dict:
-        """All that a position depends on, except the role."""
-        raise NotImplementedError
-
-    def require_identity(self, identity: object) -> None:
-        """Raise DatasetError with the fix unless `identity` is this stream's."""
-        raise NotImplementedError
-
-    def position(self) -> list:
-        """The position of the latest iterator as plain values; the first is the epoch."""
-        raise NotImplementedError
-
-    def seek(self, position: list) -> None:
-        """Let the next `iter()` begin at `position`, one of this stream in the same role."""
-        raise NotImplementedError
-
-    def begin_epoch(self, epoch: int) -> None:
-        raise NotImplementedError
-
 
 class FileStream(Stream):
-    """Records of one file. A format says in four methods where they begin and what they hold.
+    """Records of one file. A format says in four methods where they begin and what they hold:
+
+    - `span(read, block)`: (offset, bytes) of all records whose first byte is in `block`;
+    - `parse_all(data)`: the records of a span at once; ValueError when in doubt;
+    - `split_records(offset, data)`: then (offset, bytes) of each record of the span at `offset`;
+    - `parse(raw)`: one record; ValueError with the reason when it cannot be used.
 
     `keep(record)` chooses records. `on_bad_record(record)` is called at least once for each that
     cannot be used; by default it raises DatasetError.
@@ -199,22 +286,6 @@ class FileStream(Stream):
         self.begin = self.file.text_start()
         self.end = self.file.size  # of the part of the file that holds records
         self.seek([0, 0, 0])
-
-    def span(self, read: Callable[[int, int], bytes], block: int) -> tuple[int, bytes]:
-        """(offset, bytes) of all records whose first byte is in `block`."""
-        raise NotImplementedError
-
-    def parse_all(self, data: bytes) -> list:
-        """The records of a span at once. ValueError when in doubt: then `parse` gets each."""
-        raise NotImplementedError
-
-    def split_records(self, offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of each record of the span `data` that begins at `offset`."""
-        raise NotImplementedError
-
-    def parse(self, raw: bytes):
-        """One record. Raises ValueError with the reason when it cannot be used."""
-        raise NotImplementedError
 
     @property
     def blocks(self) -> int:
@@ -314,7 +385,11 @@ class FileStream(Stream):
             if not isinstance(record, BadRecord):
                 records.append(record)
             elif not self.on_bad_record:
-                self._raise(record)
+                line = 1 + self.file.count_newlines(0, record.offset)
+                raise DatasetError(
+                    f"{dataclasses.replace(record, line=line)}. Fix it, or pass an "
+                    "`on_bad_record=` function to continue without such records."
+                )
             elif report:
                 self.on_bad_record(record)
         return records
@@ -328,13 +403,6 @@ class FileStream(Stream):
             return self.parse(raw)
         except ValueError as error:
             return BadRecord(file=str(self.file.path), line=line, offset=offset, reason=str(error))
-
-    def _raise(self, record: BadRecord) -> None:
-        line = 1 + self.file.count_newlines(0, record.offset)
-        raise DatasetError(
-            f"{dataclasses.replace(record, line=line)}. Fix it, or pass an `on_bad_record=` "
-            "function to continue without such records."
-        )
 
     def rows(self) -> Iterator[tuple[int, object]]:
         """(line number, record or BadRecord) in file order; ignores `keep` and the role."""
@@ -355,3 +423,99 @@ class FileStream(Stream):
             line += data.count(b"\n", counted, start - offset)
             counted = start - offset
             yield line, self._parse(start, raw, line)
+
+
+class Mix(Stream):
+    """Records of several streams (or mixes), drawn by weight.
+
+    The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
+    and a count. When a stream ends, the others continue in their proportions; with `repeat` it
+    begins its next epoch, and the mix never ends.
+    """
+
+    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
+        if len(sources) != len(weights) or not sources or min(weights) <= 0:
+            raise DatasetError(
+                f"A mix needs one weight above 0 for each stream, got {list(weights)} for "
+                f"{len(sources)} streams."
+            )
+        super().__init__(sources[0].config)
+        self.sources = list(sources)
+        self.weights = [float(weight) for weight in weights]
+        self.seed = seed
+        self.repeat = repeat
+        self._ready = False  # `seek` has set where to begin
+        self._set_draw(0, [])
+
+    def _settings(self) -> dict:
+        return {"weights": self.weights, "seed": self.seed, "repeat": self.repeat}
+
+    def identity(self) -> dict:
+        return self._settings() | {"parts": [source.identity() for source in self.sources]}
+
+    def require_identity(self, identity: object) -> None:
+        require_same("This mix", self._settings(), identity)
+        for source, part in zip(self.sources, identity["parts"]):
+            source.require_identity(part)
+
+    def position(self) -> list:
+        """[epoch, draws, streams that have ended, positions of all streams]."""
+        positions = [source.position() for source in self.sources]
+        return [self.epoch, self._drawn, list(self._ended), positions]
+
+    def seek(self, position: list) -> None:
+        self.epoch, drawn, ended, positions = position
+        self._set_draw(drawn, ended)
+        for source, own in zip(self.sources, positions):
+            source.seek(own)
+        self._ready = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        for source in self.sources:
+            source.begin_epoch(epoch)
+        self.seek([epoch, 0, [], [source.position() for source in self.sources]])
+
+    def _set_draw(self, drawn: int, ended: list[int]) -> None:
+        self._drawn = drawn
+        self._ended = list(ended)
+        weights = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
+        self._bounds = list(itertools.accumulate(weights))
+
+    def __iter__(self) -> Iterator:
+        if not self._ready:
+            self.begin_epoch(self.epoch)
+        self._ready = False
+        return self._draw([iter(source) for source in self.sources])
+
+    def _draw(self, parts: list[Iterator]) -> Iterator:
+        for number in self._random_numbers(self._drawn):
+            record = END
+            while record is END:
+                if not self._bounds[-1]:
+                    return
+                chosen = bisect.bisect(self._bounds, number * self._bounds[-1])
+                record = next(parts[chosen], END)
+                if record is END:
+                    record = self._restart(parts, chosen)
+            self._drawn += 1
+            yield record
+
+    def _random_numbers(self, drawn: int) -> Iterator[float]:
+        """Numbers in [0, 1) that decide draw `drawn` and those after it."""
+        first, skip = divmod(drawn, DRAWS)
+        for chunk in itertools.count(first):
+            key = (self.seed, self.epoch, self.role()[0], chunk)
+            yield from np.random.Generator(np.random.PCG64(key)).random(DRAWS).tolist()[skip:]
+            skip = 0
+
+    def _restart(self, parts: list[Iterator], ended: int):
+        """The first record of the stream's next epoch; without one END, and no more draws of it."""
+        if self.repeat:
+            source = self.sources[ended]
+            source.set_epoch(source.epoch + 1)
+            parts[ended] = iter(source)
+            record = next(parts[ended], END)
+            if record is not END:
+                return record
+        self._set_draw(self._drawn, [*self._ended, ended])
+        return END

@@ -114,8 +114,7 @@ def run_module(module: str, job: dict) -> subprocess.CompletedProcess:
 def phonemize(lines: list[str], language: str) -> list[str]:
     """Each normalised line in IPA with stress marks, its punctuation kept: "hello" -> "həlˈəʊ".
 
-    `language` is espeak-ng's name of it, such as "am" or "en-us". Raises KitError with espeak-ng's
-    reason when it fails (no such voice, not installed).
+    `language` is espeak-ng's name, such as "am" or "en-us". Raises KitError with its reason.
     """
     return _Phonemizer(language).read(list(lines))
 
@@ -132,7 +131,9 @@ class _Phonemizer:
     def read(self, lines: list[str]) -> list[str]:
         with self.lock:
             if self.process is None or self.process.poll() is not None:
-                self.process = self._start()
+                command = [sys.executable, "-m", "kit.text.espeak", self.language]
+                pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+                self.process = subprocess.Popen(command, **pipes, **_in_subprocess)
             try:
                 self.process.stdin.write(json.dumps(lines) + "\n")
                 self.process.stdin.flush()
@@ -146,11 +147,6 @@ class _Phonemizer:
                     f"espeak-ng gave no phonemes for `{self.language}`: {''.join(error)}"
                 )
         return json.loads(answer)
-
-    def _start(self) -> subprocess.Popen:
-        command = [sys.executable, "-m", "kit.text.espeak", self.language]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen(command, **pipes, **_in_subprocess)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ All languages share NFC, lower case, single spaces, and the removal of invisible
 and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
 beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
 (docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
-before punctuation, and must not change its own output again. The file may also define EXAMPLE, a
-text that shows what it does and is tested when the file is loaded, and `lower`, where Python's
-lower case is not the language's (Turkish I is the capital of ı).
+before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
+does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
-`kit.text.numbers.read_signs` reads it. A − that is left is removed.
+`read_signs` reads it. A − that is left is removed.
 """
 
+import dataclasses
 import difflib
 import functools
 import importlib.util
@@ -19,11 +19,12 @@ import re
 import types
 import unicodedata
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kit.base.errors import Note, SpeechError
-from kit.text.numbers import CURRENCY_SIGNS
 
+CURRENCY_SIGNS = "$¢-¥₠-⃀"  # as in a regular expression, between [ and ]
 LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
 LANGUAGE_NAMES = LANGUAGES.with_name("language_names.txt")
 # Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
@@ -56,8 +57,7 @@ _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something betwee
 def normalize(text: str, language: str = "am") -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
-    Warns once of a language without a file of its own. Raises SpeechError for a `language` that is
-    no language code, or whose file has no function `normalize` that keeps its contract.
+    Warns once of a language without a file of its own; SpeechError for one whose file does not fit.
     """
     return _normalize(text, language_rules(language))
 
@@ -132,11 +132,7 @@ def language_example(language: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """The kit's code of `language`, given as a code or by name: "eng" and "English" become en.
-
-    A region (pt-br) stays where the language with its region has a file of its own, or where the
-    language has none. Raises SpeechError for what is no language.
-    """
+    """The kit's code of `language`, given as a code or by name: "eng" and "English" become en."""
     given = language.strip(" ")
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
@@ -151,6 +147,7 @@ def language_code(language: str) -> str:
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
     if first not in written and first not in known.values() and len(first) != 3:
         raise _unknown_language(language)
+    # A region (pt-br) stays where it has a file of its own, or where the language has none.
     code = f"{first}_{region}" if region else first
     shorter = code
     while shorter not in written and "_" in shorter:
@@ -198,3 +195,121 @@ def letters(text: str) -> str:
 def unicode_script(char: str) -> str:
     """The script of a letter: the first word of its Unicode name (ETHIOPIC SYLLABLE HA), or ""."""
     return unicodedata.name(char, "").split(" ")[0]
+
+
+# --- numbers as words, for the files of languages --------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SignWords:
+    """The words of one language for the signs beside figures.
+
+    Words are pairs: after 1, and after any other number. Two more name the hundredth of a currency
+    where $2.50 is read as two dollars fifty cents. A currency written in letters (tl) follows its
+    figure.
+    """
+
+    minus: str
+    money: dict[str, tuple[str, ...]]  # by sign
+    degrees: dict[str, tuple[str, str]]  # by the scale's letter; "": none
+    scales: str = ""  # the words between a figure and its currency: $5 million
+    decimal: str = "."  # the mark before decimals
+    before_cents: str = ""  # joined to the figure of the cents
+
+
+def amount(
+    value: int,
+    below_hundred: Callable[[int], str],
+    scales: Sequence[tuple],
+    alone: Sequence[str] = (),
+) -> str:
+    """A whole number as words, each scale behind its count: two thousand three hundred four.
+
+    `scales` are (size, name), largest first, the last (100, name). Those named in `alone` stand
+    without a count of one (Turkish 1100: bin yüz).
+    """
+    assert value >= 0, value
+    for size, name in scales:
+        if value >= size:
+            count, rest = divmod(value, size)
+            words = name
+            if count > 1 or name not in alone:
+                words = f"{amount(count, below_hundred, scales, alone)} {name}"
+            return f"{words} {amount(rest, below_hundred, scales, alone)}" if rest else words
+    return below_hundred(value)
+
+
+def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:
+    """`digits` as an amount; one by one if they begin with zero (a phone number) or exceed 12."""
+    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
+        return " ".join(ones[int(d)] for d in digits)
+    return words(int(digits))
+
+
+def plain_figures(text: str, thousands: str = ",") -> str:
+    """The digits of every script as 0-9, without the language's mark between `thousands`."""
+    text = re.sub(r"[^\D0-9]", lambda m: str(int(m[0])), text)
+    mark = re.escape(thousands)
+    grouped = rf"(?<![\d.,])\d{{1,3}}(?:{mark}\d{{3}})+(?!{mark}?\d)"
+    text = re.sub(grouped, lambda m: m[0].replace(thousands, ""), text)
+    # Two commas or more (1,000,000) are no decimal comma.
+    grouped = r"(?<![\d.,])\d{1,3}(?:,\d{3}){2,}(?![.,]?\d)"
+    return re.sub(grouped, lambda m: m[0].replace(",", ""), text)
+
+
+def read_signs(text: str, words: SignWords) -> str:
+    """`text` with minus, currency and degree signs as words; the figures stay."""
+    if not re.search(r"\d", text):
+        return text
+    signs = "".join(re.escape(sign) for sign in words.money if not sign.isalpha())
+    suffixes = "|".join(rf"{s}(?![^\W\d])" for s in words.money if s.isalpha())
+    suffixes = f"[{signs}]|{suffixes}" if suffixes else f"[{signs}]"
+    scale = f"(?: (?:{'|'.join(words.scales.split())})(?![^\\W\\d]))?" if words.scales else ""
+    mark = re.escape(words.decimal)
+    # Beside a sign, one or two digits behind the other language's mark are decimals, too: £2,50.
+    number = rf"\d+(?:{mark}\d+|[.,]\d\d?(?!\d))?"
+
+    text = re.sub(rf"([{signs}]) ?− ?(?=\d)", r"−\1", text)  # $−5
+    text = re.sub(rf"(?<![^\W\d])− ?(?=[%{signs}]? ?\d)", f" {words.minus} ", text)
+
+    def money(sign: str, amount: str, scale: str) -> str:
+        amount = re.sub("[.,]", words.decimal, amount)
+        one, many, *hundredths = words.money[sign]
+        cents = re.fullmatch(rf"(\d{{1,12}}){mark}(\d\d)", amount)
+        if scale or not hundredths or not cents:
+            return f"{amount}{scale} {one if amount == '1' and not scale else many}"
+        whole = int(cents[1])
+        rest = int(cents[2])
+        parts = [f"{cents[1]} {one if whole == 1 else many}"] if whole or not rest else []
+        if rest:
+            joined = words.before_cents if parts else ""
+            parts.append(f"{joined}{rest} {hundredths[0 if rest == 1 else 1]}")
+        return " ".join(parts)
+
+    def spaced(match: re.Match, reading: str) -> str:
+        following = match.string[match.end() : match.end() + 1]
+        return f"{reading} " if following.isalnum() else reading
+
+    # The sign first ($5, also of a range: $5-10). In "10 $ 5" it belongs to the figure before it.
+    text = re.sub(
+        rf"(?<!\d)([{signs}])(?:(?<!\d .) )?({number}(?:-{number})?)({scale})",
+        lambda m: spaced(m, money(m[1], m[2], m[3])),
+        text,
+    )
+    # The sign last. A figure within a longer one, such as a date, is left alone.
+    text = re.sub(
+        rf"(?:(?<![\d.,])({number})|(?<=\d))({scale}) ?({suffixes})",
+        lambda m: spaced(m, money(m[3], m[1] or "", m[2])),
+        text,
+    )
+
+    def degrees(match: re.Match) -> str:
+        figure = re.sub("[.,]", words.decimal, match[1] or "")
+        one, many = words.degrees[match[2] or ""]
+        return spaced(match, f"{figure} {one if figure == '1' else many}")
+
+    text = text.replace("℃", "°c").replace("℉", "°f")
+    letters = "".join(words.degrees)
+    return re.sub(
+        rf"(?:(?<![\d.,])({number})|(?<=\d)) ?[°º˚](?: ?([{letters}])(?![^\W\d]))?", degrees, text
+    )

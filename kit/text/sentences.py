@@ -1,8 +1,7 @@
 """Split long text into parts that a voice can speak, and join their audio.
 
 A voice learns from clips of limited length, and babbles or skips text when there is more. So text
-is split at sentence ends; a sentence that is still too long at its commas, and only then between
-words, into parts of nearly equal length. Shapes: L samples.
+is split at sentence ends, then at commas, and only then between words. Shapes: L samples.
 """
 
 import bisect
@@ -168,10 +167,7 @@ def _read_as_one(a: str, b: str, say: Callable[[str], str]) -> bool:
 
 
 def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
-    """`units` put together into few parts that are `short`, alike in length, by bisection.
-
-    Raises SpeechError for a unit that is too long by itself.
-    """
+    """`units` put together into few parts that are `short`, alike in length, by bisection."""
     lengths = [len(say(unit)) for unit in units]
     whole = list(itertools.accumulate(lengths))
     middles = [end - length / 2 for end, length in zip(whole, lengths)]
@@ -198,10 +194,7 @@ def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], 
 
 
 def join(waves: list[Tensor], pauses_s: list[float], sample_rate: int) -> Tensor:
-    """`waves`, each (L_i,), one after the other, each followed by its pause in seconds: (L,).
-
-    Both edges of every wave are faded with half a raised cosine, so that none clicks.
-    """
+    """`waves`, each (L_i,), faded at both edges and followed by its pause in seconds: (L,)."""
     pieces = [torch.zeros(0)] if not waves else []
     for wave, pause_s in zip(waves, pauses_s, strict=True):
         pieces += [fade(wave, sample_rate), wave.new_zeros(round(pause_s * sample_rate))]
@@ -209,7 +202,7 @@ def join(waves: list[Tensor], pauses_s: list[float], sample_rate: int) -> Tensor
 
 
 def fade(wave: Tensor, sample_rate: int, start: bool = True, end: bool = True) -> Tensor:
-    """`wave` (L,) rising from 0 and falling to 0; in a short one the two fades meet."""
+    """`wave` (L,) rising from 0 and falling to 0 by half a raised cosine: it does not click."""
     count = min(round(FADE_S * sample_rate), (len(wave) + 1) // 2)
     rise = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(count, device=wave.device) / count)
     gain = torch.ones_like(wave)

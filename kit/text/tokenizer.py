@@ -59,10 +59,7 @@ class BaseTokenizer(abc.ABC):
 
     @abc.abstractmethod
     def kind(self, number: int) -> str:
-        """Return "byte", "unknown" (of characters that have no piece), "control" or "".
-
-        Text never becomes a control piece: a tag, or an unused id.
-        """
+        """Return "byte", "unknown", "control" (a tag, or an unused id) or ""."""
 
     @abc.abstractmethod
     def file_bytes(self) -> bytes:
@@ -164,10 +161,7 @@ class Tokenizer(BaseTokenizer):
 
 
 def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
-    """The tokenizer at `path`: SentencePiece (IndexTTS2's is marked), or (JSON) that of an XTTS.
-
-    `language` is that of the texts.
-    """
+    """The tokenizer at `path`: SentencePiece (IndexTTS2's is marked), or (JSON) that of an XTTS."""
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
         xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
@@ -180,10 +174,7 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """For each id whose piece `base` does not have there: the ids in which it spells that piece.
-
-    Of a grown tokenizer these are the new ids, of one in place of the base's nearly all.
-    """
+    """For each id whose piece `base` does not have there: the ids in which it spells that piece."""
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS

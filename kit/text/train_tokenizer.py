@@ -1,17 +1,27 @@
-"""Train a SentencePiece model on text of any size, and measure how well it fits a text."""
+"""Train a SentencePiece model on text of any size, measure how well it fits a text, and grow one.
+
+A grown tokenizer learns the pieces of another text and keeps every id that it has: a model's
+embeddings go by ids, so new pieces come after the old ones, and START and STOP stay.
+`tokenizer.base_spellings` gives the old ids that spelt each new piece, so that its embedding need
+not start at random.
+"""
 
 import collections
 import contextlib
 import dataclasses
+import importlib
 import io
 import itertools
 import json
 import os
 import random
 import re
+import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import sentencepiece as spm
 
@@ -19,18 +29,20 @@ from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError, KitError, Note, SpeechError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import nearest
-from kit.streams.file import BadRecord, ByteFile
-from kit.streams.open import open_source, rows
+from kit.streams.formats import open_source, rows
+from kit.streams.stream import BadRecord, ByteFile
 from kit.text.espeak import phonemize
 from kit.text.normalize import normalize, unicode_script
-from kit.text.tokenizer import BaseTokenizer, Tokenizer
+from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer, load_tokenizer
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
 _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
+EVERY = 10_000  # rows of an extracted text between two saves
 _RARE = 5  # a character seen fewer times than this is hardly learned
 
 
@@ -99,11 +111,9 @@ def train_fitted_tokenizer(
     text: Path | None = None,
     language: str | None = None,
 ) -> Path:
-    """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
+    """Train a tokenizer at `path` for `lines` on them or the file `text`, normalised as `language`.
 
-    With `config.fitted`, of as many pieces as `lines` can teach by `vocabulary_advice`. They are
-    learned from `lines`, or from the file `text`, of any size, normalised as `language`. Raises as
-    `train_tokenizer` and `extract_text` do.
+    With `config.fitted`, it gets as many pieces as `lines` can teach by `vocabulary_advice`.
     """
     if text and config.phonemes:
         raise KitError(
@@ -167,9 +177,6 @@ def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
             f"vocab_size to {large[1]} or less, or exact to false to accept fewer."
         )
     return error
-
-
-# --- how well it fits ------------------------------------------------------------------------
 
 
 def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
@@ -261,16 +268,11 @@ def substrings(texts: list[str]) -> set[str]:
     }
 
 
-EVERY = 10_000  # rows between two saves
-
-
 @contextlib.contextmanager
 def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
     """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
 
-    `source` is plain text, or a table or JSON file with a column `text`. After a killed process the
-    next call resumes, or starts again if anything changed. One process at a time may use `folder`.
-    Warns of rows that cannot be read. Raises DatasetError where that is so of the source.
+    After a killed process the next call resumes, or starts again if anything changed.
     """
     source = Path(source)
     identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
@@ -328,3 +330,117 @@ def _texts(path: Path) -> Iterator[str | BadRecord]:
                 f"{path} has no column `text`.{nearest('text', row)} Rename the column with the "
                 "text to `text`."
             )
+
+
+def grow_tokenizer(
+    base: BaseTokenizer,
+    lines: list[str],
+    path: Path,
+    config: TokenizerConfig,
+    text: Path | None = None,
+    language: str | None = None,
+) -> BaseTokenizer:
+    """The tokenizer at `path`: the ids of `base`, then the pieces that `lines` can teach.
+
+    Pieces longer than a character are kept if they spell `lines` 100 times, or are part of one that
+    does. A released tokenizer uses neither `config` nor `text`.
+    """
+    if not isinstance(base, Tokenizer):
+        return importlib.import_module(base.growth_module).grow_xtts(base, lines, path)
+    if base.phonemes != config.phonemes:
+        raise SpeechError(
+            f"The base voice spells in {base.phonemes or 'letters'}, but the setting is "
+            f"{config.phonemes or 'letters'}: leave PHONEMES empty to follow the base voice."
+        )
+    old = base.model.serialized_model_proto()
+    if base.start == len(base.model):  # never grown: START and STOP become pieces at their ids
+        old += b"".join(Piece(mark, control=True).entry() for mark in (START, STOP))
+    known = {base.model.id_to_piece(i) for i in range(len(base.model))}
+    scores = [base.model.get_score(i) for i in range(len(base.model))]
+    is_bpe = all(score.is_integer() for score in scores)  # a unigram's are logarithms
+    spelt = [base.spell(line) for line in lines]
+    learning = dataclasses.replace(
+        config,
+        kind="bpe" if is_bpe else "unigram",
+        fitted=True,
+        exact=False,
+        phonemes="",  # `spelt` is in phonemes already
+    )
+    pieces = _learn_pieces(spelt, learning, text, language)
+    learned = [piece for piece in pieces if piece.text not in known]
+    if is_bpe:  # a merge that was learned earlier is applied earlier
+        lowest = min(scores)
+        learned = [Piece(piece.text, lowest - rank) for rank, piece in enumerate(learned, 1)]
+    kept = _used(old, learned, spelt)
+    size = _bytes(2, _key(4, 0) + _varint(base.vocab_size + len(kept)))  # TrainerSpec.vocab_size
+    write_atomic(path, b"".join([old, *(piece.entry() for piece in kept), size]))
+    return load_tokenizer(path, base.language)
+
+
+def grown_vocabulary_advice(
+    tokenizer: BaseTokenizer, counts: dict[int, int], base: BaseTokenizer | None = None
+) -> tuple[int, str]:
+    """`vocabulary_advice`; for a grown released tokenizer, what is new in it."""
+    if base is None or isinstance(base, Tokenizer):
+        return vocabulary_advice(tokenizer, counts)
+    growth = importlib.import_module(base.growth_module)
+    return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
+
+
+def _learn_pieces(
+    spelt: list[str], config: TokenizerConfig, text: Path | None, language: str | None
+) -> list["Piece"]:
+    """The pieces of a new tokenizer for this text alone, in its order."""
+    with TemporaryDirectory(prefix="pieces-") as folder:
+        path = Path(folder) / "tokenizer.model"
+        train_fitted_tokenizer(spelt, path, config, text, language)
+        learned = Tokenizer(path)
+    normal = [i for i in range(learned.piece_count) if not learned.kind(i)]
+    return [Piece(learned.piece(i), learned.model.get_score(i)) for i in normal]
+
+
+def _used(old: bytes, learned: list["Piece"], spelt: list[str]) -> list["Piece"]:
+    """Those of `learned` that spell `spelt` often, their parts (it merges them), and characters."""
+    proto = b"".join([old, *(piece.entry() for piece in learned)])
+    model = spm.SentencePieceProcessor(model_proto=proto)
+    counts = collections.Counter(
+        piece for line in spelt for piece in model.encode(line, out_type=str)
+    )
+    needed = substrings([piece.text for piece in learned if counts[piece.text] >= OFTEN])
+    return [piece for piece in learned if len(piece.text) == 1 or piece.text in needed]
+
+
+# --- a SentencePiece model's file -----------------------------------------------------------
+# It is one Protocol Buffers message, of sentencepiece_model.proto. Appended pieces are further
+# pieces, and an appended setting replaces the one before ("Last One Wins"), so nothing has to be
+# parsed. sentencepiece's own class for it needs a newer protobuf than Colab has.
+
+
+class Piece(NamedTuple):
+    text: str
+    score: float = 0.0  # of two possible merges, the one with the higher score is made
+    control: bool = False  # text never becomes it
+
+    def entry(self) -> bytes:
+        """The piece as one more entry of a model's list."""
+        fields = _bytes(1, self.text.encode()) + _key(2, 5) + struct.pack("<f", self.score)
+        if self.control:
+            fields += _key(3, 0) + _varint(CONTROL)
+        return _bytes(1, fields)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _bytes(field: int, payload: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(payload)) + payload
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; all but the last have the eighth set."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])

@@ -3,7 +3,6 @@
 import os
 import sys
 import tracemalloc
-import wave as wave_module
 
 import numpy as np
 import pytest
@@ -61,25 +60,13 @@ def test_only_the_silence_around_speech_is_left_out():
         assert trim_silence(whole, RATE) is whole or len(trim_silence(whole, RATE)) == len(whole)
 
 
-@pytest.mark.parametrize("make", ["gone", "folder"])
-def test_what_is_no_file_says_so(tmp_path, make):
+def test_what_is_no_file_says_so(tmp_path):
     path = tmp_path / "a.wav"
-    if make == "folder":
-        path.mkdir()
-    with pytest.raises(DatasetError, match=r"a\.wav cannot be read as audio: (No such|Is a dir)"):
+    with pytest.raises(DatasetError, match=r"a\.wav cannot be read as audio: No such"):
         read_clip(str(path))
-
-
-def test_a_comment_that_says_data_is_no_truncation(tmp_path):
-    path = at(tmp_path, wav_with_comment(b"data" + (10**6).to_bytes(4, "little") * 3))
-    assert measure_clip(path).seconds == pytest.approx(1, abs=1e-3)
-
-
-def test_samples_equal_pythons_own_reader(tmp_path):
-    path = at(tmp_path, encoded(speech()))
-    with wave_module.open(path) as file:
-        own = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
-    assert np.array_equal(read_clip(path)[0], own.astype(np.float32))
+    path.mkdir()
+    with pytest.raises(DatasetError, match=r"a\.wav cannot be read as audio: Is a dir"):
+        read_clip(str(path))
 
 
 def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path):
@@ -91,17 +78,9 @@ def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path
     assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(speech() ** 2) / 4), abs=0.02)
 
 
-INVERTED = {
-    "opposite": [1, -1],
-    "nearly opposite": [1, -0.95],
-    "opposite in 5.1": [0.9, -1, 0, 0, 0, 0],
-}
-
-
-@pytest.mark.parametrize("kind", INVERTED)
+@pytest.mark.parametrize("gains", [[1, -1], [1, -0.95], [0.9, -1, 0, 0, 0, 0]])
 @pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
-def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, kind, subtype):
-    gains = INVERTED[kind]
+def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, subtype):
     noise = 0.01 * np.random.default_rng(0).standard_normal((RATE, len(gains)))
     both = (speech()[:, None] * gains + noise).astype(np.float32)
     path = at(tmp_path, encoded(both, subtype=subtype))
@@ -163,19 +142,16 @@ def test_the_signal_to_noise_ratio_of_a_voice_with_pauses(tmp_path, wanted_db):
     assert measure_clip(at(tmp_path, encoded(wave))).snr_db == pytest.approx(wanted_db, abs=2)
 
 
-def test_digital_silence_has_figures_too(tmp_path):
+def test_digital_silence_and_one_sample_have_figures_too(tmp_path):
     measure = measure_clip(at(tmp_path, encoded(np.zeros(RATE, np.float32))))
     assert (measure.peak, measure.rms_db, measure.snr_db) == (0, -120, 0)
     assert measure.leading_s == measure.silence_s == 1
-
-
-def test_a_clip_of_one_sample_is_measured(tmp_path):
     measure = measure_clip(at(tmp_path, encoded(np.array([0.5]))))
     assert measure.peak == 0.5 and measure.snr_db is None and measure.silence_s == 0
 
 
 def test_the_digest_knows_the_sound_not_the_file(tmp_path):
-    digest = lambda data, name="a.wav": measure_clip(at(tmp_path, data, name)).digest  # noqa: E731
+    digest = lambda *file: measure_clip(at(tmp_path, *file)).digest  # noqa: E731
     wave = (voice() * 2**15).astype(np.int16)
     same = digest(encoded(wave))
     assert same == digest(encoded(wave, format="FLAC"), "b.flac")
@@ -192,7 +168,9 @@ def test_a_pipe_or_a_device_is_reported_and_not_waited_for(tmp_path, read):
             read(str(tmp_path / name))
 
 
-def test_a_flac_of_unknown_length_is_as_long_as_what_it_holds(tmp_path):
+def test_a_comment_that_says_data_and_a_flac_of_unknown_length_are_as_long_as_they_are(tmp_path):
+    path = at(tmp_path, wav_with_comment(b"data" + (10**6).to_bytes(4, "little") * 3))
+    assert measure_clip(path).seconds == pytest.approx(1, abs=1e-3)
     path = at(tmp_path, flac_telling(0, 2.5), "a.flac")
     known = at(tmp_path, flac_telling(round(2.5 * RATE), 2.5), "b.flac")
     assert measure_clip(path) == measure_clip(known) and measure_clip(path).seconds == 2.5
@@ -206,6 +184,7 @@ def test_floats_somewhat_beyond_full_scale_are_scaled_down_to_it(tmp_path):
 
 @pytest.mark.parametrize("rate", [16_000, 44_100, 48_000, 96_000, 384_000])
 def test_usual_rates_are_resampled_exactly(rate, recwarn):
+    resampling_ratio.cache_clear()
     a, b = resampling_ratio(rate, RATE)
     assert a * RATE == b * rate and not recwarn
 

@@ -17,7 +17,7 @@ from kit.audio.fitting import (
     fit_model,
     one_cycle,
 )
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.mel_codec import MelCodec
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
@@ -37,48 +37,65 @@ def faint(layer: nn.Linear) -> torch.Tensor:
         return (layer(torch.ones(1, 4)).float() * TINY_GRADIENT).sum()
 
 
-def gradient_step(precision: str) -> tuple[bool, torch.Tensor]:
-    """Whether a step of `faint` was taken, and how far it moved the weights."""
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 1, bias=False)
+def step(layer: nn.Linear, loss: torch.Tensor, scaler, lr: float = 1.0, **how) -> tuple:
+    """Whether a step was taken, and how far it moved the weights."""
     before = layer.weight.detach().clone()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1 / TINY_GRADIENT)
-    taken = backward_and_step(
-        faint(layer), optimizer, torch.amp.GradScaler("cpu", enabled=precision == "fp16")
-    )
+    optimizer = torch.optim.SGD(layer.parameters(), lr)
+    taken = backward_and_step(loss, optimizer, scaler, **how)
+    assert layer.weight.grad is None
     return taken, before - layer.weight.detach()
 
 
-def test_a_gradient_too_small_for_fp16_arrives_with_scaling_and_vanishes_without():
-    taken, moved = gradient_step("fp16")
-    assert taken and torch.allclose(moved, torch.ones(1, 4), rtol=1e-2)
-    taken, moved = gradient_step("fp32")  # for which nothing is scaled, though the product is fp16
-    assert taken and not moved.any()
+@pytest.fixture
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1, bias=False)
 
 
-def test_an_overflow_skips_the_step_lowers_the_scale_and_says_so():
-    layer = nn.Linear(4, 1, bias=False)
-    before = layer.weight.detach().clone()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+def test_a_gradient_too_small_for_fp16_arrives_with_scaling_and_vanishes_without(layer):
+    for scaled in (True, False):  # without, though the matmul is fp16
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        taken, moved = step(layer, faint(layer), scaler, lr=1 / TINY_GRADIENT)
+        assert taken and torch.allclose(moved, torch.full((1, 4), float(scaled)), rtol=1e-2)
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale(layer):
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    assert not backward_and_step(layer(torch.full((1, 4), math.inf)).sum(), optimizer, scaler)
-    assert torch.equal(layer.weight, before) and scaler.get_scale() == 128.0
-    assert backward_and_step(layer(torch.ones(1, 4)).sum(), optimizer, scaler)
-    assert not torch.equal(layer.weight, before) and layer.weight.grad is None
+    taken, moved = step(layer, layer(torch.full((1, 4), math.inf)).sum(), scaler)
+    assert not taken and not moved.any() and scaler.get_scale() == 128.0
+    taken, moved = step(layer, layer(torch.ones(1, 4)).sum(), scaler)
+    assert taken and moved.any()
 
 
-def test_gradients_are_clipped_after_they_are_unscaled():
-    layer = nn.Linear(4, 1, bias=False)
-    before = layer.weight.detach().clone()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+def test_gradients_are_clipped_after_they_are_unscaled(layer):
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    backward_and_step(layer(torch.full((1, 4), 50.0)).sum(), optimizer, scaler, clip_norm=1.0)
-    assert float((layer.weight.detach() - before).norm()) == pytest.approx(1.0, rel=1e-3)
+    _, moved = step(layer, layer(torch.full((1, 4), 50.0)).sum(), scaler, clip_norm=1.0)
+    assert float(moved.norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+def fit(name: str, clips: tuple, precision: str = "fp32", held_out: tuple = ([], [], []), **over):
+    """A codec or recogniser, its schedule, and the steps that train it on (waves, mels, texts)."""
+    torch.manual_seed(0)
+    sounds, logs, texts = clips
+    if name == "codec":
+        model = MelCodec(dataclasses.replace(CODEC, **over))
+        schedule = model.fit_schedule(held_out[0])
+        return model, schedule, model.fit(sounds, "cpu", precision, schedule)
+    config = RecognizerConfig(width=32, blocks=1, batch=4, **over)
+    model = Recognizer(config, alphabet_of(texts))
+    schedule = recognizer_schedule(model, list(zip(*held_out[1:])))
+    return model, schedule, train_recognizer(model, logs, texts, "cpu", precision, schedule)
+
+
+def corpus() -> tuple:
+    return waves(), mels(), [row.text for row in manifest()]
+
+
+BROKEN = [torch.full((22050,), math.nan)], [torch.full((80, 60), math.nan)], ["ab"]
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
 def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
-    texts = [r.text for r in manifest()]
     scales, unscale = [], torch.amp.GradScaler.unscale_
 
     def unscale_noted(scaler, optimizer):
@@ -86,13 +103,7 @@ def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name
         unscale(scaler, optimizer)
 
     monkeypatch.setattr(torch.amp.GradScaler, "unscale_", unscale_noted)
-    if name == "codec":
-        codec = MelCodec(dataclasses.replace(CODEC, steps=3))
-        steps = codec.fit(waves(), "cpu", "fp16")
-    else:
-        config = RecognizerConfig(width=32, blocks=1, steps=3, batch=4)
-        model = Recognizer(config, alphabet_of(texts))
-        steps = train_recognizer(model, mels(), texts, "cpu", "fp16")
+    steps = fit(name, corpus(), "fp16", steps=3)[2]
     assert all(math.isfinite(loss) for _, loss in steps)
     assert len(scales) == 3 and scales[0] == 65536.0
 
@@ -100,22 +111,13 @@ def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, precision):
-    broken = torch.full((22050,), math.nan)
-    if name == "codec":
-        codec = MelCodec(dataclasses.replace(CODEC, steps=3))
-        steps = codec.fit([broken], "cpu", precision)
-    else:
-        model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=3, batch=2), "ab")
-        steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", precision)
     with pytest.raises(KitError, match=r"The loss was nan at step 1\. Lower `lr` \(now 0\.00"):
-        list(steps)
+        list(fit(name, BROKEN, precision, steps=3)[2])
 
 
 def test_a_loss_that_stays_infinite_in_fp16_ends_the_training_too():
-    model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=90, batch=2), "ab")
-    steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", "fp16")
     with pytest.raises(KitError, match=rf"at step {MAX_OVERFLOWS + 1}"):
-        list(steps)
+        list(fit("recogniser", BROKEN, "fp16", steps=90)[2])
 
 
 @pytest.mark.parametrize("steps", [2, 3, 9, 10, 11])
@@ -128,38 +130,32 @@ def test_every_number_of_steps_can_be_trained(steps):
     assert schedule.get_last_lr()[0] < 1e-6
 
 
-# --- how long -------------------------------------------------------------------------------
-
-
 def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) -> FitSchedule:
     """A course of cycles of 10 steps over made-up held-out figures, driven to its end."""
     config = FitConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
     seconds, shown = itertools.count(0.0, seconds_a_step), iter(figures)
     now = [next(seconds)]
-    found = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now[0])
-    while not found.reason:
+    schedule = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now[0])
+    while not schedule.reason:
         now[0] = next(seconds)
-        found.advance(1.0, taken=True)
-    return found
+        schedule.advance(1.0, taken=True)
+    return schedule
 
 
-@pytest.mark.parametrize(
-    ("figures", "steps", "reason"),
-    [
-        ([0.09], 10, "good enough"),  # a corpus that one cycle is enough for takes no longer
-        ([0.5, 0.08], 30, "good enough"),
-        ([0.5, 0.3, 0.299], 70, "no further improvement"),
-        ([0.5, 0.6], 30, "no further improvement"),
-    ],
-)
+CYCLES = [([0.09], 10, "good enough"), ([0.5, 0.08], 30, "good enough")]
+CYCLES += [([0.5, 0.3, 0.299], 70, "no further improvement")]
+CYCLES += [([0.5, 0.6], 30, "no further improvement")]
+
+
+@pytest.mark.parametrize(("figures", "steps", "reason"), CYCLES)
 def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figures, steps, reason):
-    found = fit_schedule(figures)
-    assert (found.step, found.steps, found.reason) == (steps, steps, reason)
-    assert found.record()["held_out"] == min(figures)
+    schedule = fit_schedule(figures)
+    assert (schedule.step, schedule.steps, schedule.reason) == (steps, steps, reason)
+    assert schedule.record()["held_out"] == min(figures)
 
 
 def test_the_weights_that_ended_a_cycle_best_are_kept():
-    """The loss draws the one weight from 1 towards 0; a look shows how far it is from 0.5."""
+    """The loss draws the one weight from 1 towards 0; the metric is how far it is from 0.5."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     figures = []
@@ -169,32 +165,21 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
         return figures[-1]
 
     config = FitConfig(steps=20, look_every=1000, least_gain=0.0)
-    found = FitSchedule(config, metric)
-    steps = fit_model(
-        found,
-        layer,
-        lambda: layer.weight.abs().sum(),
-        "cpu",
-        "fp32",
-        lr=0.05,
-        betas=(0.9, 0.999),
-        warmup_share=0.1,
-    )
-    record = found.follow(steps, lambda *_: None)
+    schedule = FitSchedule(config, metric)
+    adamw = {"lr": 0.05, "betas": (0.9, 0.999), "warmup_share": 0.1}
+    loss = lambda: layer.weight.abs().sum()  # noqa: E731
+    steps = fit_model(schedule, layer, loss, "cpu", "fp32", **adamw)
+    record = schedule.follow(steps, lambda *_: None)
     assert record["ended"] == "no further improvement" and figures[-1] > min(figures)
     assert metric() == pytest.approx(min(figures[:-1])) == pytest.approx(record["held_out"])
 
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
-    found = fit_schedule([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
-    assert found.step == 30 and found.record()["cut_short"]
-    assert found.reason == "the limit of 0.5 minutes, while still improving"
+    limited = fit_schedule([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
+    assert limited.step == 30 and limited.record()["cut_short"]
+    assert "0.5 minutes" in limited.reason
     never = fit_schedule([0.9], seconds_a_step=1.0, minutes=0.0)
-    assert (
-        never.step == 10
-        and never.reason == "only one cycle was requested"
-        and not never.record()["cut_short"]
-    )
+    assert never.step == 10 and "one cycle" in never.reason and not never.record()["cut_short"]
 
 
 @pytest.mark.parametrize(
@@ -203,44 +188,26 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
 )
 def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(seconds_a_step, steps):
     slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
-    found = fit_schedule([0.9, 0.8], **slow)
-    assert found.step == steps and found.record()["cut_short"]
-    as_it_is = fit_schedule([0.9, 0.8], **slow | {"least_steps": 0})
-    assert as_it_is.step == 100
+    schedule = fit_schedule([0.9, 0.8], **slow)
+    assert schedule.step == steps and schedule.record()["cut_short"]
+    assert fit_schedule([0.9, 0.8], **slow | {"least_steps": 0}).step == 100
 
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
-    found = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
-    assert found.evaluate is None
-    while not found.reason:
-        found.advance(1.0, taken=True)
-    assert found.step == 2 and "no held-out clips" in found.reason
+    schedule = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
+    assert schedule.evaluate is None
+    while not schedule.reason:
+        schedule.advance(1.0, taken=True)
+    assert schedule.step == 2 and "no held-out clips" in schedule.reason
 
 
-def small(kind: str):
-    """A codec or recogniser that cannot be good enough in two cycles, and its course and steps."""
-    torch.manual_seed(0)
-    length = {"steps": 4, "minutes": 1.0, "least_gain": 0.9, "look_every": 3}
-    texts = [r.text for r in manifest()]
-    if kind == "codec":
-        codec = MelCodec(MelCodecConfig(**{**vars(CODEC), **length}))
-        own = codec.fit_schedule(waves()[:4])
-        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", own)
-    config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
-    model = Recognizer(config, alphabet_of(texts))
-    own = recognizer_schedule(model, list(zip(mels()[:4], texts[:4])))
-    return (
-        model,
-        own,
-        train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", own),
-    )
-
-
-@pytest.mark.parametrize("kind", ["codec", "recogniser"])
-def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(kind):
+@pytest.mark.parametrize("name", ["codec", "recogniser"])
+def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(name):
+    length = {"steps": 4, "minutes": 1.0, "least_gain": 0.9, "look_every": 3}  # of two cycles
+    held_out, clips = zip(*((column[:4], column[4:]) for column in corpus()))
     ends = []
     for _ in range(2):
-        model, own, steps = small(kind)
+        model, own, steps = fit(name, clips, held_out=held_out, **length)
         figures = own.follow(steps, lambda *_: None)
         ends.append((figures["steps"], figures["ended"], figures["held_out_by_step"]))
         assert not model.training and figures["steps"] == 12 and len(own.losses) == 12

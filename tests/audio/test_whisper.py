@@ -23,7 +23,7 @@ ALPHABET = " абвгде"
 FRAMES = 150
 
 
-def listener(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognizer:
+def whisper(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognizer:
     return WhisperRecognizer("nowhere", language, alphabet, "0" * 64)
 
 
@@ -55,16 +55,19 @@ def test_more_than_a_clip_has_frames_for_keeps_its_end():
 
 
 def test_a_text_that_was_said_scores_best():
-    found = output_of("абба где да")
+    output = output_of("абба где да")
     texts = ("абба, где да?", "абва где да", "абба да", "еее ввв ггг")
-    scores = [alignment_score(listener(), found, text).score for text in texts]
+    scores = [alignment_score(whisper(), output, text).score for text in texts]
     assert scores[0] == pytest.approx(0, abs=1e-5)
     assert scores == sorted(scores, reverse=True)
 
 
-def test_its_spelling_is_that_of_the_alphabet():
-    assert listener("абвгдежзийк ").spelt("Ёжик — А!") == "ежик а"
-    assert listener(" ё").spelt("ёе") == "ё"
+def test_its_spelling_is_that_of_the_alphabet_and_a_clip_too_short_for_a_word_is_silence():
+    short = torch.zeros(100)
+    assert whisper().transcribe_waves([short], RATE_HZ) == [""]
+    assert whisper().recognize([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
+    assert whisper("абвгдежзийк ").spelt("Ёжик — А!") == "ежик а"
+    assert whisper(" ё").spelt("ёе") == "ё"
 
 
 def test_pauses_are_quiet():
@@ -78,21 +81,15 @@ def test_pauses_are_quiet():
 
 def test_its_file_says_which_it_is(tmp_path):
     path = tmp_path / "recognizer.safetensors"
-    save_whisper(listener(), path)
+    save_whisper(whisper(), path)
     again = load_recognizer(path)
-    assert again.fingerprint() == listener().fingerprint()
-    assert again.fingerprint() != listener(language="uk").fingerprint()
+    assert again.fingerprint() == whisper().fingerprint()
+    assert again.fingerprint() != whisper(language="uk").fingerprint()
     assert (again.alphabet, again.input_sample_rate, again.language) == (ALPHABET, RATE_HZ, "ru")
-
-
-def test_a_clip_too_short_for_a_word_is_silence():
-    short = torch.zeros(100)
-    assert listener().transcribe_waves([short], RATE_HZ) == [""]
-    assert listener().recognize([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
 
 
 def test_a_folder_without_one_is_reported(tmp_path):
     with pytest.raises(KitError, match=r"is no Whisper .* it has no model\.bin, .*sizes tiny"):
         whisper_folder(str(tmp_path), tmp_path)
     with pytest.raises(KitError, match=r"is no Whisper|is not installed"):
-        listener().transcribe_waves([torch.zeros(RATE_HZ)], RATE_HZ)
+        whisper().transcribe_waves([torch.zeros(RATE_HZ)], RATE_HZ)

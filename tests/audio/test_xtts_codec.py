@@ -11,8 +11,14 @@ from released_xtts import random_dvae, random_sound, settings, write_release
 from torch import Tensor
 
 from kit.audio.clip import resampled
-from kit.audio.codec import codec_config, load_codec, make_codec, mels_and_codes, save_codec
-from kit.audio.streaming import AudioStream
+from kit.audio.codec import (
+    AudioStream,
+    codec_config,
+    load_codec,
+    make_codec,
+    mels_and_codes,
+    save_codec,
+)
 from kit.base.errors import KitError, SpeechError
 from kit.releases.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
 from kit.releases.xtts_v2.model import load_xtts
@@ -39,18 +45,21 @@ def some_states(count: int, rows: int = 1) -> dict[str, Tensor]:
     return {"states": states, "speaker": F.normalize(torch.randn(rows, 512, generator=random))}
 
 
-def test_the_contract_in_numbers(codec):
+def test_the_contract_in_numbers_and_a_round_trip_at_the_rate_of_the_sound(codec):
     assert codec.vocab_size == 32
     assert (codec.sample_rate, codec.input_sample_rate) == (RATE, INPUT_RATE)
     assert codec.frame_rate == codec.config.frame_rate == pytest.approx(21.533, abs=1e-3)
     assert codec.samples(147) == 640 * 256 == round(147 / codec.frame_rate * RATE)
+    codes = codec.encode(resampled(spoken(RATE, rate=RATE), RATE, INPUT_RATE)[None])
+    assert codes.shape == (1, 22)
+    assert torch.equal(codec.round_trip(spoken(RATE, rate=RATE)), codec.decode(codes)[0])
 
 
-@pytest.mark.parametrize("samples", [100, 1024, 1025, 4096, 22_050])
-def test_a_code_for_every_started_1024_samples(codec, samples):
-    codes = codec.encode(spoken(samples).expand(2, -1))
-    assert codes.shape == (2, math.ceil(samples / 1024))
-    assert codes.dtype == torch.int64 and codes.max() < 32
+def test_a_code_for_every_started_1024_samples(codec):
+    for samples in (100, 1024, 1025, 4096, 22_050):
+        codes = codec.encode(spoken(samples).expand(2, -1))
+        assert codes.shape == (2, math.ceil(samples / 1024))
+        assert codes.dtype == torch.int64 and codes.max() < 32
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40, 147])
@@ -62,17 +71,11 @@ def test_the_length_of_the_sound_follows_the_codes(codec, count):
     assert torch.isfinite(alone).all() and torch.isfinite(spoken_by).all()
 
 
-def test_a_round_trip_comes_back_at_the_rate_of_the_sound(codec):
-    codes = codec.encode(resampled(spoken(RATE, rate=RATE), RATE, INPUT_RATE)[None])
-    assert codes.shape == (1, 22)
-    assert torch.equal(codec.round_trip(spoken(RATE, rate=RATE)), codec.decode(codes)[0])
-
-
 def test_clips_are_encoded_as_each_alone(codec):
     waves = [spoken(20_000), spoken(31_000, seed=1)]
     mels, codes = mels_and_codes(codec, codec.reference_mel, waves)
-    for wave, mel, found in zip(waves, mels, codes):
-        assert torch.equal(found, codec.encode(wave[None])[0])
+    for wave, mel, own in zip(waves, mels, codes):
+        assert torch.equal(own, codec.encode(wave[None])[0])
         alone = codec.reference_mel.clip_mel(wave, INPUT_RATE)
         assert mel.shape == alone.shape
         assert torch.allclose(mel[:, :-6], alone[:, :-6], atol=1e-4), "but where silence follows"
@@ -88,12 +91,11 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, st
     part = dict(given)
     if with_state_inputs:
         part["states"] = given["states"][:, first : end + context]
-    found = codec.decode(codes[:, first : end + context], first, **part)
-    skipped = codec.samples(start) - codec.samples(first)
-    found = found[:, skipped:][:, : codec.samples(end) - codec.samples(start)]
+    wave = codec.decode(codes[:, first : end + context], first, **part)
+    wave = wave[:, codec.samples(start) - codec.samples(first) :]
     whole = codec.decode(codes, **given)[:, codec.samples(start) : codec.samples(end)]
-    assert found.shape == whole.shape
-    assert (found - whole).abs().max() <= 1e-4 * whole.abs().max()
+    wave = wave[:, : whole.shape[1]]
+    assert (wave - whole).abs().max() <= 1e-4 * whole.abs().max()
 
 
 @pytest.mark.parametrize("at", range(30, 40))
@@ -174,9 +176,6 @@ def test_codes_and_states_that_do_not_fit_are_reported(codec):
         codec.decode(some_codes(4), **given)
 
 
-# --- files ----------------------------------------------------------------------------------
-
-
 def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     xtts = load_xtts(write_release(tmp_path / "release"))
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
@@ -188,9 +187,8 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     assert torch.equal(again.encode(wave), codec.encode(wave))
     given = some_states(7)
     assert torch.equal(again.decode(some_codes(7), **given), codec.decode(some_codes(7), **given))
-    assert torch.equal(
-        again.speaker_embedding(wave[0], INPUT_RATE), codec.speaker_embedding(wave[0], INPUT_RATE)
-    )
+    one, other = (each.speaker_embedding(wave[0], INPUT_RATE) for each in (again, codec))
+    assert torch.equal(one, other)
     before = xtts_codec(xtts.sound, xtts.dvae, xtts.config).state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
@@ -221,15 +219,7 @@ def test_it_is_not_trained_here():
         codec.fit_schedule([])
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"filters": (8, 8)}, "give four numbers"),
-        ({"channels": 4}, "channels = 4: must lie in 16"),
-        ({"codes": 1}, "codes = 1"),
-        ({"mel_stats": (1.0,)}, "give 80 numbers"),
-    ],
-)
-def test_sizes_that_are_none_are_reported(values, message):
-    with pytest.raises(KitError, match=message):
-        XTTSCodec(dataclasses.replace(XTTSCodecConfig(), **values))
+def test_sizes_that_are_none_are_reported():
+    for name, value in {"filters": (8, 8), "channels": 4, "codes": 1, "mel_stats": (1.0,)}.items():
+        with pytest.raises(KitError, match=rf"{name} = .*: (give|must)"):
+            XTTSCodec(dataclasses.replace(XTTSCodecConfig(), **{name: value}))

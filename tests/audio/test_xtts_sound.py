@@ -10,8 +10,8 @@ import torch
 import torchaudio
 from released_sound import spoken, xtts_mels
 from released_xtts import random_dvae, random_sound, settings
+from torch.nn.utils.parametrizations import weight_norm
 
-from kit.base.config import build
 from kit.base.errors import KitError
 from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
 from kit.releases.xtts_v2.dvae import DVAE, XTTSMel, XTTSMelConfig
@@ -43,63 +43,39 @@ def test_the_releases_sizes_are_the_defaults():
     assert sum(p.numel() for p in dvae.parameters()) == 51_567_184
 
 
-# --- mels -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n_fft", [1024, 2048])
 def test_a_mel_is_torchaudios_divided_by_the_stats(n_fft):
     stats = torch.rand(80) + 0.5
     front_end = XTTSMel(XTTSMelConfig(n_fft=n_fft, mel_stats=tuple(stats.tolist())))
-    theirs = torchaudio.transforms.MelSpectrogram(
-        sample_rate=RATE,
-        n_fft=n_fft,
-        win_length=1024,
-        hop_length=256,
-        f_max=8000,
-        n_mels=80,
-        norm="slaney",
-    )
+    sizes = {"n_fft": n_fft, "win_length": 1024, "hop_length": 256, "n_mels": 80}
+    theirs = torchaudio.transforms.MelSpectrogram(RATE, f_max=8000, norm="slaney", **sizes)
     wave = spoken(RATE)[None]
     wanted = theirs(wave).clamp(min=1e-5).log() / stats[:, None]
     assert (front_end.log_mel(wave) - wanted).abs().max() < 1e-4
 
 
-def test_a_configuration_says_all_of_a_mel():
-    config = xtts_mels(random_sound())[1].config
-    again = build(XTTSMelConfig, {**vars(config), "mel_stats": list(config.mel_stats)})
-    assert again == config
-    assert XTTSMelConfig(n_fft=1024, mel_stats=config.mel_stats) != config
-    wave = spoken(RATE)[None]
-    assert torch.equal(XTTSMel(again).log_mel(wave), XTTSMel(config).log_mel(wave))
-
-
-@pytest.mark.parametrize("stats", [(), (1.0,) * 79, (1.0,) * 79 + (0.0,), (math.nan,) * 80])
-def test_stats_that_are_none_are_reported(stats):
-    with pytest.raises(KitError, match=r"mel_stats = .*: give 80 numbers"):
-        XTTSMelConfig(mel_stats=stats)
-
-
-def test_a_window_longer_than_the_transform_is_reported():
+def test_stats_that_are_none_and_a_window_longer_than_the_transform_are_reported():
+    for stats in ((), (1.0,) * 79, (1.0,) * 79 + (0.0,), (math.nan,) * 80):
+        with pytest.raises(KitError, match=r"mel_stats = .*: give 80 numbers"):
+            XTTSMelConfig(mel_stats=stats)
     with pytest.raises(KitError, match=r"win_length = 1024: must lie in 1 to 512"):
         XTTSMelConfig(n_fft=512, mel_stats=(1.0,) * 80)
 
 
-@pytest.mark.parametrize(
-    ("stats", "message"),
-    [
-        (None, "it is missing"),
-        (torch.ones(64), r"it is \(64,\)"),
-        (torch.zeros(80), "none of them 0"),
-        (torch.ones(80, dtype=torch.long), r"it is \(80,\) of torch\.int64"),
-        (torch.full((80,), math.inf), "mel_stats"),
-    ],
-)
-def test_a_release_without_sound_stats_is_reported(stats, message):
+STATS = {
+    r"it is \(64,\)": torch.ones(64),
+    "none of them 0": torch.zeros(80),
+    r"it is \(80,\) of torch\.int64": torch.ones(80, dtype=torch.long),
+    "mel_stats": torch.full((80,), math.inf),
+}
+
+
+@pytest.mark.parametrize("message", STATS)
+def test_a_release_without_sound_stats_is_reported(message):
     with pytest.raises(KitError, match=message):
-        xtts_mels({} if stats is None else {"mel_stats": stats})
-
-
-# --- lengths --------------------------------------------------------------------------------
+        xtts_mels({"mel_stats": STATS[message]})
+    with pytest.raises(KitError, match="it is missing"):
+        xtts_mels({})
 
 
 @pytest.mark.parametrize("frames", [1, 2, 4, 5, 87])
@@ -120,25 +96,22 @@ def test_states_become_frames_of_256_samples(codes, frames):
     assert wave.shape == (2, 256 * frames) and wave.abs().max() <= 1
 
 
-@pytest.mark.parametrize("samples", [400, 5280, 32_001])
 @torch.no_grad()
-def test_a_speaker_is_a_direction(samples):
-    speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
-    assert speaker.shape == (3, 512)
-    assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
+def test_a_speaker_is_a_direction():
+    for samples in (400, 5280, 32_001):
+        speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
+        assert speaker.shape == (3, 512)
+        assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
 
 
-# --- files ----------------------------------------------------------------------------------
+SHOWN = {
+    f"{VOCODER}.conds.2.bias": "vocoder.conds.2.bias",
+    f"{SPEAKER}.layer3.4.bn2.running_var": "speaker_encoder.layer3.4.bn2.running_var",
+    "dvae.decoder.3.net.2.weight": "dvae.decoder.3.net.2.weight",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        (f"{VOCODER}.conds.2.bias", "vocoder.conds.2.bias"),
-        (f"{SPEAKER}.layer3.4.bn2.running_var", "speaker_encoder.layer3.4.bn2.running_var"),
-        ("dvae.decoder.3.net.2.weight", "dvae.decoder.3.net.2.weight"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shown"), SHOWN.items())
 def test_every_tensor_has_its_place(name, shown):
     tensors = all_tensors()
     wrong = {
@@ -167,23 +140,18 @@ def test_a_codec_is_its_own_copy_in_single_precision():
 
 def test_weight_normalisation_is_torchs():
     tensors = random_sound()
-    layer = torch.nn.utils.parametrizations.weight_norm(
-        torch.nn.ConvTranspose1d(16, 8, 16, 8, padding=4)
-    )
+    layer = weight_norm(torch.nn.ConvTranspose1d(16, 8, 16, 8, padding=4))
     prefix = f"{VOCODER}.ups.0."
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     layer.load_state_dict(own)
-    found = xtts_codec(tensors, random_dvae(), settings()).vocoder.ups[0]
-    assert torch.allclose(found.weight, layer.weight, atol=1e-6)
-    assert torch.equal(found.bias, layer.bias)
+    own_layer = xtts_codec(tensors, random_dvae(), settings()).vocoder.ups[0]
+    assert torch.allclose(own_layer.weight, layer.weight, atol=1e-6)
+    assert torch.equal(own_layer.bias, layer.bias)
 
 
-def test_no_dvae_is_reported():
+def test_no_dvae_is_reported_and_what_training_kept_of_one_is_left():
     with pytest.raises(KitError, match=r"no DVAE.*put dvae\.pth"):
         xtts_codec(random_sound(), {}, settings())
-
-
-def test_what_training_kept_of_a_dvae_is_left():
     more = {"dvae.discrete_loss.accumulator": torch.zeros(100, 32)}
-    found = codec_of(all_tensors() | more)
-    assert found.state_dict().keys() == codec_of().state_dict().keys()
+    codec = codec_of(all_tensors() | more)
+    assert codec.state_dict().keys() == codec_of().state_dict().keys()

@@ -18,86 +18,80 @@ from kit.base.compiler import (
 from kit.base.hardware import Choice
 
 
+def run_code(code: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_a_compiler_the_reason_is_reported(monkeypatch):
-    asked = []
-
-    def compiler_available(device, capability):
-        asked.append(device)
-        return Choice(value="no", reason="no C++ compiler (install g++)")
-
-    monkeypatch.setattr("kit.base.compiler.compiler_available", compiler_available)
-    compiles, words = will_compile(True, torch.device("cpu"))
-    assert not compiles and words == "; not compiled: no C++ compiler (install g++)"
-    assert asked == ["cpu"] and words == not_compiled_note("no C++ compiler (install g++)")
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    compiles, note = will_compile(True, torch.device("cpu"))
+    assert not compiles and note == not_compiled_note(compiler_available("cpu").reason)
 
 
-SYSTEMS = [("linux", "g++"), ("darwin", "clang++"), ("win32", "cl")]
-
-
-@pytest.mark.parametrize(("system", "compiler"), SYSTEMS)
-def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, system, compiler):
+@pytest.mark.parametrize("compiler", ["g++", "clang++", "cl"])
+def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, compiler):
     """torch looks for one name alone: another compiler on the path would not help it."""
+    system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[compiler]
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
     monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
-    found = compiler_available("cpu")
-    assert found.value == "no" and "install" in found.reason
+    choice = compiler_available("cpu")
+    assert choice.value == "no" and "install" in choice.reason
     monkeypatch.setenv("CXX", "my-own-c++")
     assert compiler_available("cpu").value == "yes"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_pythons_header_nothing_is_compiled(monkeypatch, tmp_path, device):
+@pytest.fixture
+def all_installed(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: tmp_path / "Python.h")
+    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     monkeypatch.setattr(sys, "platform", "linux")
-    found = compiler_available(device, (8, 0) if device == "cuda" else None)
-    assert found.value == "no" and "Python.h" in found.reason and "python3-dev" in found.reason
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_pythons_header_nothing_is_compiled(all_installed, monkeypatch, tmp_path, device):
+    monkeypatch.setattr("kit.base.compiler.python_header", lambda: tmp_path / "Python.h")
+    choice = compiler_available(device, (8, 0) if device == "cuda" else None)
+    assert choice.value == "no" and "Python.h" in choice.reason and "python3-dev" in choice.reason
 
 
 GPUS = [((6, 0), "no"), ((6, 1), "no"), ((7, 0), "yes"), ((7, 5), "yes"), ((9, 0), "yes")]
 
 
 @pytest.mark.parametrize(("capability", "value"), GPUS)
-def test_triton_serves_gpus_from_volta_on(monkeypatch, capability, value):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
-    found = compiler_available("cuda", capability)
-    assert found.value == value
-    assert ("{}.{}".format(*capability) in found.reason) == (value == "no")
+def test_triton_serves_gpus_from_volta_on(all_installed, capability, value):
+    choice = compiler_available("cuda", capability)
+    assert choice.value == value
+    assert ("{}.{}".format(*capability) in choice.reason) == (value == "no")
 
 
 def test_for_a_gpu_without_triton_or_its_compiler_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "platform", "win32")
-    found = compiler_available("cuda", (8, 6))
-    assert found.value == "no" and "pip install triton-windows" in found.reason
+    choice = compiler_available("cuda", (8, 6))
+    assert choice.value == "no" and "pip install triton-windows" in choice.reason
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert compiler_available("cuda", (8, 6)).value == "yes"  # its wheel brings a compiler along
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    found = compiler_available("cuda", (8, 6))
-    assert found.value == "no" and "install gcc" in found.reason
+    choice = compiler_available("cuda", (8, 6))
+    assert choice.value == "no" and "install gcc" in choice.reason
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "torch._dynamo.exc",
-        "torch._inductor.exc",
-        "torch._inductor.compile_worker.subproc_pool",
-        "triton.compiler.errors",
-        "triton.runtime.errors",
-    ],
-)
+COMPILERS = ["_dynamo.exc", "_inductor.exc", "_inductor.compile_worker.subproc_pool"]
+MODULES = [f"torch.{name}" for name in COMPILERS]
+MODULES += ["triton.compiler.errors", "triton.runtime.errors"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_every_exception_of_the_compilers_is_caught(module):
-    """Of Triton's none is a RuntimeError."""
     exceptions = [
         value
         for name, value in inspect.getmembers(pytest.importorskip(module), inspect.isclass)
@@ -150,11 +144,7 @@ for name, there in (
 def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", INSTRUCTIONS], cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    run_code(INSTRUCTIONS)
 
 
 TURNS = """
@@ -180,6 +170,4 @@ for number in range(20):
 
 def test_threads_may_compile_in_turns():
     """Without a GPU, torch 2.11 alone crashes here."""
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", TURNS], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_code(TURNS)

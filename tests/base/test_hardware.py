@@ -48,24 +48,19 @@ def test_this_machine_is_described():
     assert (hw.capability is None) == (hw.device == "cpu")
 
 
-@pytest.mark.parametrize(
-    ("given", "system", "kernel", "wanted"),
-    [
-        ({}, "linux", "6.1.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ({}, "win32", "11", {}),
-        ({}, "linux", "5.15.0-microsoft-standard-WSL2", {}),
-        ({"PYTORCH_ALLOC_CONF": "x:1"}, "linux", "6.1.0", {"PYTORCH_ALLOC_CONF": "x:1"}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "linux", "6.1.0", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}),
-    ],
-)
-def test_cudas_memory_may_grow_in_place_unless_the_user_has_set_it(
-    monkeypatch, given, system, kernel, wanted
-):
+SYSTEMS = [("linux", "6.1.0"), ("win32", "11"), ("linux", "5.15.0-microsoft-standard-WSL2")]
+ALLOCATORS = [{}, {"PYTORCH_ALLOC_CONF": "x:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}]
+
+
+@pytest.mark.parametrize(("system", "kernel"), SYSTEMS)
+@pytest.mark.parametrize("given", ALLOCATORS)
+def test_cudas_memory_may_grow_unless_the_user_has_set_it(monkeypatch, given, system, kernel):
     monkeypatch.setattr(os, "environ", dict(given))
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr("platform.release", lambda: kernel)
     allow_expandable_segments()
-    assert os.environ == wanted
+    grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if kernel == "6.1.0" else {}
+    assert os.environ == (given or grows)
 
 
 def test_torch_reads_the_allocators_settings_at_its_first_use_and_knows_them():
@@ -99,10 +94,12 @@ def test_precision_follows_the_compute_capability_and_says_so(capability, wanted
 
 
 @pytest.fixture
-def measure():
-    """Has the precision of this CPU measured, as a new process does."""
+def measure(monkeypatch):
+    """Chooses the CPU's precision as a new process does whose matmuls take so many seconds."""
 
-    def measured_again():
+    def measured_again(seconds: Callable):
+        timed = "kit.base.hardware.matmul_seconds"
+        monkeypatch.setattr(timed, lambda dtype, _, rows: seconds(dtype, rows))
         _cpu_precision.cache_clear()
         return choose_precision(CPU)
 
@@ -110,45 +107,33 @@ def measure():
     _cpu_precision.cache_clear()
 
 
-def test_precision_of_a_cpu_is_measured(monkeypatch, measure):
-    for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
-        times = {torch.float32: speed, torch.bfloat16: 1.0}
-        monkeypatch.setattr(
-            "kit.base.hardware.matmul_seconds", lambda dtype, _, rows, t=times: t[dtype]
-        )
-        choice = measure()
-        assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
+def test_precision_of_a_cpu_is_measured_once(measure):
+    for fp32_s, wanted in ((2.0, "bf16"), (0.5, "fp32")):
+        choice = measure(lambda dtype, _, s=fp32_s: s if dtype == torch.float32 else 1.0)
+        assert choice.value == wanted and f"{fp32_s:.2g}x" in choice.reason
+    seconds = {torch.float32: 0.01, torch.bfloat16: 0.005}
+    assert measure(lambda dtype, _: seconds[dtype]).value == "bf16"
+    seconds[torch.float32] = 0.004  # something else begins, or ends
+    assert choose_precision(CPU).value == "bf16", "what every step of this process runs"
 
 
-def test_emulated_bf16_is_detected_by_small_matmuls(monkeypatch, measure):
-    asked = set()
+def test_emulated_bf16_is_detected_by_small_matmuls(measure):
+    timed = set()
 
-    def matmul_seconds(dtype, repeats, rows):
-        asked.add(rows)
+    def seconds(dtype, rows):
+        timed.add(rows)
         return 0.03 if dtype == torch.bfloat16 else 0.0005
 
-    monkeypatch.setattr("kit.base.hardware.matmul_seconds", matmul_seconds)
-    choice = measure()
+    choice = measure(seconds)
     assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
-    assert asked == {QUICK_ROWS}
+    assert timed == {QUICK_ROWS}
 
 
-def test_a_busy_moment_decides_no_precision(monkeypatch, measure):
-    """The first bf16 product falls into one, on a processor that is twice as quick in bf16."""
-    times = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
-    monkeypatch.setattr(
-        "kit.base.hardware.matmul_seconds", lambda dtype, _, rows: next(times[dtype])
-    )
-    choice = measure()
+def test_a_busy_moment_decides_no_precision(measure):
+    """The first bf16 matmul falls into one, on a processor that is twice as quick in bf16."""
+    seconds = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
+    choice = measure(lambda dtype, _: next(seconds[dtype]))
     assert choice.value == "bf16" and "2x" in choice.reason
-
-
-def test_what_is_measured_once_is_what_every_step_of_a_process_runs(monkeypatch, measure):
-    times = {torch.float32: 0.01, torch.bfloat16: 0.005}
-    monkeypatch.setattr("kit.base.hardware.matmul_seconds", lambda dtype, _, rows: times[dtype])
-    assert measure().value == "bf16"
-    times[torch.float32] = 0.004  # something else begins, or ends
-    assert choose_precision(CPU).value == "bf16" and measure().value == "fp32"
 
 
 # What cards with bf16 report, a little is always taken. Older ones: test_presets.py.
@@ -215,57 +200,51 @@ def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_fix_is_named(
         warnings.simplefilter("always")
         hw = detect()
     assert hw.device == device and (hw.capability is None) == (device == "cpu")
-    said = "".join(str(w.message) for w in caught)
-    assert ("Tesla cannot be used" in said and "cu126" in said) == (device == "cpu")
+    notes = "".join(str(w.message) for w in caught)
+    assert ("Tesla cannot be used" in notes and "cu126" in notes) == (device == "cpu")
 
 
-def idle(*samples: tuple) -> Callable:
-    """Stands in for psutil.cpu_times_percent: (idle, nice) percent, sample by sample."""
-    rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
-    return lambda *_: next(rows)
+@pytest.fixture
+def set_load(monkeypatch):
+    """Sets what psutil.cpu_times_percent returns: (idle, nice) percent, sample by sample."""
+    before = torch.get_num_threads()
+    taken = []
+
+    def set_samples(*samples: tuple) -> list:
+        rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
+        monkeypatch.setattr("psutil.cpu_times_percent", lambda s: taken.append(s) or next(rows))
+        return taken
+
+    yield set_samples
+    torch.set_num_threads(before)
 
 
 SAMPLES = [([(100, 0)], 2), ([(50, 0)], 1), ([(0, 0)], 1), ([(0, 0), (98, 0)], 2), ([(0, 97)], 2)]
 
 
 @pytest.mark.parametrize(("samples", "wanted"), SAMPLES)
-def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, samples, wanted):
-    monkeypatch.setattr("psutil.cpu_times_percent", idle(*samples))
+def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, set_load, samples, wanted):
+    set_load(*samples)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert free_cores(CPU).value == str(wanted)
-    before = torch.get_num_threads()
-    try:
-        assert use_threads(CPU).value == str(wanted) and torch.get_num_threads() == wanted
-    finally:
-        torch.set_num_threads(before)
+    assert use_threads(CPU).value == str(wanted) and torch.get_num_threads() == wanted
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [("3", "3"), ("0", "2"), ("2,1", "2"), ("", "2")])
-def test_who_asks_for_threads_gets_them_and_nobody_listens(monkeypatch, asked, wanted):
-    monkeypatch.setattr("psutil.cpu_times_percent", idle((100, 0)))
+def test_omp_num_threads_decides(monkeypatch, set_load, asked, wanted):
+    set_load((100, 0))
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    before = torch.get_num_threads()
-    try:
-        choice = use_threads(CPU)
-        assert choice.value == wanted == str(torch.get_num_threads())
-        assert (choice.reason == f"OMP_NUM_THREADS asks for {asked}") == (asked == "3")
-    finally:
-        torch.set_num_threads(before)
+    choice = use_threads(CPU)
+    assert choice.value == wanted == str(torch.get_num_threads())
+    assert ("OMP_NUM_THREADS" in choice.reason) == (asked == "3")
 
 
-def test_an_idle_machine_is_checked_once_and_a_busy_one_gets_advice(monkeypatch):
-    looks = []
-    answers = {"percent": 97.0}
-
-    def cpu_times_percent(seconds):
-        looks.append(seconds)
-        return SimpleNamespace(idle=answers["percent"], nice=0.0)
-
-    monkeypatch.setattr("psutil.cpu_times_percent", cpu_times_percent)
-    assert free_cores(CPU).value == "2" and len(looks) == 1
-    answers["percent"] = 50.0
+def test_an_idle_machine_is_checked_once_and_a_busy_one_gets_advice(set_load):
+    taken_s = set_load((97, 0))
+    assert free_cores(CPU).value == "2" and len(taken_s) == 1
+    set_load((50, 0))
     choice = free_cores(CPU)
-    assert choice.value == "1" and sum(looks) <= 10
+    assert choice.value == "1" and sum(taken_s) <= 10
     assert "1.0 of them busy" in choice.reason and "run this cell again" in choice.reason
 
 
@@ -280,7 +259,6 @@ def test_peak_memory_stays_when_memory_is_given_back():
 
 
 def test_peak_memory_on_windows_is_the_peak_of_the_working_set(monkeypatch):
-    """Windows has no `resource` module; psutil reads what the system counts."""
     reported = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3, peak_wset=5 * 2**20))
     monkeypatch.setattr("psutil.Process", lambda: reported)
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it raises
@@ -298,24 +276,16 @@ def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system,
     assert peak_memory_bytes("cpu") == 7_000_000 * unit_bytes
 
 
-def test_timing_products_leaves_the_random_numbers_where_they_were():
+def test_timing_matmuls_leaves_the_random_numbers_where_they_were():
     before = torch.get_rng_state()
     assert matmul_seconds(torch.float32) > 0
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def too_much():
-    torch.empty(2**62, dtype=torch.uint8)
-
-
-def test_the_real_thing_is_recognised():
+def test_running_out_of_memory_is_recognised_and_no_other_error():
     with pytest.raises((RuntimeError, MemoryError)) as caught:
-        too_much()
-    assert is_oom(caught.value)
-
-
-def test_other_errors_are_not_taken_for_it():
+        torch.empty(2**62, dtype=torch.uint8)
+    errors = [caught.value, torch.OutOfMemoryError("CUDA out of memory"), MemoryError()]
+    assert all(map(is_oom, [*errors, torch.AcceleratorError("CUDA error: out of memory")]))
     errors = [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("memory")]
     assert not any(map(is_oom, errors))
-    assert is_oom(torch.OutOfMemoryError("CUDA out of memory")) and is_oom(MemoryError())
-    assert is_oom(torch.AcceleratorError("CUDA error: out of memory"))

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from helpers import until
 
 from kit.base import lock as locks
 from kit.base.errors import DiskError, KitError
@@ -39,13 +40,8 @@ def start(target, *args):
 
 
 def wait_for(path) -> Holder:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        holder = read_holder(path)
-        if holder and holder.token:
-            return holder
-        time.sleep(0.005)
-    raise AssertionError(f"nobody took {path}")
+    until(lambda: (read_holder(path) or Holder()).token, 20)
+    return read_holder(path)
 
 
 @pytest.fixture
@@ -58,6 +54,16 @@ def write(path, holder: Holder) -> None:
     path.write_text(json.dumps(dataclasses.asdict(holder)))
 
 
+def take(path, wait_s: float = 0) -> None:
+    with held(path, "training", wait_s=wait_s):
+        assert read_holder(path).pid == os.getpid()
+
+
+def refused(path, message: str, wait_s: float = 0) -> None:
+    with pytest.raises(KitError, match=message), held(path, "training", wait_s=wait_s):
+        pass
+
+
 def stranger(age_s: float, **over) -> Holder:
     """The holder of a lock on another machine, last renewed `age_s` seconds ago."""
     now = time.time()
@@ -68,27 +74,21 @@ def stranger(age_s: float, **over) -> Holder:
 def test_a_second_one_gets_the_name_of_the_holder(path):
     process = start(hold, path, 60)
     wait_for(path)
-    said = rf"run is in use: process {process.pid} on \S+ has been at training since 20\d\d-.*Stop"
-    with pytest.raises(KitError, match=said), held(path, "training", wait_s=0.1):
-        pass
+    refused(path, rf"process {process.pid} on \S+ has been at training since 20\d\d-.*Stop", 0.1)
     process.terminate()
     process.join()
 
 
-def test_it_is_removed_at_the_end_also_after_an_error(path):
+def test_it_is_removed_after_an_error_and_a_killed_holder_keeps_nobody_out(path):
     with pytest.raises(RuntimeError), held(path, "training"):
         raise RuntimeError
     assert list(path.parent.iterdir()) == []
-
-
-def test_a_killed_holder_keeps_nobody_out(path):
     process = start(hold, path, 60)
     wait_for(path)
     process.kill()
     process.join()
     assert path.is_file()
-    with held(path, "training", wait_s=0):
-        assert read_holder(path).pid == os.getpid()
+    take(path)
     assert list(path.parent.iterdir()) == []
 
 
@@ -100,8 +100,7 @@ def test_a_killed_holder_that_nobody_has_buried_is_dead_as_well(path):
     process = subprocess.Popen([sys.executable, "-c", code])
     wait_for(path)
     process.kill()  # a zombie from here on: its parent has not waited for it
-    with held(path, "training", wait_s=10):
-        pass
+    take(path, 10)
     process.wait()
 
 
@@ -111,11 +110,8 @@ def test_a_waiting_one_gets_its_turn_and_says_that_it_waits(path):
     with held(path, "training", wait_s=30, say=reported.append):
         assert read_holder(path).pid == os.getpid()
     process.join()
-    assert (
-        len(reported) == 1
-        and reported[0].startswith("Waiting: ")
-        and str(process.pid) in reported[0]
-    )
+    (line,) = reported
+    assert line.startswith("Waiting: ") and str(process.pid) in line
 
 
 def test_of_many_that_want_a_dead_ones_lock_one_gets_it_at_a_time(path):
@@ -131,19 +127,15 @@ def test_of_many_that_want_a_dead_ones_lock_one_gets_it_at_a_time(path):
 
 def test_another_machine_is_believed_until_its_signs_of_life_stop(path):
     write(path, stranger(locks.STALE_S - 60))
-    said = rf"process 7 on elsewhere .*run again in (59|60) s.*Or delete .*{path.name}"
-    with pytest.raises(KitError, match=said), held(path, "training", wait_s=0):
-        pass
+    refused(path, rf"process 7 on elsewhere .*run again in (59|60) s.*Or delete .*{path.name}")
     write(path, stranger(locks.STALE_S + 1))
-    with held(path, "training", wait_s=0):
-        assert read_holder(path).pid == os.getpid()
+    take(path)
 
 
 def test_a_number_that_another_process_has_now_is_not_taken_for_the_holder(path):
     process = start(time.sleep, 60)  # began long after the lock was taken
     write(path, stranger(locks.STALE_S + 1, machine=locks.machine(), pid=process.pid))
-    with held(path, "training", wait_s=0):
-        assert read_holder(path).pid == os.getpid()
+    take(path)
     process.kill()
     process.join()
 
@@ -152,22 +144,18 @@ def test_a_number_that_another_process_has_now_is_not_taken_for_the_holder(path)
 def test_a_torn_file_keeps_nobody_out_for_long(path, text):
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(KitError, match="just made"), held(path, "training", wait_s=0):
-        pass
+    refused(path, "just made")
     os.utime(path, (1, 1))
-    with held(path, "training", wait_s=0):
-        assert read_holder(path).pid == os.getpid()
+    take(path)
 
 
 def test_a_claim_of_one_killed_while_taking_over_keeps_nobody_out(path):
     write(path, stranger(locks.STALE_S + 1))
     claim = path.with_name(f"{path.name}.abcd")
     claim.touch()
-    with pytest.raises(KitError), held(path, "training", wait_s=0):
-        pass
+    refused(path, "")
     os.utime(claim, (1, 1))
-    with held(path, "training", wait_s=5):
-        pass
+    take(path, 5)
     assert list(path.parent.iterdir()) == []
 
 
@@ -175,10 +163,7 @@ def test_a_holder_shows_signs_of_life(path, monkeypatch):
     monkeypatch.setattr(locks, "BEAT_S", 0.02)
     with held(path, "training"):
         first = wait_for(path).beat_s
-        until = time.monotonic() + 20
-        while read_holder(path).beat_s == first and time.monotonic() < until:
-            time.sleep(0.01)
-        assert read_holder(path).beat_s > first
+        until(lambda: read_holder(path).beat_s > first, 20)
     time.sleep(0.1)
     assert list(path.parent.iterdir()) == []
 
@@ -192,15 +177,11 @@ def test_one_that_slept_while_another_took_over_gets_an_error(path):
     assert read_holder(path).pid == 7  # what is another's is not removed
 
 
-def test_a_lock_file_removed_by_hand_is_made_again(path):
+def test_a_lock_file_removed_by_hand_is_made_again_and_a_removed_folder_is_reported(path):
     with held(path, "training") as mine:
         path.unlink()
         mine.confirm()
         assert read_holder(path).token == mine.mine.token
-
-
-def test_a_folder_that_was_removed_is_reported(path):
-    with held(path, "training") as mine:
         shutil.rmtree(path.parent)
         with pytest.raises(DiskError, match=r"run is gone, .* during training: put it back"):
             mine.confirm()
@@ -210,14 +191,11 @@ def test_a_folder_that_was_removed_is_reported(path):
 def test_a_second_thread_is_refused_and_an_abandoned_loop_is_not(path):
     first = held(path, "training")
     first.__enter__()  # a generator that nobody will close
-    with held(path, "training", wait_s=0):
-        pass
-    first = held(path, "training")
+    take(path)
     thread = threading.Thread(target=hold, args=(path, 2))
     thread.start()
     wait_for(path)
-    with pytest.raises(KitError, match="this very notebook"), held(path, "training", wait_s=0):
-        pass
+    refused(path, "this very notebook")
     thread.join()
 
 

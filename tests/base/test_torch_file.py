@@ -45,9 +45,9 @@ def with_pickle(path: Path, data: bytes) -> Path:
 
 def test_tensors_and_plain_values_come_back(tmp_path):
     value = {"model": collections.OrderedDict(a=torch.arange(6.0).view(2, 3)), "step": 3, "x": None}
-    found = read_torch_file(saved(tmp_path / "a.pth", value))
-    assert torch.equal(found["model"]["a"], torch.arange(6.0).view(2, 3))
-    assert (found["step"], found["x"]) == (3, None)
+    contents = read_torch_file(saved(tmp_path / "a.pth", value))
+    assert torch.equal(contents["model"]["a"], torch.arange(6.0).view(2, 3))
+    assert (contents["step"], contents["x"]) == (3, None)
 
 
 def test_an_object_of_a_listed_class_is_its_contents(tmp_path):
@@ -81,29 +81,20 @@ def test_a_file_that_would_run_code_is_refused(kind, deep, tmp_path, monkeypatch
     value = {"model": {"a": torch.ones(2)}, "config": CALLS[kind]()}
     value = {"optimizer": [{"state": {0: value}}]} if deep else value
     path = saved(tmp_path / "model.pth", value)
-    with pytest.raises(
-        DamagedFileError, match=r"is not read: it asks for `.*could run code.*Get the"
-    ):
+    with pytest.raises(DamagedFileError, match=r"asks for `.*could run code"):
         read_torch_file(path, [CLASS])
     assert os.listdir(tmp_path) == ["model.pth"], "nothing ran"
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_other_protocols_run_nothing_either(protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = pickle.dumps({"config": Calls(os.mkdir, TRAP)}, protocol=protocol)
-    with pytest.raises(DamagedFileError):
-        read_torch_file(with_pickle(tmp_path / "model.pth", data), [CLASS])
-    assert os.listdir(tmp_path) == ["model.pth"]
-
-
-def test_a_listed_class_is_only_a_name(tmp_path, monkeypatch):
-    """Listing a class that is installed does not bring its own code in."""
-    monkeypatch.chdir(tmp_path)
-    path = saved(tmp_path / "model.pth", Calls(os.mkdir, TRAP))
-    with pytest.raises(DamagedFileError):
-        read_torch_file(path, ["posix.mkdir", "nt.mkdir"])
+    # Listing a class that is installed does not bring its own code in.
+    for classes in ([CLASS], ["posix.mkdir", "nt.mkdir"]):
+        with pytest.raises(DamagedFileError):
+            read_torch_file(with_pickle(tmp_path / "model.pth", data), classes)
     assert os.listdir(tmp_path) == ["model.pth"]
 
 
@@ -128,19 +119,14 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_another_file_is_recognised_by_its_first_bytes(kind, tmp_path):
     (tmp_path / "model.pth").write_bytes(WRONG[kind])
-    with pytest.raises(
-        DamagedFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"
-    ):
-        read_torch_file(tmp_path / "model.pth")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DamagedFileError, match=r"There is no file .*model\.pth"):
+    with pytest.raises(DamagedFileError, match=kind):
         read_torch_file(tmp_path / "model.pth")
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
-def test_a_download_cut_short_is_reported(share, tmp_path):
+def test_a_download_cut_short_or_missing_is_reported(share, tmp_path):
+    with pytest.raises(DamagedFileError, match=r"There is no file .*model\.pth"):
+        read_torch_file(tmp_path / "model.pth")
     path = saved(tmp_path / "model.pth", {"a": torch.randn(5000)})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])

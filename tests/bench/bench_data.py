@@ -25,8 +25,7 @@ from rows import apart, record, result
 
 from kit.audio.clip import measure_clip
 from kit.batches.batching import DataConfig, padding_waste
-from kit.streams.json_array import JsonArray
-from kit.streams.lines import JsonLines, Table, TextLines
+from kit.streams.formats import JsonArray, JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)

@@ -19,7 +19,7 @@ from helpers import EAR, few_words, in_time, start_and_kill
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.audio.mp3 import frame_header
+from kit.audio.container import frame_header
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,

@@ -140,9 +140,8 @@ def test_another_file_is_refused(folder, change, said):
 
 
 def grown(folder, lines):
-    from kit.text.grow_tokenizer import grow_tokenizer
     from kit.text.tokenizer import load_tokenizer
-    from kit.text.train_tokenizer import TokenizerConfig
+    from kit.text.train_tokenizer import TokenizerConfig, grow_tokenizer
 
     path = folder / "base.model"
     path.write_bytes(load_indextts2(folder).tokenizer)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from kit.audio.clip import load_wave
 from kit.audio.codec import (
     CODECS,
+    AudioStream,
     Codec,
     codec_config,
     load_codec,
@@ -32,7 +33,6 @@ from kit.audio.codec import (
 )
 from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.spectrogram import Mel
-from kit.audio.streaming import AudioStream
 from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
 from kit.batches.code_cache import reference_rows

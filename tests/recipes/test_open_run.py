@@ -14,7 +14,7 @@ from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import KitError, Note
 from kit.base.mirror import stamps
-from kit.base.run import open_run
+from kit.base.run import find_run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
@@ -295,8 +295,8 @@ def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(run
     start("mine", "tiny", "quality", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
     later = start("mine", settings=parse_settings(["train.lr=2e-4"]))
     assert later.section("train")["lr"] == 2e-4 and later.section("speed")["ema"] is False
-    assert open_run(name="mine").preset == later.preset
-    assert open_run(name="mine").settings == {"train": {"lr": 2e-4}, "speed": {"ema": False}}
+    assert find_run(name="mine").preset == later.preset
+    assert find_run(name="mine").settings == {"train": {"lr": 2e-4}, "speed": {"ema": False}}
     assert "set train.lr = 0.0002, speed.ema = False" in str(later)
     assert later.record()["settings"]["train"] == {"lr": 2e-4}
     few = start("few", "tiny", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
@@ -317,8 +317,8 @@ def test_former_names_are_taken_and_a_damaged_file_is_reported(runs):
         run = start("mine", "tiny", settings=parse_settings(["train.guide=0.5", "sound.clips=9"]))
     assert run.section("train")["guided_attention_weight"] == 0.5
     assert "sound" not in (runs / "mine" / "settings.yaml").read_text()
-    assert open_run(name="mine").section("decoder_finetune") == {"steps": 3, "clips": 9}
+    assert find_run(name="mine").section("decoder_finetune") == {"steps": 3, "clips": 9}
     start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
     (runs / "mine" / "settings.yaml").write_text("train\n")
     with pytest.raises(KitError, match=r"settings\.yaml must hold .*delete it"):
-        open_run(name="mine")
+        find_run(name="mine")

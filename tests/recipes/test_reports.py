@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.base.errors import KitError
-from kit.base.run import Run, open_run
+from kit.base.run import Run, find_run
 from kit.notebook.speech_panels import ListenPanel
 from kit.recipes import reports
 from kit.recipes.active_run import START_FROM
@@ -25,7 +25,9 @@ def runs(tmp_path, monkeypatch) -> tuple[Run, Run]:
     monkeypatch.setenv("KIT_PRESET", "cpu")  # that of another run, which counts for neither
     pair = []
     for name, lr, cer in (("slow", 1e-4, 0.2), ("fast", 1e-3, 0.1)):
-        run = open_run("tiny", name=name).save_settings({"train": {"lr": lr}})
+        run = find_run("tiny", name=name)
+        run.begin()
+        run = run.save_settings({"train": {"lr": lr}})
         write_log(run, val_loss=4.0)
         run.record(train={"steps": 100, "steps_per_s": 10.0}, eval={"cer": cer})
         pair.append(run)

@@ -5,15 +5,13 @@ import dataclasses
 import io
 import json
 import random
+import re
 
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.file import BadRecord
-from kit.streams.json_array import JsonArray
-from kit.streams.lines import JsonLines, Table, TextLines
-from kit.streams.open import open_source, rows
-from kit.streams.stream import Split, StreamConfig
+from kit.streams.formats import JsonArray, JsonLines, Table, TextLines, open_source, rows
+from kit.streams.stream import BadRecord, ByteFile, Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
 
@@ -47,9 +45,6 @@ def everything(source) -> list:
     return records
 
 
-# --- text -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block_bytes", [1, 2, 7, 64, 65536])
 def test_lines_end_at_newlines_and_nowhere_else(tmp_path, block_bytes):
     rng = random.Random(0)
@@ -80,25 +75,34 @@ def test_ends_of_files(tmp_path, data, lines):
         assert everything(TextLines(path, small(block_bytes))) == lines
 
 
-BAD_LINES = {
-    "invalid UTF-8": (b"caf\xe9", "not valid UTF-8: 0xe9 at its byte 3"),
-    "cut in a letter": ("ሰላም".encode()[:-1], "not valid UTF-8"),
-    "NUL": (b"a\0b", "a NUL byte"),
-}
+BAD_LINES = [
+    (b"caf\xe9", "not valid UTF-8: 0xe9 at its byte 3"),
+    ("ሰላም".encode()[:-1], "not valid UTF-8"),
+    (b"a\0b", "a NUL byte"),
+]
+BAD_JSON = [b'{"a": 1, "b', b"{a: 1}", b"[1, 2]", b"17", b'{"a": 1}, {"a": 2}', b'{"a": "\xff"}']
+BAD_JSON += [b'{"a": NaN}', b'{"a": "\0"}']
+GOOD_JSON = '{"n": 1}\n{"n":2}\n{"n": 4}\n'
+BAD_ROWS = [("a.txt", "one\ntwo\nfour\n", raw, reason) for raw, reason in BAD_LINES]
+BAD_ROWS += [("a.jsonl", GOOD_JSON, raw, "JSON|UTF-8|NUL|expected") for raw in BAD_JSON]
 
 
-@pytest.mark.parametrize("kind", BAD_LINES)
-def test_a_bad_line_is_reported_with_its_place(tmp_path, kind):
-    raw, reason = BAD_LINES[kind]
-    path = write(tmp_path, "a.txt", b"one\ntwo\n" + raw + b"\nfour\n")
-    with pytest.raises(DatasetError, match=f"a.txt, line 3, byte 8: {reason}.*on_bad_record="):
-        list(TextLines(path))
+@pytest.mark.parametrize(("name", "good", "raw", "reason"), BAD_ROWS, ids=ascii)
+def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, reason):
+    first, second, last = good.encode().splitlines(keepends=True)
+    path = write(tmp_path, name, first + second + raw + b"\n" + last)
+    offset = len(first + second)
+    with pytest.raises(DatasetError, match=f"{name}, line 3, byte {offset}: .*on_bad_record="):
+        list(open_source(path))
     bad = []
-    assert list(TextLines(path, on_bad_record=bad.append)) == ["one", "two", "four"]
+    records = list(open_source(path, on_bad_record=bad.append))
+    assert records == list(open_source(write(tmp_path, f"good-{name}", good)))
     (record,) = bad
-    assert (record.file, record.offset) == (str(path), 8) and reason in record.reason
-    found = list(rows(path))
-    assert [line for line, _ in found] == [1, 2, 3, 4] and isinstance(found[2][1], BadRecord)
+    assert (record.file, record.offset) == (str(path), offset)
+    assert re.search(reason, record.reason)
+    numbered = list(rows(path))
+    assert [line for line, _ in numbered] == [1, 2, 3, 4]
+    assert isinstance(numbered[2][1], BadRecord)
 
 
 def test_bad_records_are_reported_once_also_after_resuming(tmp_path):
@@ -107,7 +111,7 @@ def test_bad_records_are_reported_once_also_after_resuming(tmp_path):
     )
     config, whole = small(64, shuffle=True), []
     records = list(TextLines(path, config, on_bad_record=whole.append))
-    assert len(whole) == len({f.offset for f in whole}) == 45
+    assert len(whole) == len({bad.offset for bad in whole}) == 45
     for stop in range(1, 355, 71):
         reported = []
         source, resumed = (TextLines(path, config, on_bad_record=reported.append) for _ in range(2))
@@ -132,9 +136,6 @@ def test_files_that_are_no_utf8_text_are_named(tmp_path, encoding):
         TextLines(write(tmp_path, "a.txt", data))
 
 
-# --- tables ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block_bytes", [2, 5, 64, 65536])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end):
@@ -152,13 +153,6 @@ def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end
         assert list(csv.DictReader(lines)) == table
 
 
-def test_line_numbers_count_newlines_inside_quotes(tmp_path):
-    path = write(tmp_path, "a.csv", 'a,b\n1,"x\ny"\n\n2\n"3",4\n')
-    first, second, third = rows(path)
-    assert first == (2, {"a": "1", "b": "x\ny"}) and third == (6, {"a": "3", "b": "4"})
-    assert second[0] == 5 and "2 columns expected (a, b), got 1" in second[1].reason
-
-
 @pytest.mark.parametrize("block_bytes", [5, 64, 65536])
 @pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
 def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
@@ -166,14 +160,11 @@ def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
     table = ["a,b\n"] + [f"{i},ሰላም\n" for i in range(50)]
     table[20] += odd
     path = write(tmp_path, "a.csv", "".join(table))
-    found = list(Table(path, small(block_bytes), on_bad_record=print).rows())
+    some_rows = [{"a": str(i), "b": "ሰላም"} for i in range(50)]
+    numbered = Table(path, small(block_bytes), on_bad_record=print).rows()
     late = odd.count("\n")
     expected = [*range(2, 22), *range(22 + late, 52 + late)]
-    assert [line for line, row in found if row in some_rows()] == expected
-
-
-def some_rows() -> list[dict]:
-    return [{"a": str(i), "b": "ሰላም"} for i in range(50)]
+    assert [line for line, row in numbered if row in some_rows] == expected
 
 
 @pytest.mark.parametrize("block_bytes", [1, 9, 65536])
@@ -188,9 +179,9 @@ def test_unquoted_tables_take_quotes_for_letters(tmp_path, block_bytes):
 def test_common_voice_tables_need_no_settings_but_quoting(tmp_path):
     head = "client_id\tpath\tsentence\tup_votes\n"
     path = write(tmp_path, "train.tsv", head + 'ab\tx.mp3\t"ሰላም" አለ\t2\ncd\ty.mp3\tNA\t001\n')
-    found = list(open_source(path, quoting=False))
-    assert found[0]["sentence"] == '"ሰላም" አለ'
-    assert (found[1]["sentence"], found[1]["up_votes"]) == ("NA", "001")  # no guessing of types
+    first, second = open_source(path, quoting=False)
+    assert first["sentence"] == '"ሰላም" አለ'
+    assert (second["sentence"], second["up_votes"]) == ("NA", "001")  # no guessing of types
 
 
 BAD_TABLES = {
@@ -215,9 +206,9 @@ def test_bad_rows_are_reported_and_the_rest_follows(tmp_path, kind, block_bytes)
         list(Table(path, small(block_bytes)))
     assert f"{path}, line " in str(error.value) and reason in str(error.value)
     bad = []
-    found = list(Table(path, small(block_bytes), on_bad_record=bad.append))
-    assert found[-1] == {"a": "8", "b": "9"} and bad
-    assert len(found) + len(bad) == data.count("\n")
+    good = list(Table(path, small(block_bytes), on_bad_record=bad.append))
+    assert good[-1] == {"a": "8", "b": "9"} and bad
+    assert len(good) + len(bad) == data.count("\n")
 
 
 def test_a_quote_that_is_never_closed_is_reported_before_reading(tmp_path):
@@ -235,17 +226,11 @@ def test_an_unusable_header_is_reported(tmp_path, head):
         Table(write(tmp_path, "a.csv", head))
 
 
-def test_a_bom_is_no_part_of_the_first_column(tmp_path):
+def test_a_bom_is_no_part_of_the_first_column_which_may_be_the_only_one(tmp_path):
     path = write(tmp_path, "a.csv", b"\xef\xbb\xbfid,text\r\n1,x\r\n")
     assert list(Table(path)) == [{"id": "1", "text": "x"}]
-
-
-def test_tables_of_one_column(tmp_path):
     path = write(tmp_path, "a.csv", 'text\none\n\n""\ntwo\n')
     assert everything(Table(path)) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
-
-
-# --- JSON -----------------------------------------------------------------------------------
 
 
 def some_objects(count: int) -> list[dict]:
@@ -272,51 +257,18 @@ def test_json_arrays(tmp_path, block_bytes, indent):
         text = " \n" + json.dumps(objects, ensure_ascii=ascii, indent=indent) + "\n"
         path = write(tmp_path, "a.json", text)
         assert everything(JsonArray(path, small(block_bytes, shuffle=False))) == objects
+    for text in ("[]", " [ ] ", "[\n]\n"):
+        assert everything(JsonArray(write(tmp_path, "a.json", text), small(block_bytes))) == []
 
 
 def test_json_arrays_read_in_small_pieces(tmp_path, monkeypatch):
     """Escapes and strings that lie across two pieces of the first pass."""
     objects = [{"a": '\\"' * n + "," + "\\" * n} for n in range(12)]
     path = write(tmp_path, "a.json", json.dumps(objects))
-    for count in (1, 2, 3, 5):
-        monkeypatch.setattr("kit.streams.file.ByteFile.chunks", chunks_by(count))
+    chunks = ByteFile.chunks
+    for size in (1, 2, 3, 5):
+        monkeypatch.setattr(ByteFile, "chunks", lambda *span, size=size: chunks(*span[:3], size))
         assert list(JsonArray(path, small(16))) == objects
-
-
-def chunks_by(size: int):
-    def chunks(self, start, end, count=size):
-        with self.opened() as read:
-            for offset in range(start, end, size):
-                yield read(offset, min(size, end - offset))
-
-    return chunks
-
-
-@pytest.mark.parametrize("text", ["[]", " [ ] ", "[\n]\n"])
-def test_empty_arrays(tmp_path, text):
-    assert everything(JsonArray(write(tmp_path, "a.json", text))) == []
-
-
-BAD_JSON = {
-    "cut": b'{"a": 1, "b',
-    "not JSON": b"{a: 1}",
-    "no object": b"[1, 2]",
-    "a number": b"17",
-    "two objects": b'{"a": 1}, {"a": 2}',
-    "invalid UTF-8": b'{"a": "\xff"}',
-    "not a number": b'{"a": NaN}',
-    "NUL": b'{"a": "\0"}',
-}
-
-
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_a_bad_json_line_is_reported_and_the_rest_follows(tmp_path, kind):
-    path = write(tmp_path, "a.jsonl", b'{"n": 1}\n' + BAD_JSON[kind] + b'\n{"n": 2}\n')
-    with pytest.raises(DatasetError, match=r"a\.jsonl, line 2, byte 9"):
-        list(JsonLines(path))
-    bad = []
-    assert list(JsonLines(path, on_bad_record=bad.append)) == [{"n": 1}, {"n": 2}] and len(bad) == 1
-    assert [line for line, _ in rows(path)] == [1, 2, 3]
 
 
 def test_halves_of_an_object_on_two_lines_are_two_bad_records(tmp_path):
@@ -332,18 +284,18 @@ def test_an_array_cut_in_the_middle_is_reported(tmp_path, cut):
     with pytest.raises(DatasetError, match="ends before its array does"):
         JsonArray(path)
     bad = []
-    found = list(JsonArray(path, small(8), on_bad_record=bad.append))
-    assert found == json.loads(whole)[: len(found)] and bad
-    assert len(found) == (cut > 13) + (cut > 32) + (cut > 42)
+    records = list(JsonArray(path, small(8), on_bad_record=bad.append))
+    assert records == json.loads(whole)[: len(records)] and bad
+    assert len(records) == (cut > 13) + (cut > 32) + (cut > 42)
 
 
 def test_an_array_is_read_on_after_a_broken_element(tmp_path):
     path = write(tmp_path, "a.json", '[{"a": 1},\n {a: 2},\n {"a": 3}, 4]')
     with pytest.raises(DatasetError, match=r"line 2, byte 12"):
         list(JsonArray(path))
-    found = list(rows(path))
-    assert [line for line, _ in found] == [1, 2, 3, 3]
-    assert [isinstance(record, BadRecord) for _, record in found] == [False, True, False, True]
+    lines, records = zip(*rows(path))
+    assert lines == (1, 2, 3, 3)
+    assert [isinstance(record, BadRecord) for record in records] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("text", ["", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n'])
@@ -362,15 +314,12 @@ def test_a_split_goes_by_a_column(tmp_path):
         list(Table(path, keep=Split(20, key="name")))
 
 
-# --- by name --------------------------------------------------------------------------------
-
-
 def test_the_suffix_decides(tmp_path):
     kinds = {"a.txt": TextLines, "a.csv": Table, "a.tsv": Table, "a.jsonl": JsonLines}
-    for name, kind in kinds.items():
-        assert type(open_source(write(tmp_path, name, "a\tb\n"))) is kind
+    for name, kind in (kinds | {"a.json": JsonArray}).items():
+        text = "[]" if kind is JsonArray else "a\tb\n"
+        assert type(open_source(write(tmp_path, name, text))) is kind
     assert list(open_source(write(tmp_path, "A.TSV", "a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]
-    assert type(open_source(write(tmp_path, "a.json", "[]"))) is JsonArray
     assert type(open_source(write(tmp_path, "a.psv", "a|b\n"), delimiter="|")) is Table
     with pytest.raises(DatasetError, match=r"`\.xlsx`.*Known: \.txt"):
         open_source(write(tmp_path, "a.xlsx", ""))

@@ -1,6 +1,7 @@
 """English: figures, signs and short forms as words."""
 
 import random
+import re
 
 import pytest
 
@@ -10,13 +11,9 @@ from kit.text.normalize import normalize
 NORMALIZED = [
     ("“Hello”,  WORLD 42!", "hello, world forty two!"),
     ("I don't know", "i don't know"),
-    ("1,234", "one thousand two hundred thirty four"),
-    ("0", "zero"),
-    ("007", "zero zero seven"),
-    ("3.14", "three point one four"),
+    ("1,234; 0, 007", "one thousand two hundred thirty four; zero, zero zero seven"),
     ("1.2.2016 10:30", "one two two thousand sixteen ten thirty"),
-    ("50%", "fifty percent"),
-    ("$5", "five dollars"),
+    ("3.14, 50%, $5", "three point one four, fifty percent, five dollars"),
     ("the 1st, 2nd, 3rd and 12th", "the first, second, third and twelfth"),
     ("20th, 21st, 100th", "twentieth, twenty first, one hundredth"),
     ("Dr. Smith & Mrs. Jones", "doctor smith and missus jones"),
@@ -60,12 +57,6 @@ def test_english_is_normalised(raw, wanted):
     assert normalize(wanted, "en") == wanted
 
 
-def test_numbers_have_words_of_their_own():
-    rng = random.Random(0)
-    numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
-    assert len({number_to_words(n) for n in numbers}) == len(numbers)
-
-
 def test_numbers_and_money_are_those_of_num2words():
     num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
 
@@ -79,9 +70,5 @@ def test_numbers_and_money_are_those_of_num2words():
     for sign, currency in {"$": "USD", "£": "GBP"}.items():
         for amount in (1.0, 1.01, 1.5, 2.0, 2.5, 21.99):
             wanted = plain(num2words(amount, to="currency", currency=currency))
-            wanted = (
-                wanted.replace(" zero cents", "")
-                .replace(" zero pence", "")
-                .replace(" sterling", "")
-            )
+            wanted = re.sub(" zero (cents|pence)| sterling", "", wanted)
             assert normalize(f"{sign}{amount:.2f}", "en") == wanted

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
@@ -57,12 +56,10 @@ def test_every_id_keeps_its_piece_and_every_hole_stays(base):
         assert english.encode(line) == XTTSTokenizer(base.path, "en").encode(line)
 
 
-def test_start_may_be_the_last_id_and_is_it_no_more(tmp_path):
-    first = XTTSTokenizer(write_vocabulary(tmp_path / "vocab.json"), "am")
-    last = first.vocab_size - 1
-    base = XTTSTokenizer(write_vocabulary(tmp_path / "last.json", start=last), "am")
-    grown = grown_from(base)
-    assert base.start == grown.start == last < grown.vocab_size - 1
+def test_start_may_be_the_last_id_and_is_it_no_more(base):
+    last = base.vocab_size - 1
+    base = XTTSTokenizer(write_vocabulary(base.path.parent / "last.json", start=last), "am")
+    assert base.start == grown_from(base).start == last < grown_from(base).vocab_size - 1
 
 
 def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
@@ -131,15 +128,14 @@ def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
 
 def test_a_new_piece_was_spelt_in_old_ones(base):
     grown = grown_from(base)
-    found = xtts_spellings(base, grown)
-    assert list(found) == list(range(base.vocab_size, grown.vocab_size))
+    spelt = xtts_spellings(base, grown)
+    assert list(spelt) == list(range(base.vocab_size, grown.vocab_size))
     old = set(base.vocabulary.ids.values())
-    assert all(ids and set(ids) <= old for ids in found.values())
+    assert all(ids and set(ids) <= old for ids in spelt.values())
     ids = grown.vocabulary.ids
-    tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
-    assert found[ids["[am]"]] == tags
-    assert found[ids["ለ"]] == base.tokenize("la"), "ETHIOPIC SYLLABLE LA"
-    assert found[ids["ሰላም"]] == base.tokenize("salaame")
+    assert spelt[ids["[am]"]] == [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
+    assert spelt[ids["ለ"]] == base.tokenize("la"), "ETHIOPIC SYLLABLE LA"
+    assert spelt[ids["ሰላም"]] == base.tokenize("salaame")
     accented = grow_xtts(base, ["é ñ ß"] * 9, base.path.parent / "accents.json")
     spelt = xtts_spellings(base, accented)
     assert spelt[accented.vocabulary.ids["é"]] == base.tokenize("e")
@@ -147,4 +143,4 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
 
 def test_there_must_be_a_text(base):
     with pytest.raises(SpeechError, match="every line was empty"):
-        grow_xtts(base, ["", " "], Path("never.json"))
+        grow_xtts(base, ["", " "], base.path)

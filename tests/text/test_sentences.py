@@ -47,10 +47,10 @@ AMHARIC = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("language", "sentences"),
-    [("en", row) for row in ENGLISH] + [("am", row) for row in AMHARIC],
-)
+TEXTS = [("en", row) for row in ENGLISH] + [("am", row) for row in AMHARIC]
+
+
+@pytest.mark.parametrize(("language", "sentences"), TEXTS)
 def test_every_sentence_is_a_part_of_its_own(language, sentences):
     for space in " ", "\t", "\r\n", "\n\n \n":
         assert cut(space.join(sentences), language, 100) == sentences
@@ -59,9 +59,6 @@ def test_every_sentence_is_a_part_of_its_own(language, sentences):
 def test_an_ethiopic_stop_needs_no_space():
     text = "ዝናብ ዘነበ።መንገዱ ተዘጋ፡፡እኛም ቆየን::ሄድን፡ ፡ ደረስን"
     assert cut(text, "am") == ["ዝናብ ዘነበ።", "መንገዱ ተዘጋ፡፡", "እኛም ቆየን::", "ሄድን፡ ፡", "ደረስን"]
-
-
-def test_stops_of_other_scripts_are_stops_too():
     assert cut("यह घर है। वह पेड़ है।", "en") == ["यह घर है।", "वह पेड़ है।"]
 
 
@@ -82,6 +79,8 @@ def test_a_long_sentence_is_cut_at_its_clauses_first():
     text = "ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤ ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"
     parts = ["ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤", "ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"]
     assert cut(text, "am", 40) == parts
+    parts = cut("Yes, the quick brown fox jumps over the lazy dog again and again", characters=40)
+    assert len(parts) == 2 and min(map(len, parts)) > 25, "a first word is not alone before words"
 
 
 def test_text_without_capitals_is_still_cut_at_its_full_stops():
@@ -101,27 +100,12 @@ def test_words_make_parts_of_like_length(count):
         assert max(map(len, parts)) - min(map(len, parts)) <= 5  # one word
 
 
-def test_a_first_word_with_a_comma_is_not_alone_before_words():
-    text = "Yes, the quick brown fox jumps over the lazy dog again and again"
-    parts = cut(text, characters=40)
-    assert len(parts) == 2 and min(map(len, parts)) > 25
+READ_AS_ONE = [("en", each) for each in ("Dr. Smith", "J. R. Bell", "$ 5", "5 %", "3.5 miles")]
+READ_AS_ONE += [("en", "1,234 birds"), ("am", "0911 23 45 67"), ("am", "3፡30 ሰዓት")]
+READ_AS_ONE += [("am", "1879 ዓ.ም."), ("am", "2 ብር")]
 
 
-@pytest.mark.parametrize(
-    ("language", "together"),
-    [
-        ("en", "Dr. Smith"),
-        ("en", "J. R. Bell"),
-        ("en", "$ 5"),
-        ("en", "5 %"),
-        ("en", "3.5 miles"),
-        ("en", "1,234 birds"),
-        ("am", "0911 23 45 67"),
-        ("am", "3፡30 ሰዓት"),
-        ("am", "1879 ዓ.ም."),
-        ("am", "2 ብር"),
-    ],
-)
+@pytest.mark.parametrize(("language", "together"), READ_AS_ONE)
 def test_what_is_read_as_one_is_not_cut(language, together):
     word = {"en": "word", "am": "ቃል"}[language]
     for before in range(12):
@@ -186,9 +170,10 @@ def test_no_letter_is_lost_and_every_part_fits(language):
         assert same_letters(text, parts, language), text
 
 
-@pytest.mark.parametrize(
-    "sentence", ["the road was old and long ", "ዝናብ በ2015 ነው ፣ ", "a, b. ", "5 "]
-)
+LONG = ["the road was old and long ", "ዝናብ በ2015 ነው ፣ ", "a, b. ", "5 "]
+
+
+@pytest.mark.parametrize("sentence", LONG)
 def test_a_long_text_is_read_a_few_times_only(sentence):
     text = sentence * (10_000 // len(sentence))
     read = 0
@@ -208,21 +193,19 @@ def tone(samples: int, hz: float = 200.0) -> torch.Tensor:
     return 0.8 * torch.cos(2 * torch.pi * hz * torch.arange(samples) / RATE)
 
 
-def test_joined_waves_do_not_click():
+def test_joined_waves_do_not_click_and_are_as_long_as_their_parts_and_pauses():
     waves = [tone(4000), tone(5001, 310.0), -tone(3000, 150.0)]
     biggest = max(float(wave.diff().abs().max()) for wave in waves)
     for pauses_s in [0.0, 0.0, 0.0], [0.3, 0.15, 0.01]:
         whole = join(waves, pauses_s, RATE)
         edged = torch.cat([torch.zeros(1), whole, torch.zeros(1)])  # a player starts from silence
         assert edged.diff().abs().max() <= 1.01 * biggest
-
-
-def test_a_joined_wave_is_as_long_as_its_parts_and_pauses():
     waves = [torch.randn(n) for n in (4000, 1, 0, 17, 3000)]
     pauses_s = [0.3, 0.15, 0.6, 0.0, 0.25]
     whole = join(waves, pauses_s, RATE)
     assert whole.shape == (7018 + sum(round(p * RATE) for p in pauses_s),)
     assert not whole[4000 : 4000 + round(0.3 * RATE)].any()
+    assert join([], [], RATE).shape == join([torch.zeros(0)], [0.0], RATE).shape == (0,)
 
 
 def test_the_middle_of_a_wave_is_untouched():
@@ -240,8 +223,3 @@ def test_a_wave_shorter_than_its_fades_starts_and_ends_at_nothing(samples):
     whole = join([torch.ones(samples)], [0.0], RATE)
     assert len(whole) == samples and whole[0] == whole[-1] == 0
     assert torch.isfinite(whole).all() and whole.max() <= 1
-
-
-def test_nothing_joined_is_nothing():
-    assert join([], [], RATE).shape == (0,)
-    assert join([torch.zeros(0)], [0.0], RATE).shape == (0,)

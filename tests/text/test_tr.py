@@ -1,7 +1,5 @@
 """Turkish: its own lower case, figures, ordinals and suffixes as words."""
 
-import random
-
 import pytest
 
 from kit.text.languages.tr import number_to_words
@@ -12,10 +10,8 @@ NORMALIZED = [
     ("I\u0307zmir", "izmir"),  # the dot as a mark of its own
     ("0, 7, 10, 45", "sıfır, yedi, on, kırk beş"),
     ("100 kişi, 1000 kişi, 1101", "yüz kişi, bin kişi, bin yüz bir"),
-    ("1.250 lira", "bin iki yüz elli lira"),
-    ("1.250.000", "bir milyon iki yüz elli bin"),
-    ("2,5 kilo", "iki virgül beş kilo"),
-    ("3,05", "üç virgül sıfır beş"),
+    ("1.250 lira, 1.250.000", "bin iki yüz elli lira, bir milyon iki yüz elli bin"),
+    ("2,5 kilo, 3,05", "iki virgül beş kilo, üç virgül sıfır beş"),
     ("1.234,56 TL", "bin iki yüz otuz dört virgül elli altı lira"),
     ("%50 ve 12,5%", "yüzde elli ve yüzde on iki virgül beş"),
     ("₺20, 5 $", "yirmi lira, beş dolar"),
@@ -34,10 +30,7 @@ NORMALIZED = [
     ("5kg, mp3", "beş kg, mp üç"),
     ("-5 derece, (-3,5)", "eksi beş derece, eksi üç virgül beş"),
     ("−5, –5 °C'de, 1°", "eksi beş, eksi beş santigrat derecede, bir derece"),
-    (
-        "36,6 °C, 36.6 °C",
-        "otuz altı virgül altı santigrat derece, otuz altı virgül altı santigrat derece",
-    ),
+    ("36,6 °C, 36.6°", "otuz altı virgül altı santigrat derece, otuz altı virgül altı derece"),
     ("A-5, covid-19, 10-15", "a beş, covid on dokuz, on on beş"),
     ("$5 milyon, 5 milyon TL, 1 milyar €", "beş milyon dolar, beş milyon lira, bir milyar euro"),
     ("$1, 5€, €5, £5, 5 tlc", "bir dolar, beş euro, beş euro, beş sterlin, beş tlc"),
@@ -62,12 +55,6 @@ ORDINALS = """birinci ikinci üçüncü dördüncü beşinci altıncı yedinci s
 def test_ordinals_follow_the_vowels():
     numbers = [*range(1, 11), *range(20, 101, 10), 1000]
     assert [normalize(f"{n}. kat", "tr").split()[0] for n in numbers] == ORDINALS.split()
-
-
-def test_numbers_have_words_of_their_own():
-    rng = random.Random(0)
-    numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
-    assert len({number_to_words(n) for n in numbers}) == len(numbers)
 
 
 def test_numbers_are_those_of_num2words():

@@ -5,12 +5,15 @@ tests/xtts compares the ids with coqui-tts's own.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from released_xtts import HOLES as RELEASED_HOLES
+from released_xtts import SIZE, vocabulary
 from xtts_texts import ENGLISH, HOLES, START, TAGS, lines_of, write_vocabulary
 
 from kit.base.errors import KitError, SpeechError
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, tag_of, teach_language
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary, tag_of, teach_language
 from kit.text.normalize import normalize
 from kit.text.train_tokenizer import count_tokens, tokenizer_report, vocabulary_advice
 
@@ -32,16 +35,14 @@ def test_a_text_begins_with_its_tag_and_has_marks_for_spaces(path):
 
 
 def test_start_may_be_the_last_id(tmp_path):
-    found = XTTSTokenizer(write_vocabulary(tmp_path / "v.json", start=30), "en")
-    assert found.start == 30 and found.encode("the voice")
+    t = XTTSTokenizer(write_vocabulary(tmp_path / "v.json", start=30), "en")
+    assert t.start == 30 and t.encode("the voice")
 
 
-@pytest.mark.parametrize(
-    ("language", "tag"),
-    [("en", "en"), ("pt-BR", "pt"), ("pt_br", "pt"), ("zh", "zh-cn"), ("zh-cn", "zh-cn")],
-)
-def test_a_region_has_no_tag_of_its_own_but_for_chinese(language, tag):
-    assert tag_of(language) == tag
+def test_a_region_has_no_tag_of_its_own_but_for_chinese():
+    for language, tag in {"en": "en", "pt-BR": "pt", "pt_br": "pt", "zh": "zh-cn"}.items():
+        assert tag_of(language) == tag
+    assert tag_of("zh-cn") == "zh-cn"
 
 
 def test_a_language_is_spoken_under_the_requested_tag(path):
@@ -94,20 +95,13 @@ def test_the_report_and_the_count_take_it(path, tmp_path):
     assert size <= t.vocab_size and why
 
 
-class Coqui:
-    """As much of coqui-tts's tokenizer as is spoken to."""
-
-    def __init__(self):
-        self.char_limits = {"en": 250}
-
-    def preprocess_text(self, txt: str, lang: str) -> str:
+def test_coqui_is_taught_a_language_and_keeps_the_others():
+    def preprocess_text(txt: str, lang: str) -> str:
         if lang != "en":
             raise NotImplementedError(lang)
         return txt.lower()
 
-
-def test_coqui_is_taught_a_language_and_keeps_the_others():
-    coqui = Coqui()
+    coqui = SimpleNamespace(char_limits={"en": 250}, preprocess_text=preprocess_text)
     teach_language(coqui, "am")
     assert coqui.preprocess_text("ሠላም 2", "am") == normalize("ሠላም 2", "am") == "ሰላም ሁለት"
     assert coqui.preprocess_text("The", "en") == "the"
@@ -117,10 +111,7 @@ def test_coqui_is_taught_a_language_and_keeps_the_others():
 
 
 WRONG = {
-    "another kind of model": (
-        {"type": "WordPiece"},
-        r"XTTS.* \(type 'WordPiece'\)",
-    ),
+    "another kind of model": ({"type": "WordPiece"}, r"XTTS.* \(type 'WordPiece'\)"),
     "cut at random": ({"dropout": 0.1}, r"XTTS.*dropout 0\.1"),
     "marks in its words": ({"end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
     "nothing for the unknown": ({"unk_token": None}, "`unk_token` is None"),
@@ -139,14 +130,6 @@ def test_a_file_of_another_kind_is_reported(kind, tmp_path):
         XTTSTokenizer(path, "en")
 
 
-def test_a_file_that_is_cut_short_or_missing_is_reported(path, tmp_path):
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(KitError, match="is not an XTTS vocabulary"):
-        XTTSTokenizer(path, "en")
-    with pytest.raises(KitError, match="There is no"):
-        XTTSTokenizer(tmp_path / "none.json", "en")
-
-
 def test_words_that_would_run_into_each_other_are_reported(path):
     described = json.loads(path.read_text(encoding="utf-8"))
     added = described["added_tokens"]
@@ -154,3 +137,83 @@ def test_words_that_would_run_into_each_other_are_reported(path):
     path.write_text(json.dumps(described), encoding="utf-8")
     with pytest.raises(KitError, match=r"no \[SPACE\] among its `added_tokens`"):
         XTTSTokenizer(path, "en")
+
+
+def written(path, words: dict):
+    path.write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def test_holes_stay_holes_and_every_id_is_kept_in_the_same_bytes(tmp_path):
+    words = vocabulary()
+    path = written(tmp_path / "vocab.json", words)
+    read = load_vocabulary(path)
+    read.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    assert read.ids == words["model"]["vocab"]
+    assert read.size == SIZE
+    assert set(range(SIZE)) - set(read.ids.values()) == set(RELEASED_HOLES)
+
+
+def test_start_and_stop_are_read(tmp_path):
+    for start in (7, 29, SIZE - 1):
+        read = load_vocabulary(written(tmp_path / "vocab.json", vocabulary(start=start)))
+        assert (read.start, read.stop) == (start, 0)
+
+
+def test_a_piece_that_was_added_alone_counts(tmp_path):
+    words = vocabulary(holes=())
+    words["added_tokens"].append(dict(words["added_tokens"][0], id=SIZE, content="[am]"))
+    read = load_vocabulary(written(tmp_path / "vocab.json", words))
+    assert read.ids["[am]"] == SIZE and read.size == SIZE + 1
+
+
+def without(words: dict, piece: str) -> dict:
+    del words["model"]["vocab"][piece]
+    words["added_tokens"] = [each for each in words["added_tokens"] if each["content"] != piece]
+    return words
+
+
+def with_id(words: dict, piece: str, number) -> dict:
+    words["model"]["vocab"][piece] = number
+    return words
+
+
+def with_added(words: dict, **entry) -> dict:
+    words["added_tokens"].append(entry)
+    return words
+
+
+WRONG_WORDS = {
+    "has no [START]": lambda v: without(v, "[START]"),
+    "has no [STOP]": lambda v: without(v, "[STOP]"),
+    "has no `model`": lambda v: {},
+    "has no `vocab`": lambda v: v | {"model": {"type": "BPE"}},
+    "both have id 12": lambda v: with_id(v, "twin", 12),
+    "has id -1": lambda v: with_id(v, "below", -1),
+    "has id 1.5": lambda v: with_id(v, "between", 1.5),
+    "has id True": lambda v: with_id(v, "true", True),
+    "has id 99999999": lambda v: with_id(v, "far", 99_999_999),
+    "claims id 9, tokenizers would give it 39": lambda v: with_added(v, content="[am]", id=9),
+    "claims id 9, tokenizers would give it 7": lambda v: with_added(v, content="[START]", id=9),
+    "is not an XTTS vocabulary": lambda v: ["[START]", "[STOP]"],
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_WORDS)
+def test_a_vocabulary_that_cannot_be_right_is_refused(kind, tmp_path):
+    path = written(tmp_path / "vocab.json", WRONG_WORDS[kind](vocabulary()))
+    with pytest.raises(KitError) as caught:
+        load_vocabulary(path)
+    assert kind in str(caught.value) and "copy vocab.json again" in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_vocabulary, lambda path: XTTSTokenizer(path, "en")])
+def test_a_damaged_vocabulary_is_reported_and_of_none_where_it_comes_from(path, load):
+    for data in (path.read_bytes()[:-100], b"", b"\xff\xfe", b'{"model": ', b"[" * 100_000):
+        path.write_bytes(data)
+        with pytest.raises(KitError, match=r"vocab\.json is not an XTTS vocabulary"):
+            load(path)
+    path.unlink()
+    with pytest.raises(KitError, match=r"There is no .*vocab\.json: copy .* or name"):
+        load(path)

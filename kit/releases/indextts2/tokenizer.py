@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from kit.base.errors import KitError
 from kit.releases.xtts_v2.grow import sounds
-from kit.text.grow_tokenizer import Piece
 from kit.text.tokenizer import INDEXTTS2, Tokenizer
+from kit.text.train_tokenizer import Piece
 
 VOCABULARY_FILE = "bpe.model"
 START_PIECE = "<s>"  # id 0

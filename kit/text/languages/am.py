@@ -8,7 +8,7 @@ Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. 
 
 import re
 
-from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
+from kit.text.normalize import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
 # Where speakers differ, one form is chosen and noted here: one reading is learned sooner than two.
@@ -237,15 +237,12 @@ def _with_vowel(words: str, order: int) -> str:
 
 
 def ethiopic_numeral(text: str) -> int | None:
-    """The value of an Ethiopic numeral: ፳፻፲፯ -> 2017. None when its signs make no number.
-
-    ፻ multiplies what precedes it by 100, ፼ all before it by 10 000; neither needs a ፩.
-    """
+    """The value of an Ethiopic numeral: ፳፻፲፯ -> 2017. None when its signs make no number."""
     if len(text) > _LONGEST or not _NUMERAL.fullmatch(text):
         return None
     total = hundreds = group = 0
     for char in text:
-        if char == "፻":
+        if char == "፻":  # multiplies what precedes it by 100, ፼ all before it; neither needs a ፩
             hundreds = (group or 1) * 100
             group = 0
         elif char == "፼":

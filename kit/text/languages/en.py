@@ -5,7 +5,7 @@ American number names without "and" (105: one hundred five). Years are read as a
 
 import re
 
-from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
+from kit.text.normalize import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "Dr. Smith paid $15 in 2017!"  # what 01_data_prep shows of all this
 

@@ -7,7 +7,7 @@ Figures as they are written in Turkey: a point between thousands (1.250), a comm
 
 import re
 
-from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
+from kit.text.normalize import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "Dr. Işık 2017'de 1.250 TL ödedi!"  # what 01_data_prep shows of all this
 

@@ -26,21 +26,13 @@ def test_amharic_homophones_sound_alike_and_no_language_marks_are_left():
     assert one == two and mixed.startswith(one) and "(" not in mixed
 
 
-def test_the_order_of_lines_changes_nothing():
+def test_neither_the_order_of_lines_nor_a_new_process_changes_anything():
     lines = ["read it", "two words", "ten"]
-    assert phonemize(lines[::-1], "en")[::-1] == phonemize(lines, "en")
-
-
-def test_an_unknown_voice_is_reported():
-    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz"):
-        phonemize(["a"], "zz")
-
-
-def test_a_reader_that_was_ended_is_started_again():
-    before = phonemize(["two words"], "en")
+    before = phonemize(lines, "en")
+    assert phonemize(lines[::-1], "en")[::-1] == before
     _Phonemizer("en").process.kill()
     _Phonemizer("en").process.wait()
-    assert phonemize(["two words"], "en") == before
+    assert phonemize(lines, "en") == before
 
 
 SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my cold hello"] * 5
@@ -66,10 +58,9 @@ def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
     assert tokenizer.decode(tokenizer.encode_checked("night")) == "night"
 
 
-def test_phonemes_of_a_file_and_of_no_language_are_refused(tmp_path):
+def test_phonemes_of_an_unknown_voice_and_of_a_file_are_refused(tmp_path):
+    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz"):
+        phonemize(["a"], "zz")
+    config = TokenizerConfig(phonemes="am")
     with pytest.raises(KitError, match="leave the file out"):
-        train_fitted_tokenizer(
-            [], tmp_path / "t", TokenizerConfig(phonemes="am"), tmp_path / "a.txt"
-        )
-    with pytest.raises(KitError, match=r"TokenizerConfig\.phonemes"):
-        TokenizerConfig(phonemes="English!")
+        train_fitted_tokenizer([], tmp_path / "t", config, tmp_path / "a.txt")

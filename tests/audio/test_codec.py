@@ -7,9 +7,8 @@ import torch
 from helpers import CODEC, trained_codec
 from torch import Tensor
 
+from kit.audio.codec import AudioStream
 from kit.audio.mel_codec import MelCodec
-from kit.audio.streaming import AudioStream
-from kit.base.errors import KitError
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -57,14 +56,11 @@ def test_a_codec_of_the_usual_size_joins_too():
     assert (wave - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
-def test_the_first_sound_comes_as_soon_as_it_is_settled(codec):
+def test_the_first_sound_comes_as_soon_as_it_is_settled_and_pieces_grow_to_the_longest(codec):
     stream, codes = AudioStream(codec, first=5), some_codes(codec, 100)
     counts = [len(stream.push(code)) for code in codes.split(1)]
     assert not any(counts[: codec.context + 4])
     assert counts[codec.context + 4] == 5 * PER_CODE
-
-
-def test_pieces_grow_to_the_longest(codec):
     stream = AudioStream(codec, first=2, longest=16)
     lengths = [len(stream.push(code)) // PER_CODE for code in some_codes(codec, 120).split(1)]
     assert [n for n in lengths if n][:6] == [2, 4, 8, 16, 16, 16]
@@ -83,13 +79,6 @@ def test_after_the_end_another_utterance_begins(codec):
         codes = some_codes(codec, count)
         wave = streamed(stream, [codes])
         assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
-
-
-def test_a_code_outside_the_vocabulary_is_reported(codec):
-    stream = AudioStream(codec)
-    stream.push(torch.tensor([3, codec.vocab_size]))
-    with pytest.raises(KitError, match=r"0\.\.59"):
-        stream.finish()
 
 
 def test_sound_made_of_states_comes_in_pieces_that_join_too(codec):

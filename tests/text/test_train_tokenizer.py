@@ -1,0 +1,432 @@
+"""A tokenizer trained, measured, grown: from lines, text and tables, resumed after a kill."""
+
+import collections
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from helpers import manifest
+from helpers import tokenizer as base_tokenizer
+
+from kit.base.errors import DatasetError, KitError, Note, SpeechError
+from kit.text import train_tokenizer as training
+from kit.text.normalize import normalize
+from kit.text.tokenizer import START, STOP, Tokenizer, base_spellings
+from kit.text.train_tokenizer import (
+    TokenizerConfig,
+    count_tokens,
+    extract_text,
+    grow_tokenizer,
+    script_shares,
+    tokenizer_report,
+    train_fitted_tokenizer,
+    train_tokenizer,
+    vocabulary_advice,
+)
+
+SMALL = TokenizerConfig(vocab_size=400)
+LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"]
+REPEATED = LINES * 10
+
+
+def train_lines() -> list[str]:
+    return [row.text for row in manifest() if row.split == "train"]
+
+
+def pieces(path: Path) -> list[str]:
+    model = Tokenizer(path).model
+    return [model.id_to_piece(i) for i in range(len(model))]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_round_trip_on_unseen_text_is_sentencepieces_own(tmp_path, kind):
+    path = train_tokenizer(train_lines(), tmp_path / "t.model", TokenizerConfig(kind=kind))
+    mine, own = Tokenizer(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
+    unseen = [row.text for row in manifest() if row.split != "train"]
+    rng = random.Random(0)
+    alphabet = sorted(set("".join(unseen)) - {" "})
+    words = ["".join(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(200)]
+    for text in [*unseen, " ".join(words), "abc ñ 🙂 中文", normalize("a\u2581b\ud800 ٣\t.")]:
+        ids = mine.encode(text)
+        assert ids == own.encode(text) and mine.decode(ids) == own.decode(ids) == text
+
+
+def test_lines_text_and_tables_give_the_same_pieces(tmp_path):
+    (tmp_path / "t, x.txt").write_text("\n\n".join(LINES), encoding="utf-8")
+    (tmp_path / "t.csv").write_text("id,text\n" + "".join(f"1,{x}\n" for x in LINES))
+    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
+    assert pieces(train_tokenizer(tmp_path / "t, x.txt", tmp_path / "m", SMALL)) == wanted
+    for name in ("t, x.txt", "t.csv"):
+        path = train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
+        assert pieces(path) == wanted
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "t, x.txt", "t.csv"]
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+for name, seed in [("a", 0), ("b", 7)]:
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=seed)
+    train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]) / name, config)
+"""
+
+
+def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
+    source = tmp_path / "text.txt"
+    source.write_text("\n".join(train_lines()), encoding="utf-8")
+    arguments = [sys.executable, "-c", TRAIN, str(source), str(tmp_path)]
+    subprocess.run(arguments, check=True, cwd=Path(__file__).resolve().parents[2])
+    for name, seed in [("a", 0), ("b", 7)]:
+        config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=seed)
+        here = train_tokenizer(source, tmp_path / "here", config).read_bytes()
+        assert (tmp_path / name).read_bytes() == here
+        assert str(tmp_path).encode() not in here  # no path of this machine travels with a model
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "b").read_bytes()
+
+
+def test_a_draw_takes_so_many_lines_and_no_more(tmp_path):
+    lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
+    t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
+    assert 50 - len(t.uncovered("".join(lines))) == 20
+    whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
+    assert whole.uncovered("".join(lines)) == []
+    # A line longer than SentencePiece takes by itself is kept.
+    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
+    assert t.uncovered("ጸ") == []
+
+
+@pytest.mark.parametrize("lines", [[], ["", " "]])
+def test_no_text_trains_no_tokenizer(tmp_path, lines):
+    (tmp_path / "t.txt").write_text("\n".join(lines))
+    for source in (lines, tmp_path / "t.txt"):
+        with pytest.raises(KitError, match="no text"):
+            train_tokenizer(source, tmp_path / "t.model", SMALL)
+    assert not (tmp_path / "t.model").exists()
+
+
+def test_too_small_a_vocabulary_names_the_smallest_too_large_a_one_is_filled_or_refused(tmp_path):
+    for kind in ("bpe", "unigram"):
+        small = TokenizerConfig(kind=kind, vocab_size=100)
+        with pytest.raises(KitError, match=r"vocab_size = 100 .*Set vocab_size to 2\d\d"):
+            train_tokenizer(LINES, tmp_path / "t.model", small)
+    path = train_tokenizer(LINES, tmp_path / "t.model", TokenizerConfig(vocab_size=5000))
+    made = len(pieces(path))
+    with pytest.raises(KitError, match=f"vocab_size = 5000 .*{made} pieces"):
+        train_tokenizer(LINES, path, TokenizerConfig(vocab_size=5000, exact=True))
+    assert len(pieces(path)) == made  # the old file stands
+
+
+WRONG = [{"kind": "wordpiece"}, {"vocab_size": 0}, {"character_coverage": 1.5}, {"threads": 0}]
+WRONG += [{"fitted": True, "exact": True}, {"phonemes": "English!"}]
+
+
+@pytest.mark.parametrize("settings", WRONG, ids=str)
+def test_settings_that_do_not_fit_are_reported(settings):
+    with pytest.raises(KitError, match=rf"TokenizerConfig\.{next(iter(settings))}"):
+        TokenizerConfig(**settings)
+
+
+def trained(folder: Path, lines=REPEATED, **settings) -> Tokenizer:
+    return Tokenizer(train_tokenizer(lines, folder / "t.model", TokenizerConfig(**settings)))
+
+
+def test_the_report_counts_by_hand(tmp_path):
+    t = trained(tmp_path)
+    texts = ["ሰላም ለሁሉ", "Z"]
+    report = tokenizer_report(t, texts)
+    total = sum(len(t.encode(text)) for text in texts)
+    assert report["tokens_per_word"] == total / 3
+    assert report["characters_per_token"] == 8 / total == 1 / report["tokens_per_character"]
+    assert report["byte_rate"] == 1 / total and report["unknown_rate"] == 0
+    assert report["round_trip"] == 1 and report["uncovered"] == ["Z"]
+    assert report["scripts"] == {"Ethiopic": 6 / 7, "Latin": 1 / 7}
+    assert report["rare"] == sorted(set("ሰላምለሁሉZ"))
+    for none in ([], ["", " "]):
+        with pytest.raises(SpeechError, match="held-out sentences"):
+            tokenizer_report(t, none)
+
+
+def test_without_bytes_the_unknown_is_counted_and_named(tmp_path):
+    t = trained(tmp_path, vocab_size=30, byte_fallback=False)
+    report = tokenizer_report(t, ["ሰላም Z"])
+    assert report["unknown_rate"] > 0 and report["round_trip"] == 0
+    assert report["uncovered"] == ["Z"]
+    with pytest.raises(SpeechError, match="training text had no Z"):
+        t.encode_checked("ሰላም Z")
+
+
+def test_scripts_by_share_of_letters():
+    counts = collections.Counter("ሀሁ, abcд 5!\u4e2d")
+    assert script_shares(counts) == {
+        "Latin": 3 / 7, "Ethiopic": 2 / 7, "Cyrillic": 1 / 7, "Cjk": 1 / 7,
+    }  # fmt: skip
+    assert script_shares(collections.Counter("5 !")) == {}
+
+
+def advice(t: Tokenizer, lines: list[str]) -> tuple[int, str]:
+    return vocabulary_advice(t, count_tokens(t, lines))
+
+
+def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
+    t = trained(tmp_path, vocab_size=300)
+    size, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
+    assert size < len(t.model) and reason.startswith("Too large")
+    t = trained(tmp_path, vocab_size=size)  # the advice taken: letters alone
+    assert not advice(t, REPEATED)[1].startswith("Too large")
+
+
+def random_lines() -> list[str]:
+    """1500 lines of any three letters in any order: every short row of them occurs often."""
+    rng = random.Random(0)
+    word = lambda: "".join(rng.choices("ሀለመ", k=rng.randint(1, 6)))  # noqa: E731
+    return [" ".join(word() for _ in range(6)) for _ in range(1500)]
+
+
+def test_letters_alone_make_a_vocabulary_small_and_well_known_pieces_fit(tmp_path):
+    lines = random_lines()
+    t = trained(tmp_path, lines, vocab_size=265)
+    size, reason = advice(t, lines)
+    assert size > len(t.model) and reason.startswith("Rather small")
+    t = trained(tmp_path, lines, vocab_size=300)
+    size, reason = advice(t, lines)
+    assert size == len(t.model) and reason.startswith("Fits")
+
+
+def words_of(count: int, seed: int = 0) -> list[str]:
+    """Lines of eight words, drawn from 400 of which few are frequent."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abdegiklmnorstu", k=rng.randint(2, 7))) for _ in range(400)]
+    shares = [1 / (rank + 1) for rank in range(len(words))]
+    return [" ".join(rng.choices(words, shares, k=8)) for _ in range(count)]
+
+
+def test_a_fitted_vocabulary_follows_the_text(tmp_path):
+    sizes = {}
+    for count in (50, 500, 5000):
+        lines, config = words_of(count), TokenizerConfig(vocab_size=2000, fitted=True)
+        tokenizer = Tokenizer(train_fitted_tokenizer(lines, tmp_path / "fitted.model", config))
+        assert not advice(tokenizer, lines)[1].startswith("Too large"), count
+        sizes[count] = tokenizer.model.vocab_size()
+    assert 256 < sizes[50] < sizes[500] < sizes[5000] <= 2000
+    fixed = train_fitted_tokenizer(words_of(50), tmp_path / "fixed.model", SMALL)
+    assert Tokenizer(fixed).model.vocab_size() == 400
+
+
+@pytest.mark.parametrize("kind", ["more.txt", "more.jsonl"])
+def test_pieces_come_from_a_file_and_their_number_from_what_is_spoken(tmp_path, kind):
+    spoken, more = words_of(50), [line.upper() for line in words_of(400)]
+    rows = [json.dumps({"text": line}) if kind == "more.jsonl" else line for line in more]
+    (tmp_path / kind).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    config = TokenizerConfig(vocab_size=2000, fitted=True)
+    path = train_fitted_tokenizer(spoken, tmp_path / "t.model", config, tmp_path / kind, "en")
+    of_spoken = Tokenizer(train_fitted_tokenizer(spoken, tmp_path / "s.model", config))
+    of_file = Tokenizer(path)
+    assert of_file.uncovered(more[0].lower()) == [], "upper case is normalised, as any text is"
+    assert of_file.vocab_size == pytest.approx(of_spoken.vocab_size, rel=0.2)
+    assert not (tmp_path / ".extracted.txt").exists()
+
+
+def table(path: Path, count: int = 60) -> Path:
+    rows = "".join(f'{i},"ሠላም, ቁጥር\n{i}"\n' for i in range(count))
+    path.write_bytes(b"\xef\xbb\xbfid,text\n" + rows.encode())
+    return path
+
+
+def text_of(source: Path, folder: Path, language: str = "am") -> str:
+    with extract_text(source, folder, language) as path:
+        return path.read_text(encoding="utf-8")
+
+
+FILES = {
+    "t.csv": 'id,text\n1,"አንድ"\n2,"ሁለት\nሠላም, 3"\n',
+    "t.tsv": "id\ttext\n1\tአንድ\n2\tሁለት ሠላም, 3\n",
+    "t.jsonl": '{"text": "አንድ"}\n{"text": "ሁለት ሠላም, 3", "x": 1}\n',
+    "t.json": '[{"text": "አንድ"}, {"text": "ሁለት ሠላም, 3"}]',
+    "t.txt": "አንድ\r\n\nሁለት ሠላም, 3",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_text_of_every_kind_of_file_is_normalised_a_quoted_break_as_a_space(tmp_path, name):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8", newline="")
+    assert text_of(tmp_path / name, tmp_path) == "አንድ\nሁለት ሰላም, ሶስት\n"
+
+
+def test_rows_without_text_are_left_out_and_bad_ones_named(tmp_path):
+    source = tmp_path / "t.jsonl"
+    lines = ['{"text": "ሀ"}', '{"text": null}', '{"text": "። !"}', "nonsense", ""]
+    source.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.warns(Note, match=r"t\.jsonl: 1 rows .*line 4"):
+        assert text_of(source, tmp_path) == "ሀ\n.!\n"
+
+
+def test_a_missing_column_names_the_nearest(tmp_path):
+    (tmp_path / "t.csv").write_text("id,txt\n1,a\n")
+    with pytest.raises(DatasetError, match=r"no column `text`\. Did you mean `txt`"):
+        text_of(tmp_path / "t.csv", tmp_path)
+    assert left(tmp_path) == ["t.csv"]
+    with pytest.raises(DatasetError, match="none"):
+        text_of(tmp_path / "none.csv", tmp_path)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_after_a_failure(tmp_path, error):
+    source = table(tmp_path / "t.csv")
+    with pytest.raises(error), extract_text(source, tmp_path, "am") as path:
+        assert path.exists()
+        raise error
+    assert left(tmp_path) == ["t.csv"]
+
+
+def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
+    """Extract in a process that is killed by the system at row `item`, or writing a mark."""
+
+    def body() -> None:
+        training.EVERY, done = 7, 0
+
+        def dying(work, *arguments):
+            nonlocal done
+            done += 1
+            if done == item:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return work(*arguments)
+
+        name = "normalize" if how == "row" else "write_atomic"
+        setattr(training, name, partial(dying, getattr(training, name)))
+        text_of(source, folder)
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, seed):
+    source, folder, rng = table(tmp_path / "t.csv"), tmp_path / "work", random.Random(seed)
+    whole = text_of(source, tmp_path / "other")
+    killed_at(rng.randint(15, 25), "row", source, folder)
+    mark = json.loads((folder / ".extracted.json").read_text())
+    assert mark["rows"] in (14, 21)
+    killed_at(2, "mark", source, folder)
+    killed_at(rng.randint(1, 20), "row", source, folder)
+    monkeypatch.setattr(training, "EVERY", 7)
+    read = []
+    monkeypatch.setattr(training, "normalize", lambda *a: (read.append(a), normalize(*a))[1])
+    assert text_of(source, folder) == whole
+    assert len(read) <= 60 - mark["rows"] and left(folder) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("change", ["source", "language", "text gone", "text cut", "mark"])
+def test_what_changed_meanwhile_starts_again(tmp_path, change):
+    source, folder = table(tmp_path / "t.csv"), tmp_path / "work"
+    killed_at(30, "row", source, folder)
+    if change == "source":
+        table(source, 61)
+    elif change == "text gone":
+        (folder / ".extracted.txt").unlink()
+    elif change == "text cut":
+        (folder / ".extracted.txt").write_bytes(b"x")
+    elif change == "mark":
+        (folder / ".extracted.json").write_text("{")
+    language = "en" if change == "language" else "am"
+    assert text_of(source, folder, language) == text_of(source, tmp_path / "o", language)
+    assert left(folder) == []
+
+
+WORDS = "the voice reads what nobody has ever written down before in another place".split()
+CONFIG = TokenizerConfig(vocab_size=500)
+
+
+def english(lines: int = 400, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=6)) for _ in range(lines)]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("grown") / "tokenizer.model"
+    return grow_tokenizer(base_tokenizer(), english(), path, CONFIG)
+
+
+def piece(of: Tokenizer, number: int) -> str:
+    return of.model.id_to_piece(number)
+
+
+def test_every_id_keeps_its_piece_and_every_old_text_its_ids(grown):
+    base = base_tokenizer()
+    assert (grown.start, grown.stop) == (base.start, base.stop)
+    assert (piece(grown, base.start), piece(grown, base.stop)) == (START, STOP)
+    assert all(piece(grown, i) == piece(base, i) for i in range(base.start))
+    for row in manifest():
+        assert grown.encode(row.text) == base.encode(row.text)
+
+
+def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(grown):
+    unseen = english(seed=1)
+    before, after = (tokenizer_report(each, unseen) for each in (base_tokenizer(), grown))
+    assert before["byte_rate"] > 0.5
+    assert after["byte_rate"] == 0 and after["round_trip"] == 1 and not after["uncovered"]
+    assert after["tokens_per_word"] < before["tokens_per_word"] / 3
+    assert after["vocab_size"] == grown.vocab_size < base_tokenizer().vocab_size + CONFIG.vocab_size
+
+
+def test_pieces_that_the_text_hardly_uses_are_left_out(grown, tmp_path):
+    few = grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
+    letters = set("".join(WORDS))
+    new = [piece(few, i) for i in range(base_tokenizer().vocab_size, few.vocab_size)]
+    assert set(new) >= letters, "a letter is never left out"
+    assert few.vocab_size < grown.vocab_size
+
+
+def test_it_grows_again_and_always_to_the_same_bytes(grown, tmp_path):
+    lines = ["zzz qqq"] * 200
+    more, again = (grow_tokenizer(grown, lines, tmp_path / name, CONFIG) for name in "ab")
+    assert more.model.serialized_model_proto() == again.model.serialized_model_proto()
+    assert (more.start, more.stop) == (grown.start, grown.stop)
+    pieces = [piece(more, i) for i in range(more.vocab_size)]
+    assert pieces[: grown.vocab_size] == [piece(grown, i) for i in range(grown.vocab_size)]
+    assert pieces.count(START) == 1 and more.encode("zzz") != grown.encode("zzz")
+    unchanged = grow_tokenizer(grown, english(), tmp_path / "same.model", CONFIG)
+    assert unchanged.vocab_size == grown.vocab_size, "there is nothing left to learn"
+
+
+def test_a_new_piece_was_spelt_in_old_ones(grown):
+    base = base_tokenizer()
+    spellings = base_spellings(base, grown)
+    assert list(spellings) == list(range(base.vocab_size, grown.vocab_size))
+    for number, ids in spellings.items():
+        assert ids and max(ids) < base.start
+        assert base.decode(ids).strip() == piece(grown, number).replace("▁", " ").strip()
+        assert piece(grown, number)[0] == "▁" or piece(base, ids[0])[0] != "▁", "within a word"
+
+
+def test_a_unigram_grows_too(tmp_path):
+    lines = train_lines()
+    config = TokenizerConfig(vocab_size=420, kind="unigram")
+    base = Tokenizer(train_tokenizer(lines, tmp_path / "unigram.model", config))
+    grown = grow_tokenizer(base, english(), tmp_path / "grown.model", config)
+    assert grown.encode(lines[0]) == base.encode(lines[0])
+    assert tokenizer_report(grown, english(seed=1))["byte_rate"] == 0
+
+
+def test_letters_do_not_grow_phonemes(tmp_path):
+    config = TokenizerConfig(phonemes="en-us")
+    with pytest.raises(SpeechError, match=r"letters.* en-us: leave PHONEMES"):
+        grow_tokenizer(base_tokenizer(), english(), tmp_path / "t.model", config)
