@@ -4,6 +4,7 @@ Held-out sentences are spoken, transcribed by the recogniser and compared with t
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -256,7 +257,7 @@ class Evaluation:
         """The scores of independent models, if `make judges` has been run."""
         judged = self.active_run.report().get("judges", {})
         if not judged:
-            command = f"make judges RUN={self.active_run.name}"
+            command = f"make judges RUN={shlex.quote(self.active_run.name)}"
             line = f"Not yet judged by Whisper, DNSMOS and speaker similarity: run {command}"
             return Result(line=line)
         scores = judged["heard"]
@@ -492,4 +493,4 @@ class Checklist:
         return voice_checks(self.active_run, scores, figures["cer_floor"])
 
     def command(self, name: str) -> str:
-        return f"python -m kit {name} --run {self.active_run.name}"
+        return f"python -m kit {name} --run {shlex.quote(self.active_run.name)}"
