@@ -129,7 +129,7 @@ voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANG
 	$$kit train --run "$(RUN)" && \
 	{ $$kit evaluate --run "$(RUN)"; code=$$?; [ $$code = 0 ] || [ $$code = 3 ] || exit $$code; } && \
 	$$kit checklist --run "$(RUN)" --tables && \
-	printf '\nTo hear any sentence: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)" && \
+	printf '\nTo hear any sentence: %s speak --run "%s" --text "..."\n' "$$kit" "$(RUN)" && \
 	exit $$code
 
 # 620 sentences of a man's Russian, to try the kit with real speech: 179 MB from deb.debian.org.

@@ -73,6 +73,10 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     for section in own:
         if base is not None and section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
+    if base and "recordings" in base:  # the changes for a codec that is replaced go with it
+        for section in own:
+            if _is_another_kind(base[section], own[section]):
+                base["recordings"].pop(section, None)
     return merge(base or {}, own)
 
 
@@ -164,13 +168,17 @@ def by_former_names(section: str, config) -> dict:
 
 def merge(base: dict, over: dict) -> dict:
     """`base` with `over` laid on top, section by section; a section of another `kind` replaces."""
-    if "kind" in base and over.get("kind", base["kind"]) != base["kind"]:
+    if _is_another_kind(base, over):
         return dict(over)
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
         merged[key] = merge(base[key], value) if both else value
     return merged
+
+
+def _is_another_kind(base: dict, over: dict) -> bool:
+    return "kind" in base and over.get("kind", base["kind"]) != base["kind"]
 
 
 def build(cls, values: dict | None = None, **over):

@@ -36,11 +36,18 @@ def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) ->
     ends = name != name.strip() or name.startswith(".") or name.endswith(".")
     reserved = name.lower().split(".")[0].rstrip() in RESERVED or name.lower() in taken
     if not name or unfit or ends or reserved or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        why = f"longer than {MAX_NAME_BYTES} bytes"
+        if not name:
+            why = "empty"
+        elif unfit:
+            why = f"with characters that no folder may have: {' '.join(map(repr, unfit))}"
+        elif ends:
+            why = "with a dot or space at an end"
+        elif reserved:
+            why = "a name that Windows or the kit needs"
         raise KitError(
-            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is empty, longer than "
-            f"{MAX_NAME_BYTES} bytes, a name that Windows or the kit needs, or holds a character "
-            f"that no folder may have ({' '.join(map(repr, unfit)) or 'a dot or space at an end'})."
-            " Choose letters, digits, `-` and `_`, such as `my-voice_2`."
+            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is {why}. Choose "
+            "letters, digits, `-` and `_`, such as `my-voice_2`."
         )
     return name
 

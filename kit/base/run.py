@@ -4,10 +4,12 @@ Notebooks share only `runs/<name>/`, which they find by KIT_RUN, KIT_PRESET and 
 """
 
 import dataclasses
+import difflib
 import itertools
 import json
 import math
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -84,8 +86,8 @@ class Run:
             free = next(n for n in numbered(self.name) if not (others / n).exists())
             raise KitError(
                 f"The run `{self.name}` was started with the {name} `{original}`, but `{value}` "
-                f'was requested. Start a new run, RUN = "{free}" (--run {free}), or delete '
-                f"{self.places()}."
+                f'was requested. Start a new run, RUN = "{free}" (--run {shlex.quote(free)}), or '
+                f"delete {self.places()}."
             )
 
     def save_settings(self, sections: dict) -> "Run":
@@ -109,9 +111,13 @@ class Run:
         """Return a figure that `notebook` (a key of COMMANDS) recorded; KitError without it."""
         value = self.figure(section, name)
         if value is None:
+            # Any command makes the folder of a run, also of one whose name is misspelt.
+            others = [path.parent.name for path in self.folder.parent.glob("*/report.json")]
+            close = difflib.get_close_matches(self.name, set(others) - {self.name}, n=1)
+            another = f" Or did you mean the run `{close[0]}`?" if close else ""
             raise KitError(
                 f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first, or "
-                f"python -m kit {COMMANDS[notebook]} --run {self.name}."
+                f"python -m kit {COMMANDS[notebook]} --run {shlex.quote(self.name)}.{another}"
             )
         return value
 

@@ -39,6 +39,7 @@ from kit.text.normalize import letters, unicode_script
 # Sample rates of speech: below it is inaudible, above the header is wrong.
 MIN_RATE_HZ = 4000
 MAX_RATE_HZ = 768_000
+LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
 
@@ -115,8 +116,12 @@ def own_faults(
     seconds = measure.seconds
     if seconds < config.min_clip_s:
         yield "too short", f"shorter than {config.min_clip_s} s"
+    low, high = config.characters_per_s
+    pace = pace_of(row, measure)
     if seconds > config.max_clip_s:
         yield "too long", f"{seconds:.1f} s, longer than {config.max_clip_s:.1f} s"
+        if pace < LEAST_SPOKEN * low:
+            yield "pace", f"its {len(row.text)} characters of text are those of a few seconds"
         return  # it was not decoded
     if not MIN_RATE_HZ <= measure.rate_hz <= MAX_RATE_HZ:
         yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
@@ -132,8 +137,6 @@ def own_faults(
         yield "dc offset", f"its mean is {measure.dc:+.2f} of full scale, not zero"
     if None not in (config.least_snr_db, measure.snr_db) and measure.snr_db < config.least_snr_db:
         yield "noisy", f"speech only {measure.snr_db:.0f} dB above the noise"
-    low, high = config.characters_per_s
-    pace = pace_of(row, measure)
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second: text and audio do not match"
 

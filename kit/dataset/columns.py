@@ -340,12 +340,16 @@ def _unclear(table: Path, rows: list[list[str]], why: str, traits: list[Trait]) 
     guesses = [names.get(trait.kind, "-") for trait in traits]
     guesses[_audio_column(traits)] = "audio"
     shown = "\n  ".join(_shown(row) for row in rows[:3])
-    several = "; of several `text` the last is spoken" if guesses.count("text") > 1 else ""
+    several = ""
+    split = ""
+    if guesses.count("text") > 1:
+        several = "; of several `text` the last is spoken"
+        split = " If they are one text with separators in it, quote the texts, or separate by |."
     return DatasetError(
         f"{table}: it is not clear what its {len(traits)} columns hold: {why}. Its first rows:\n"
         f"  {shown}\nThey look like {'|'.join(guesses)}. Say what they are, in this order "
         f"({', '.join(ROLES[:-1])}, or - for a column to leave out{several}): "
-        f"{SETTING.format(columns='|'.join(guesses))}."
+        f"{SETTING.format(columns='|'.join(guesses))}.{split}"
     )
 
 

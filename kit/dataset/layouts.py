@@ -10,6 +10,8 @@ becomes a finding that names table, line and fix. Originals are only read.
 import collections
 import dataclasses
 import itertools
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from kit.dataset.recordings import (
     canonical_split,
     check_record,
     has_known_split,
+    has_suffix,
     is_phonemes,
     label_of,
     speakers_in_names,
@@ -41,8 +44,11 @@ from kit.dataset.recordings import (
     stays_inside,
 )
 from kit.dataset.tables import (
+    HEAD_BYTES,
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
+    encoding_problem,
+    iter_lines,
     json_tables,
     read_head,
     read_json,
@@ -52,6 +58,7 @@ from kit.dataset.tables import (
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
+DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
 MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MAX_DEPTH = 6  # of folders in which tables are looked for
@@ -314,11 +321,45 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     elif source.exists():
         content = f"a file {source.name}"
     content = content.encode(errors="replace").decode()  # names that are not UTF-8
+    hint = _hint(source)
     expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in (*LAYOUTS, TEXTS))
     raise DatasetError(
         f"{source} is not a dataset in a known layout (docs/extending.md shows how to add "
-        f"one): expected {expected}; found {content}."
+        f"one): expected {expected}; found {content}.{hint}"
     )
+
+
+def _hint(source: Path) -> str:
+    """Return what to do about the commonest reasons why `source` is no dataset; "" for others."""
+    if source.is_file() and has_suffix(source.name):
+        return " That is a single recording: name the folder or the table with its text."
+    folder = source if source.is_dir() else source.parent
+    if not folder.is_dir():
+        return ""
+    recordings = Recordings(folder)
+    for path in sorted(folder.iterdir()) if source.is_dir() else [source]:
+        suffix = path.suffix.lower()
+        if suffix in DOCUMENTS:
+            return f" {path.name} is a document: export it as CSV UTF-8, a recording a line."
+        if suffix not in TABLE_SUFFIXES or not path.is_file():
+            continue
+        try:
+            lines = list(iter_lines(path, HEAD_BYTES))
+        except DatasetError as error:
+            return f" {error}"
+        for line in lines:
+            names = (cell.strip(' "') for cell in re.split(r"[|;,\t]", line))
+            problem, fix = encoding_problem(line)
+            if problem and any(map(recordings.lists, names)):
+                return f" A line of {path.name} has this problem: {problem}. So {fix}."
+    count = len(recordings.paths()) if source.is_dir() else 0
+    if count:
+        return (
+            f" There are {count:,} recordings, but no text was found for them: write metadata.csv "
+            "with a line `name|text` for each, or let Whisper write it: python -m kit transcribe "
+            f"--data {shlex.quote(str(source))} --out clips/."
+        )
+    return ""
 
 
 def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:

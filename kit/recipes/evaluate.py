@@ -8,6 +8,7 @@ Shapes: L samples.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -503,7 +504,7 @@ class Evaluation:
         """The scores of independent models, if `make judges` has been run."""
         judged = self.active_run.report().get("judges", {})
         if not judged:
-            command = f"make judges RUN={self.active_run.name}"
+            command = f"make judges RUN={shlex.quote(self.active_run.name)}"
             line = f"Not yet judged by Whisper, DNSMOS and speaker similarity: run {command}"
             return Result(line=line)
         scores = judged["heard"]

@@ -227,6 +227,11 @@ class Preparation:
         """
         self.checked.before_segmentation().require_usable(self.rules, self.data_report_path)
         rows = self.checked.kept
+        if len(rows) == 1 and not self.checked.too_long:
+            raise DatasetError(
+                f"One recording can be used, {rows[0].id} ({rows[0].file}, line {rows[0].line}), "
+                "and training needs two: one of them is held out. Add recordings."
+            )
         fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
         line = f"The {len(rows):,} clips that are kept: {fixed}"
         too_long = self.checked.too_long

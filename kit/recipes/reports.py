@@ -6,6 +6,7 @@ Nothing is trained or measured again; only blind listening lets both voices spea
 import dataclasses
 import math
 import random
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
@@ -167,7 +168,7 @@ class Checklist:
         return voice_checks(self.active_run, scores, figures["cer_floor"])
 
     def command(self, name: str) -> str:
-        return f"python -m kit {name} --run {self.active_run.name}"
+        return f"python -m kit {name} --run {shlex.quote(self.active_run.name)}"
 
 
 class Compare:

@@ -3,6 +3,7 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
+import shlex
 from collections.abc import Iterator
 
 import torch
@@ -158,7 +159,7 @@ class Setup:
     def summary(self) -> Result:
         """What was written, and the next step; a warning if the run has too few recordings."""
         run = self.active
-        next_step = f"01_data_prep, or python -m kit prepare --run {run.name}"
+        next_step = f"01_data_prep, or python -m kit prepare --run {shlex.quote(run.name)}"
         line = f"Written: {run.folder / 'report.json'}. Next: {next_step}"
         hours = run.figure("data", "hours")
         warning = too_few_hours(run, hours) if hours is not None else ""

@@ -237,7 +237,7 @@ class Training(TrainingPlan):
             data=self.data.config,
             evaluates=self.gate is not None,
         )
-        broadcast_order(run.ranks, along)
+        broadcast_order(run.ranks, along)  # the other processes of torchrun, if there are any
         notes = tuple((self.settled or {}).get("notes", ()))
         validation = validation_batches(self.data.stream("held_out"))
         self.job = self.training_run(validation, evaluate=self.gate, notes=notes)

@@ -142,9 +142,11 @@ class _Phonemizer:
                 answer = ""
             if not answer:
                 self.process.kill()
-                error = self.process.communicate()[1].strip().splitlines()[-1:]
+                last = self.process.communicate()[1].strip().splitlines()[-1:]
+                error = "".join(last).removeprefix(f"{KitError.__module__}.KitError: ")
                 raise KitError(
-                    f"espeak-ng gave no phonemes for `{self.language}`: {''.join(error)}"
+                    f"espeak-ng gave no phonemes for `{self.language}`: {error}. Give one of its "
+                    "names of languages, such as en-us, de or am."
                 )
         return json.loads(answer)
 

@@ -256,6 +256,7 @@ class TrainingRun:
         require_same(self.ranks, "the step they resume from", trainer.step)
         trainer.notes = [*trainer.applied.notes, *resumed, *self.notes]
         reset_peak_memory(self.hw.device)
+        # Ends at the `break`, or with the error of a step that no rollback is left for.
         for rollbacks_left in range(self.config.rollbacks, -1, -1):
             try:
                 yield from self._steps(stop)

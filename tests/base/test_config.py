@@ -264,6 +264,31 @@ def test_a_preset_with_former_names_is_one_with_the_new_names(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("own", "changes"),
+    [
+        ("{kind: other}", {"model": {"width": 2}}),  # the changes are of the codec it replaces
+        ("{kind: mel, width: 4}", {"codec": {"steps": 9}, "model": {"width": 2}}),
+        ("{width: 4}", {"codec": {"steps": 9}, "model": {"width": 2}}),
+    ],
+)
+def test_a_preset_with_another_codec_has_no_changes_for_the_one_before(tmp_path, own, changes):
+    (tmp_path / "base.yaml").write_text(
+        "codec: {kind: mel, steps: 1}\nmodel: {}\n"
+        "recordings: {codec: {steps: 9}, model: {width: 2}}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(f"extends: base\ncodec: {own}\n")
+    assert load_preset("mine", tmp_path)["recordings"] == changes
+
+
+def test_a_preset_with_another_codec_may_change_that_for_recordings(tmp_path):
+    (tmp_path / "base.yaml").write_text("codec: {kind: mel}\nrecordings: {codec: {steps: 9}}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: base\ncodec: {kind: other}\nrecordings: {codec: {tones: 4}}\n"
+    )
+    assert load_preset("mine", tmp_path)["recordings"] == {"codec": {"tones": 4}}
+
+
 def test_the_new_name_of_a_setting_wins_and_a_removed_setting_is_left_out_with_what_to_do_instead():
     for both in ({"steps": 1, "max_steps": 2}, {"max_steps": 2, "steps": 1}):
         with pytest.warns(Note, match=r"train\.max_steps"):

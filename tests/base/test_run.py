@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import time
 from html.parser import HTMLParser
 
@@ -13,6 +14,7 @@ import pytest
 import soundfile
 from helpers import RATE, speech
 
+from kit.__main__ import parser
 from kit.base.errors import KitError
 from kit.base.formatting import grid_html, report_page, text_grid
 from kit.base.run import Run, find_run, git_state
@@ -156,6 +158,22 @@ def test_data_come_before_their_index(run):
         run.index()
     run.record(data={"codes": "codes/k.json"})
     assert run.index() == run.folder / "codes" / "k.json"
+
+
+def test_the_error_about_a_misspelt_run_names_the_run_that_was_meant(place, run):
+    run.record(data={"codes": "codes/k.json"})
+    with pytest.raises(KitError, match=r"`mnie` has .*`mine`"):
+        open_run("tiny", name="mnie").index()
+    with pytest.raises(KitError) as error:
+        open_run("tiny", name="other").index()
+    assert "`mine`" not in str(error.value)
+
+
+def test_a_command_for_a_run_with_a_space_can_be_copied(place):
+    with pytest.raises(KitError) as error:
+        open_run("tiny", name="my voice").index()
+    command = re.search(r"python -m kit (.*)\.", str(error.value))[1]
+    assert parser().parse_args(shlex.split(command)).run == "my voice"
 
 
 def test_a_grid_is_a_table_and_lines_in_columns():

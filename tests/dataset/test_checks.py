@@ -66,6 +66,15 @@ def test_a_row_with_several_faults_names_all_of_them():
     assert refusal.kind == "clipped" and "30.0%" in refusal.reason and "+0.50" in refusal.reason
 
 
+def test_a_long_recording_with_a_text_of_seconds_has_both_reasons():
+    hour = changed(seconds=3600.0)
+    sentence = row(0)
+    _, (refusal,), _ = judged([sentence], {0: hour})
+    assert refusal.kind == "too long" and f"its {len(sentence.text)} characters" in refusal.reason
+    _, (refusal,), _ = judged([row(0, "ሰላም " * 3000)], {0: hour})
+    assert refusal.kind == "too long" and "characters" not in refusal.reason
+
+
 def test_noise_is_judged_only_when_asked():
     noisy = {0: changed(snr_db=8.0)}
     assert len(judged(many(1), noisy)[0]) == 1

@@ -189,6 +189,21 @@ def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
     assert [row.text[-1] for row in read_dataset(folder, answer).rows] == list("abcd")
 
 
+def test_texts_with_the_separator_in_them_are_asked_about_with_both_ways_out(tmp_path):
+    texts = [
+        "the train leaves, it rains",
+        "he bought a coat, snow fell",
+        "open the door, my friend",
+    ]
+    texts += ["she reads, and he writes", "the bread is warm, eat it", "we saw a boat, a small one"]
+    lines = "".join(f"a{i},{text}\n" for i, text in enumerate(texts))
+    (tmp_path / "wavs").mkdir()
+    for i in range(len(texts)):
+        (tmp_path / "wavs" / f"a{i}.wav").touch()
+    with pytest.raises(DatasetError, match=r"(?s)3 columns.*COLUMNS = .*quote .*\|"):
+        noted(tmp_path, lines)
+
+
 # --- JSONL --------------------------------------------------------------------------------------
 
 
@@ -216,6 +231,32 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
         (folder / "wavs").mkdir()
     with pytest.raises(DatasetError, match=rf"mine is not a dataset .*expected.* found {content}"):
         read_dataset(folder, LOOSE)
+
+
+@pytest.mark.parametrize(
+    ("files", "facts"),
+    [
+        ({"wavs/a.wav": b"", "wavs/b.wav": b""}, "2 recordings.*transcribe"),
+        ({"a.wav": b"", "a": b"some words"}, "1 recordings.*metadata.csv"),
+        ({"a.wav": b"", "t.csv": "a.wav;für;x\n".encode("cp1252")}, "t.csv.*UTF-8.*save"),
+        ({"a.wav": b"", "t.csv": b"PK\x03\x04zip"}, "t.csv.*export it as CSV"),
+        ({"a.wav": b"", "t.xlsx": b"PK\x03\x04zip"}, "t.xlsx.*export it as CSV"),
+        ({"a.wav": b"", "readme.txt": "für".encode("cp1252")}, "1 recordings.*metadata.csv"),
+    ],
+)
+def test_a_folder_without_texts_says_what_to_do(tmp_path, files, facts):
+    folder = tmp_path / "my clips"
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"not a dataset.*(?s:{facts})"):
+        read_dataset(folder, LOOSE)
+
+
+def test_a_single_recording_is_no_dataset(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"a\.wav is not a dataset.*single recording"):
+        read_dataset(tmp_path / "a.wav", LOOSE)
 
 
 def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):

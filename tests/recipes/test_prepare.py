@@ -44,6 +44,14 @@ LEFT = (
 )
 
 
+def test_one_recording_is_too_few_before_anything_is_trained(tmp_path):
+    folder = dataset(tmp_path, "a|one sentence\n", {"a": speech()})
+    preparation = Preparation(start("just-one"), str(folder), language="en")
+    preparation.check()
+    with pytest.raises(DatasetError, match=r"a \(metadata\.csv, line 1\).*two"):
+        preparation.require_usable()
+
+
 @pytest.fixture(scope="module")
 def prepared() -> tuple[Preparation, list]:
     """A preparation of the tiny world's recordings that has taken every step, and its results."""

@@ -35,6 +35,12 @@ def test_neither_the_order_of_lines_nor_a_new_process_changes_anything():
     assert phonemize(lines, "en") == before
 
 
+def test_an_unknown_voice_is_reported():
+    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz.*en-us") as error:
+        phonemize(["a"], "zz")
+    assert "KitError" not in str(error.value)  # it comes from a process of its own
+
+
 SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my cold hello"] * 5
 
 
