@@ -32,7 +32,7 @@ from torch import Tensor
 from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
 from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
-from kit.base.config import require_least, require_within
+from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
@@ -51,7 +51,8 @@ class AlignConfig:
     hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
 
     def __post_init__(self):
-        require_least(self, 1e-3, "spread", "least_gap")
+        for field in ("spread", "least_gap"):
+            require(0 < getattr(self, field) < math.inf, self, field, "must be positive.")
         require_least(self, 0, "clips")
         require_least(self, 1, "batch")
         require_within(self, -1000, 0, "hopeless")

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from kit.base.config import require_least
+from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, require_disk, write_atomic
 from kit.base.lock import held
@@ -44,7 +44,7 @@ class ArchiveConfig:
     most_ratio: float = 100.0  # bytes unpacked per byte of archive; recordings stay below 20
 
     def __post_init__(self):
-        require_least(self, 1e-3, "most_gib")
+        require(0 < self.most_gib < math.inf, self, "most_gib", "must be positive.")
         require_least(self, 1, "most_ratio")
 
 
@@ -69,8 +69,7 @@ def unpack(
     archive = Path(archive)
     suffix = archive_suffix(archive)
     if not archive.is_file() or not suffix:
-        kinds = ", ".join(SUFFIXES)
-        raise DatasetError(f"{archive} is not an archive that can be unpacked ({kinds}).")
+        raise DatasetError(f"{archive} is not an archive to unpack ({', '.join(SUFFIXES)}).")
     folder = Path(into) / archive.name[: -len(suffix)]
     key = digest(archive.name, archive.stat().st_size, archive.stat().st_mtime_ns)
     if _is_unpacked(folder, key):

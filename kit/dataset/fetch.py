@@ -20,7 +20,7 @@ import soundfile
 
 from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
-from kit.base.config import build, require_least
+from kit.base.config import build, require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
@@ -44,7 +44,8 @@ class HubConfig:
     save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
-        require_least(self, 1e-4, "most_hours")
+        positive = self.most_hours is None or 0 < self.most_hours < np.inf
+        require(positive, self, "most_hours", "must be positive, or null for all.")
         require_least(self, 1, "save_every")
 
 

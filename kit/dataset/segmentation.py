@@ -51,7 +51,7 @@ class SegmentConfig:
 
     def __post_init__(self):
         require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
-        require_within(self, 1e-3, 3600, "least_pause_s")
+        require(0 < self.least_pause_s <= 3600, self, "least_pause_s", "must be positive.")
         require_within(self, 0, 3600, "max_s", "longest_pause_s", "margin_s")
 
 
@@ -312,8 +312,7 @@ class Segmenter:
         split, DiskError before it starts when the disk is too small, KitError where another process
         failed.
         """
-        folder = Path(folder)
-        into = Path(into)
+        folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
         names = unique_names(folder, paths)
         recordings = [self._recording(path, name) for path, name in zip(paths, names)]
