@@ -35,12 +35,6 @@ def test_neither_the_order_of_lines_nor_a_new_process_changes_anything():
     assert phonemize(lines, "en") == before
 
 
-def test_an_unknown_voice_is_reported():
-    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz.*en-us") as error:
-        phonemize(["a"], "zz")
-    assert "KitError" not in str(error.value)  # it comes from a process of its own
-
-
 SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my cold hello"] * 5
 
 
@@ -65,8 +59,9 @@ def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
 
 
 def test_phonemes_of_an_unknown_voice_and_of_a_file_are_refused(tmp_path):
-    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz"):
+    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz.*en-us") as error:
         phonemize(["a"], "zz")
+    assert "KitError" not in str(error.value)  # it comes from a process of its own
     config = TokenizerConfig(phonemes="am")
     with pytest.raises(KitError, match="leave the file out"):
         train_fitted_tokenizer([], tmp_path / "t", config, tmp_path / "a.txt")
