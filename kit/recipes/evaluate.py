@@ -364,7 +364,7 @@ def speaker_checks(run: Run) -> list[Check]:
     )
     check = Check(
         what="uses the speaker reference",
-        found=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
+        measured=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
         wanted="all of them",
         problem=problem if alike else "",
     )
@@ -440,7 +440,7 @@ class Checklist:
             found, problem = measure()
         except KeyError:
             found, problem = "not yet", self.command(command)
-        return Check(what=what, found=found, wanted=wanted, problem=problem)
+        return Check(what=what, measured=found, wanted=wanted, problem=problem)
 
     def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
