@@ -610,7 +610,7 @@ def speaker_checks(run: Run) -> list[Check]:
     )
     check = Check(
         what="uses the speaker reference",
-        found=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
+        measured=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
         wanted="all of them",
         problem=problem if alike else "",
     )
