@@ -36,9 +36,8 @@ from kit.inference.voice import Habits
 from kit.model.sequence import GPTConfig
 from kit.recipes import settings
 from kit.releases.indextts2.codec import FeatureConfig, IndexTTS2CodecConfig
-from kit.releases.neucodec.files import NeuCodecConfig
-from kit.releases.xtts_v2.codec import XTTSCodecConfig
-from kit.releases.xtts_v2.dvae import XTTSMelConfig
+from kit.releases.neucodec import NeuCodecConfig
+from kit.releases.xtts_v2.codec import XTTSCodecConfig, XTTSMelConfig
 from kit.streams.stream import StreamConfig
 from kit.training.config import TrainConfig
 from kit.tuning.session_plan import TimeBudget

@@ -10,7 +10,7 @@ from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.indextts2.names import from_file, gpt_config, to_file
+from kit.releases.indextts2.model import from_file, gpt_config, to_file
 from kit.releases.xtts_v2.names import empty_model, fill_module
 
 FRAMES = 60

@@ -22,9 +22,9 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.run_parts import MODEL, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.releases.indextts2.names import MARKS
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import RELEASES
+from kit.releases.xtts_v2.names import INDEXTTS2_MARKS
 
 FEW = {
     "train": {"max_steps": 2, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1},
@@ -64,7 +64,7 @@ def test_an_indextts2_has_a_licence_of_its_own(tmp_path):
     with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
         Preparation(start("theirs"), str(corpus()), **given)
     newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
-    newer |= dict.fromkeys(MARKS, torch.zeros(1))
+    newer |= dict.fromkeys(INDEXTTS2_MARKS, torch.zeros(1))
     torch.save(newer, tmp_path / "gpt.pth")
     with pytest.raises(KitError, match=r"version 2\.5"):
         Preparation(start("theirs"), str(corpus()), **given)

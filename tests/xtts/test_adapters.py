@@ -16,9 +16,8 @@ from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.weights import warm_start_model
-from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, grow_xtts, xtts_spellings
 from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig

@@ -12,7 +12,7 @@ from released_xtts import vocabulary
 from kit.base.torch_file import read_torch_file
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import SoundSizes, empty_model, sound_tensors, to_released
+from kit.releases.xtts_v2.names import empty_model, sound_tensors, to_released
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
@@ -44,7 +44,7 @@ def write_as_released(folder, model) -> None:
 def test_every_name_and_shape_is_coquis(small):
     wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
     found = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
-    found |= sound_tensors({}, SoundSizes(latent_width=SMALL["width"]))
+    found |= sound_tensors({}, SMALL["width"])
     assert {name: tuple(t.shape) for name, t in found.items()} == wanted
 
 
