@@ -51,11 +51,10 @@ def main() -> None:
     options = words.parse_args()
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
-    data = build(DataConfig, preset["data"])
     task = Task(
         model=build(GPTConfig, preset["model"]),
         train=TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5),
-        data=data,
+        data=build(DataConfig, preset["data"]),
         rows=some_rows((10, 40), (40, 150), 64),
         hw=detect(),
         threads=1,

@@ -158,4 +158,4 @@ def limit_row(row: str, value: float, unit: str, limit: float, **more) -> dict:
 
 def note_row(row: str, reason: str, status: str = "skipped") -> dict:
     """A row without figures, and why."""
-    return result(row, None, "", "", None, None, status=status, note=reason)
+    return result(row, None, status=status, note=reason)

@@ -52,13 +52,7 @@ def large_decoding_rows(setting: Setting) -> Iterator[dict]:
 
 
 def decoding_rows(
-    size: str,
-    shape: str,
-    layers: int,
-    formats: tuple,
-    batches: tuple,
-    compiled: tuple,
-    setting: Setting,
+    size: str, shape: str, layers: int, formats, batches, compiled, setting: Setting
 ) -> Iterator[dict]:
     """Codes a second in every format, eager, by CUDA graphs and compiled, beside transformers'.
 
@@ -69,7 +63,7 @@ def decoding_rows(
     with torch.device(device):
         model = random_model(shape, layers)
     bandwidth = read_bytes_per_s(setting)
-    yield result("memory read", bandwidth / 1e9, "GB/s", "", None, None, status="ok")
+    yield result("memory read", bandwidth / 1e9, "GB/s", status="ok")
     peer_s, peer_note = {}, ""
     try:
         peer_s = {batch: peer_seconds(model, batch, setting) for batch in batches}
@@ -110,16 +104,11 @@ def decoding_row(
     speed = batch * setting.codes / statistics.median(rounds)
     read = linear_bytes(decoder) * speed / batch
     fell_back = "no CUDA graph" in decoder.ran or "not compiled" in decoder.ran
-    more = {
-        "ran": decoder.ran,
-        "spread": spread(rounds),
-        "first_call_s": first_s,
-        "warm_call_s": statistics.median(rounds),
-        "weights_read_share": read / bandwidth,
-        "status": "off" if fell_back else "ok",
-    }
+    more = {"ran": decoder.ran, "spread": spread(rounds), "first_call_s": first_s}
+    more |= {"warm_call_s": statistics.median(rounds), "weights_read_share": read / bandwidth}
+    more["status"] = "off" if fell_back else "ok"
     if batch not in peer_s:
-        return result(name, speed, "codes/s", "", None, None, **more)
+        return result(name, speed, "codes/s", **more)
     peer = batch * setting.codes / peer_s[batch]
     half = "fp32" if setting.pretended else setting.precision
     peer_name = f"transformers GPT2LMHeadModel.generate, {half}"
@@ -127,10 +116,8 @@ def decoding_row(
 
 
 def ready(model: SpeechGPT, weights: str, kind: str) -> Decoder:
-    config = DecoderConfig(
-        weights=weights, compile=kind == "compiled", graphs=kind == "CUDA graphs"
-    )
-    return Decoder(model, config)
+    how = {"compile": kind == "compiled", "graphs": kind == "CUDA graphs"}
+    return Decoder(model, DecoderConfig(weights=weights, **how))
 
 
 def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Tensor:
@@ -251,9 +238,8 @@ def recognizer_rows(setting: Setting) -> Iterator[dict]:
     texts = ["ab", "ba", "aab", "abb", "bab", "bba", "aba", "bb"]
     for precision in ("fp32", setting.precision):
         model = Recognizer(config, "ab")
-        found = [
-            loss for _, loss in train_recognizer(model, mels, texts, setting.hw.device, precision)
-        ]
+        training = train_recognizer(model, mels, texts, setting.hw.device, precision)
+        found = [loss for _, loss in training]
         row = f"recogniser, {precision}: loss of 12 steps"
         yield falling(row, found, {p.device.type for p in model.parameters()})
     mine = model.log_probs(mels[:2])
@@ -295,16 +281,8 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
     if load is None:
         yield note_row("monitor: load", found["load_note"], "failed")
         return
-    busy = setting.pretended or load > 0.3
-    yield result(
-        "monitor: load of busy seconds",
-        load,
-        "share",
-        "",
-        None,
-        None,
-        status="ok" if busy else "off",
-    )
+    status = "ok" if setting.pretended or load > 0.3 else "off"
+    yield result("monitor: load of busy seconds", load, "share", status=status)
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:

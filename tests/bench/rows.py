@@ -24,7 +24,7 @@ from kit.base.files import write_atomic
 from kit.base.hardware import choose_precision, cpu_name, detect, free_cores
 
 
-def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
+def result(row: str, value, unit="", peer="", peer_value=None, ratio=None, **more) -> dict:
     keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
     return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
 
@@ -55,15 +55,13 @@ def record(rows: list[dict], path: Path, part: str = "") -> None:
     write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
 
 
-def take_turns(contestants: dict[str, Callable], rounds: int) -> dict[str, list]:
-    """What every contestant returns in every round but a first one."""
-    found = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+def take_turns(contestants: dict[str, Callable], rounds: int, warm_up: bool = True) -> dict:
+    """Return what each contestant returns, round by round; a round to warm up does not count."""
+    values = {name: [] for name in contestants}
+    for _ in range(rounds + warm_up):
         for name, call in contestants.items():
-            value = call()
-            if number:
-                found[name].append(value)
-    return found
+            values[name].append(call())
+    return {name: of_rounds[warm_up:] for name, of_rounds in values.items()}
 
 
 def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -124,7 +122,7 @@ def attempt(part: str, rows: Callable[[], list[dict]], requirements: str) -> lis
         first_line = (str(error).splitlines() or [""])[0]
         fix = f" (tests/bench/{requirements})" if isinstance(error, ImportError) else ""
         note = f"{type(error).__name__}: {first_line}{fix}"
-        return [result(part, None, "", "", None, None, note=note)]
+        return [result(part, None, note=note)]
 
 
 def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requirements: str) -> None:

@@ -128,25 +128,24 @@ def packed(trainer: Trainer, clips: list) -> EffectiveBatch:
     return EffectiveBatch(micro=[pack(config, *lists, torch.cat(features))], position={})
 
 
-def kit_steps(trainer: Trainer, groups: list[list]):
-    events = train(trainer, itertools.cycle([packed(trainer, group) for group in groups]))
-    return lambda: sum(next(events).loss for _ in groups) / len(groups)
-
-
 def middle_rows(precision: str) -> list[dict]:
     """The steps that see all clips once, at 8 layers of 640."""
     theirs = package_model(MIDDLE)
     by_length, at_random = batches()
     plain = Plain(theirs, precision)
+    trainer = kit_trainer(theirs, MIDDLE, precision)
+    in_turn = [packed(trainer, group) for group in by_length + at_random]
+    events = train(trainer, itertools.cycle(in_turn))
+    kit_steps = lambda: sum(next(events).loss for _ in range(STEPS)) / STEPS  # noqa: E731
     steps = {
-        "kit": kit_steps(kit_trainer(theirs, MIDDLE, precision), by_length),
-        "kit, the same batches": kit_steps(kit_trainer(theirs, MIDDLE, precision), at_random),
-        PEER: lambda: sum(map(plain.step, at_random)) / len(at_random),
+        "kit": kit_steps,
+        "kit, the same batches": kit_steps,  # which are the next ones
+        PEER: lambda: sum(map(plain.step, at_random)) / STEPS,
     }
     kit, same, peer = step_seconds(steps, 2).values()
     name = f"{STEPS} steps, 8 x 640, {precision}: "
     kinds = {"clips of similar length together": kit, "the peer's batches": same}
-    return [against(name + kind, found, PEER, peer) for kind, found in kinds.items()]
+    return [against(name + kind, own, PEER, peer) for kind, own in kinds.items()]
 
 
 def full_rows(precision: str) -> list[dict]:
