@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import functools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,9 @@ from infer_calls import (
     same_codes,
     static_compiled,
 )
-from infer_itself import cache_rows, warm_up_row
 from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
-from rows import against, native, result, run_parts, take_turns
+from rows import against, apart, native, result, run_parts, take_turns
 
 from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
@@ -177,6 +177,34 @@ def xtts_rows(effort: Effort) -> list[dict]:
         rows.append(against(row, steps(own), COQUI, steps(other), ran=ran[name]))
         rows.append(whole("XTTS-v2", name, own, other, COQUI))
     return rows
+
+
+def cache_rows(layers: int, lengths: tuple[int, ...]) -> list[dict]:
+    """Whole calls at size S in fp32, so many codes each, with the key-value cache and without."""
+    decoder = ready(random_model("S", layers))
+    kit_call(decoder, 2)
+    rows = []
+    for codes in lengths:
+        on, off = (kit_call(decoder, codes, kv_cache=kept).total_s for kept in (True, False))
+        row = f"S, fp32: {codes} codes, KV cache on"
+        rows.append(result(row, on, "s", "the kit, cache off", off, off / on))
+    return rows
+
+
+def warm_up_row(layers: int) -> dict:
+    """Seconds to compile, in a process that is the first to do so and in one that is the second."""
+    code = f"import bench_infer as b; print(b.warm_up_s({layers}, {torch.get_num_threads()}))"
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (float(apart(code, TORCHINDUCTOR_CACHE_DIR=folder)) for _ in range(2))
+    row, peer = "S, int8, compiled: warm-up of a second process", "the kit, first process"
+    return result(row, second, "s", peer, first, first / second)
+
+
+def warm_up_s(layers: int, threads: int) -> float:
+    torch.set_num_threads(threads)
+    decoder = ready(random_model("S", layers), "int8", True)
+    kit_call(decoder, 4)
+    return sum(decoder.warm_up_s.values())
 
 
 PARTS: dict[str, Callable[[Effort], list[dict]]] = {

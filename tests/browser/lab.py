@@ -74,13 +74,8 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
     """A JupyterLab over `folder` on localhost without a token; yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser"]
-    command += [
-        "--allow-root",
-        "--ip=127.0.0.1",
-        f"--port={port}",
-        f"--ServerApp.root_dir={folder}",
-    ]
-    command += ["--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True"]
+    command += ["--allow-root", "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token="]
+    command += [f"--ServerApp.root_dir={folder}", "--ServerApp.disable_check_xsrf=True"]
     with tempfile.TemporaryDirectory() as home, open(Path(home) / "lab.log", "w") as log:
         # Settings of its own, or the last workspace comes back.
         own = {"JUPYTERLAB_WORKSPACES_DIR": home, "JUPYTER_CONFIG_DIR": home}
@@ -93,9 +88,8 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
             address = f"http://127.0.0.1:{port}"
             wait(lambda: _answers(f"{address}/api") or server.poll() is not None, "JupyterLab")
             if server.poll() is not None:
-                raise RuntimeError(
-                    f"JupyterLab ended: {(Path(home) / 'lab.log').read_text()[-800:]}"
-                )
+                end = (Path(home) / "lab.log").read_text()[-800:]
+                raise RuntimeError(f"JupyterLab ended: {end}")
             yield address
         finally:
             server.terminate()  # it shuts its kernels down

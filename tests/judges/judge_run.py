@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ class JudgedRun:
         if isinstance(codec, MelCodec):
             yield Variant(
                 name="Griffin-Lim of true magnitudes",
-                depends_on=dataclasses.asdict(codec.config),
+                depends_on=asdict(codec.config),
                 waves=lambda: [true_magnitudes(codec, wave) for wave in recordings],
             )
         for name in codec.round_trips(recordings[0]):
@@ -100,10 +101,7 @@ class JudgedRun:
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             yield Variant(
                 name=f"{weights}, {reading}",
-                depends_on=[
-                    *self.digest_of(WEIGHTS[weights], *SPEAKING),
-                    dataclasses.asdict(config),
-                ],
+                depends_on=[*self.digest_of(WEIGHTS[weights], *SPEAKING), asdict(config)],
                 waves=functools.partial(self.spoken, weights, config),
             )
 
@@ -153,7 +151,7 @@ def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
         def make(variant: Variant = variant) -> dict:
             waves = variant.waves()
             judgement = judges.judge(waves, data.texts, data.rate_hz, references)
-            return dataclasses.asdict(judgement)
+            return asdict(judgement)
 
         path = run.path("judged", f"{len(found)}.json")
         key = digest(variant.name, rows, data.language, variant.depends_on)
@@ -172,7 +170,7 @@ def figures(found: Judgement) -> str:
 
 def write_judgements(run: ActiveRun, found: dict[str, Judgement]) -> dict[str, dict]:
     """judges.json in the run's folder with the transcripts; its record gets the figures alone."""
-    rows = {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+    rows = {name: asdict(judgement) for name, judgement in found.items()}
     write_atomic(run.path("judges.json"), json.dumps(rows, indent=1, ensure_ascii=False))
     scores = {}
     for name, row in rows.items():

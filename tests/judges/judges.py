@@ -154,10 +154,7 @@ class Judges:
             similarity = float(np.mean(alike))
         return Judgement(
             clips=len(waves),
-            cer=cer(
-                [plain(t, self.language) for t in transcripts],
-                [plain(t, self.language) for t in texts],
-            ),
+            cer=cer(*([plain(t, self.language) for t in each] for each in (transcripts, texts))),
             dnsmos=float(np.mean(opinions)),
             similarity=similarity,
             transcripts=tuple(transcripts),

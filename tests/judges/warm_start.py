@@ -100,18 +100,10 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
     for voice in range(VOICES):
-        own = [
-            (n, t)
-            for n, t, speaker in rows
-            if speaker == voice and not (wavs / f"{n}.wav").exists()
-        ]
-        job = {
-            "folder": str(wavs),
-            "language": language,
-            "speaker": voice,
-            "pace": PACE,
-            "rows": own,
-        }
+        own = [(name, text) for name, text, speaker in rows if speaker == voice]
+        own = [row for row in own if not (wavs / f"{row[0]}.wav").exists()]
+        job = {"folder": str(wavs), "language": language, "speaker": voice, "pace": PACE}
+        job["rows"] = own
         done = run_module("kit.dataset.synthetic", job)
         if done.returncode:
             raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")

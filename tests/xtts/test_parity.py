@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from coqui import FULL, coqui_loaded, coqui_xtts, write_coqui
+from coqui import FULL, VARIED, coqui_loaded, coqui_xtts, opinionated, write_coqui
 from torch import Tensor
 
 from kit.inference.generate import generate
@@ -122,14 +122,6 @@ def require_same_codes(gpt, model: SpeechGPT, steps: int = STEPS) -> list[int]:
     return found.tolist()
 
 
-def opinionated(gpt) -> None:
-    """Weights whose greedy codes differ from step to step, as a trained model's do."""
-    with torch.no_grad():
-        gpt.mel_head.weight *= 20
-        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
-        gpt.text_embedding.weight += torch.randn_like(gpt.text_embedding.weight)
-
-
 def test_logits_are_those_of_coqui(small):
     require_same_logits(small[1].gpt, load_xtts(small[0]).model)
 
@@ -163,8 +155,7 @@ def test_dropout_falls_in_the_same_places(small):
 
 
 def test_greedy_codes_are_those_of_coqui(tmp_path):
-    size = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
-    theirs = coqui_xtts(tmp_path, size)
+    theirs = coqui_xtts(tmp_path, VARIED)
     opinionated(theirs.gpt)
     model = load_xtts(write_coqui(tmp_path, theirs)).model
     codes = require_same_codes(theirs.gpt, model)
