@@ -134,10 +134,10 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
         return run() / (time.perf_counter() - started_s)
 
     turns = {name: functools.partial(rate, run) for name, run in contestants.items()}
-    found = take_turns(turns, repeats, warm_up=False)
-    for name, values in found.items():
+    results = take_turns(turns, repeats, warm_up=False)
+    for name, values in results.items():
         print(f"  {name}: best {max(values):,.0f}, median {statistics.median(values):,.0f} /s")
-    return {name: max(values) for name, values in found.items()}
+    return {name: max(values) for name, values in results.items()}
 
 
 def in_own_process(function: str, *arguments):
@@ -183,8 +183,8 @@ def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio:
 
 
 def against(name: str, kit: Callable, peer: str, other: Callable, repeats: int) -> dict:
-    found = rates({"kit": kit, peer: other}, repeats)
-    return row(name, found["kit"], "records/s", peer, found[peer], found["kit"] / found[peer])
+    own, other = rates({"kit": kit, peer: other}, repeats).values()
+    return row(name, own, "records/s", peer, other, own / other)
 
 
 def line_rows(folder: Path, options) -> list[dict]:
@@ -276,10 +276,9 @@ def clip_rows(folder: Path, options) -> list[dict]:
         soundfile.write(path, wave, 22_050)
     kit = lambda: 3 * count(map(measure_clip, paths))  # noqa: E731
     read = lambda: 3 * count(map(soundfile.read, paths))  # noqa: E731
-    found = rates({"kit": kit, "soundfile.read": read}, 2 * options.repeats)
-    ratio = found["kit"] / found["soundfile.read"]
-    peer = found["soundfile.read"]
-    return [row("clips of 3 s checked", found["kit"], "x real time", "soundfile.read", peer, ratio)]
+    peer = "soundfile.read"
+    own, other = rates({"kit": kit, peer: read}, 2 * options.repeats).values()
+    return [row("clips of 3 s checked", own, "x real time", peer, other, own / other)]
 
 
 PARTS = {

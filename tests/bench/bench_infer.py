@@ -92,15 +92,15 @@ def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) 
     calls = {"peer": lambda: peer_call(peer, codes)}
     calls |= {name: lambda d=d: kit_call(d, codes) for name, d in decoders.items()}
     calls["bandwidth"] = read_bytes_per_s
-    found = take_turns(calls, effort.of(size))
-    other, speed = found.pop("peer"), found.pop("bandwidth")
+    results = take_turns(calls, effort.of(size))
+    other, speed = results.pop("peer"), results.pop("bandwidth")
     rows = [
         against(f"{size}, {n}", steps(c), PEER, steps(other), ran=decoders[n].ran)
-        for n, c in found.items()
+        for n, c in results.items()
     ]
-    rows += [whole(size, name, calls, other) for name, calls in found.items()]
+    rows += [whole(size, name, calls, other) for name, calls in results.items()]
     if size == "L":
-        rows += [share(name, decoders[name], calls, speed) for name, calls in found.items()]
+        rows += [share(name, decoders[name], calls, speed) for name, calls in results.items()]
     return rows
 
 
@@ -139,7 +139,7 @@ def static_rows(effort: Effort) -> list[dict]:
         "kit": lambda: kit_call(decoder, codes),
         "peer": lambda: peer_call(peer, codes, **options),
     }
-    kit, other = (steps(found) for found in take_turns(calls, effort.of("S")).values())
+    kit, other = (steps(results) for results in take_turns(calls, effort.of("S")).values())
     name = f"{PEER}, static cache, compiled"
     return [against("S, int8, eager: beside the peer compiled", kit, name, other)]
 
@@ -169,10 +169,10 @@ def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[d
 def xtts_rows(effort: Effort) -> list[dict]:
     """XTTS-v2's released size beside coqui-tts's own loop: a step, and the whole call."""
     calls, ran = xtts_calls(effort.layers["L"], effort.codes["L"])
-    found = take_turns(calls, effort.of("L"))
-    other = found.pop("coqui-tts")
+    results = take_turns(calls, effort.of("L"))
+    other = results.pop("coqui-tts")
     rows = []
-    for name, own in found.items():
+    for name, own in results.items():
         row = f"XTTS-v2, {name}"
         rows.append(against(row, steps(own), COQUI, steps(other), ran=ran[name]))
         rows.append(whole("XTTS-v2", name, own, other, COQUI))

@@ -316,10 +316,10 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
     offloaded = new_state(task, sdpa=True, ema=True, ema_offload=True)
     start = {name: p.detach().cpu() for name, p in offloaded.ema.averaged.items()}
     train_losses(offloaded, batches)
-    found = offloaded.ema.state_dict()
+    results = offloaded.ema.state_dict()
     kept = math.prod((1 + n) / (10 + n) for n in range(len(batches)))  # it moved once for them all
     difference = max(
-        float((found[name] - torch.lerp(p.detach().cpu(), start[name], kept)).abs().max())
+        float((results[name] - torch.lerp(p.detach().cpu(), start[name], kept)).abs().max())
         for name, p in offloaded.ema.averaged.items()
     )
     yield limit_row(row, difference, "largest", 1e-4)

@@ -73,11 +73,11 @@ def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str
         assert math.isfinite(loss), f"{name}: loss {loss}"
         return time.perf_counter() - started_s
 
-    found = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
-    for name, values in found.items():
+    results = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
+    for name, values in results.items():
         middle, best = 1000 * statistics.median(values), 1000 * min(values)
         print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)
-    return found
+    return results
 
 
 def against(
@@ -85,7 +85,7 @@ def against(
 ) -> dict:
     """A row of milliseconds from the seconds of either side's rounds."""
     ratio = statistics.median(b / a for a, b in zip(kit, other))
-    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
+    ms, peer_ms = (1000 * statistics.median(results) for results in (kit, other))
     return result(row, ms, unit, peer, peer_ms, ratio, **more)
 
 
@@ -130,8 +130,8 @@ def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requiremen
     done = []
     for part, rows in parts.items():
         place = where()
-        found = [row | {"where": place} for row in attempt(part, rows, requirements)]
-        record(found, path, part)
-        done += found
+        results = [row | {"where": place} for row in attempt(part, rows, requirements)]
+        record(results, path, part)
+        done += results
     table(done)
     print(f"\n{where()}\nwritten: {path}")

@@ -122,8 +122,8 @@ def status(driver) -> str:
 
 def step(driver) -> int:
     """The step that the panel's tiles show; 0 before there is one."""
-    found = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, ".widget-html-content"))
-    return int(found[1].replace(",", "")) if found else 0
+    match = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, ".widget-html-content"))
+    return int(match[1].replace(",", "")) if match else 0
 
 
 def stop(driver) -> None:

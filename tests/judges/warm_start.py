@@ -197,11 +197,11 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
 
     others = recordings_of(source)[JUDGED : JUDGED + REFERENCE_CLIPS]
     reference = [judges.voice_of(waves_of(others), rate_hz)] * len(texts)
-    found = {}
+    results = {}
 
     def judge(name: str, waves: list) -> None:
-        found[name] = judges.judge(waves, texts, rate_hz, reference)
-        print(f"{name}: {figures(found[name])}", flush=True)
+        results[name] = judges.judge(waves, texts, rate_hz, reference)
+        print(f"{name}: {figures(results[name])}", flush=True)
 
     recorded = waves_of(judged)
     judge("recordings", recorded)
@@ -219,7 +219,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
                     path = folder / f"{name}-{weights}-{way.replace(' ', '-')}-{number}.wav"
                     soundfile.write(path, speech.wave.numpy(), rate_hz)
                 judge(f"{name}, {weights}, {way}", [speech.wave for speech in said])
-    return {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+    return {name: dataclasses.asdict(judgement) for name, judgement in results.items()}
 
 
 def main() -> None:
@@ -241,8 +241,8 @@ def main() -> None:
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()
     judged = train_all(folder, options)
-    found = judge_all(folder, options, judged)
-    write_atomic(folder / "judged.json", json.dumps(found, indent=1, ensure_ascii=False))
+    results = judge_all(folder, options, judged)
+    write_atomic(folder / "judged.json", json.dumps(results, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -191,8 +191,8 @@ PLAYABLE = "return document.querySelectorAll('a[download][href*=\"/file=\"]').le
 
 
 def toast(driver) -> str:
-    found = driver.find_elements("css selector", ".toast-body")
-    return " ".join(each.text for each in found)
+    actual = driver.find_elements("css selector", ".toast-body")
+    return " ".join(each.text for each in actual)
 
 
 def screenshot(driver, name: str) -> None:

@@ -207,9 +207,9 @@ def voice(tmp_path):
 def test_texts_and_recordings_stay_together(voice, tmp_path):
     assert find_festival_voice(tmp_path / "unpacked") == voice
     assert move_to_ljspeech(voice, tmp_path / "out") == 3
-    found = read_dataset(tmp_path / "out", ManifestConfig(held_out_percent=0))
-    assert found.layout == "LJSpeech: metadata.csv" and not found.refused
-    assert [row.id for row in found.rows] == list(TEXTS)
+    result = read_dataset(tmp_path / "out", ManifestConfig(held_out_percent=0))
+    assert result.layout == "LJSpeech: metadata.csv" and not result.refused
+    assert [row.id for row in result.rows] == list(TEXTS)
     for name in TEXTS:
         assert (tmp_path / f"out/wavs/{name}.wav").read_bytes() == name.encode()
     table = (tmp_path / "out/metadata.csv").read_text(encoding="utf-8").splitlines()

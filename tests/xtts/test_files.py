@@ -43,9 +43,9 @@ def write_as_released(folder, model) -> None:
 
 def test_every_name_and_shape_is_coquis(small):
     wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
-    found = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
-    found |= sound_tensors({}, SMALL["width"])
-    assert {name: tuple(t.shape) for name, t in found.items()} == wanted
+    actual = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
+    actual |= sound_tensors({}, SMALL["width"])
+    assert {name: tuple(t.shape) for name, t in actual.items()} == wanted
 
 
 def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_path):

@@ -86,12 +86,12 @@ def require_same_gradients(gpt, model: SpeechGPT) -> float:
     model.zero_grad()
     counts = len(batch.text_targets), len(batch.code_targets)
     weighted_loss(model.config, model(batch), *counts).backward()
-    found = to_released({name: p.grad for name, p in model.named_parameters()})
+    actual = to_released({name: p.grad for name, p in model.named_parameters()})
     wanted = {f"gpt.{name}": p.grad for name, p in gpt.named_parameters()}
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     for name, gradient in wanted.items():
         assert gradient.norm() > 0, name
-        share = float((found[name] - gradient).norm() / gradient.norm())
+        share = float((actual[name] - gradient).norm() / gradient.norm())
         assert share < 1e-4, name
         largest = max(largest, share)
     return largest
@@ -117,9 +117,9 @@ def require_same_codes(gpt, model: SpeechGPT, steps: int = STEPS) -> list[int]:
         gpt.init_gpt_for_inference()
         wanted = gpt.generate(latents, torch.tensor(texts), max_new_tokens=steps, **asked)[0]
     greedy = GenerateConfig(temperature=0, exact_codes=steps)
-    found = generate(model, texts, mels, greedy)[0].codes
-    assert found.tolist() == wanted.tolist()
-    return found.tolist()
+    actual = generate(model, texts, mels, greedy)[0].codes
+    assert actual.tolist() == wanted.tolist()
+    return actual.tolist()
 
 
 def test_logits_are_those_of_coqui(small):

@@ -50,8 +50,8 @@ def test_mels_are_those_of_coqui(small, sound, samples):
     wave = spoken(samples)[None]
     for front_end in xtts_mels(sound):
         wanted = coqui_mel(wave, small[1].mel_stats, front_end.config.n_fft)
-        found = front_end.log_mel(wave)
-        require_close(found, wanted, spread=0.5)
+        actual = front_end.log_mel(wave)
+        require_close(actual, wanted, spread=0.5)
 
 
 def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
@@ -73,10 +73,10 @@ def test_codes_are_those_of_coqui(sound, samples):
     mel = mel + 6 * torch.randn_like(mel)
     with torch.no_grad():
         wanted = theirs.get_codebook_indices(mel)
-        found = ours.encode(mel)
-        assert found.tolist() == wanted.tolist()
+        actual = ours.encode(mel)
+        assert actual.tolist() == wanted.tolist()
         assert len(wanted.unique()) > wanted.numel() / 8
-        require_close(ours.decode(found), theirs.decode(wanted)[0], spread=1e-3)
+        require_close(ours.decode(actual), theirs.decode(wanted)[0], spread=1e-3)
 
 
 def test_recordings_get_the_codes_of_its_trainer(sound):
@@ -106,8 +106,8 @@ def test_conditioning_latents_are_those_of_coqui(small, sound):
     front_end = xtts_mels(sound)[1]
     mels = front_end.log_mel(wave[:, : 4 * RATE].view(2, -1))
     with torch.no_grad():
-        found = model.conditioner(mels).mean(0, keepdim=True)
-    require_close(found, wanted, spread=0.1)
+        actual = model.conditioner(mels).mean(0, keepdim=True)
+    require_close(actual, wanted, spread=0.1)
 
 
 @pytest.mark.parametrize("samples", [8000, 48_001])
@@ -118,10 +118,10 @@ def test_the_speaker_is_that_of_coqui(small, sound, samples):
     wave = torch.stack((spoken(samples), spoken(samples, seed=1)))
     with torch.no_grad():
         wanted = theirs(wave.clone(), l2_norm=True)
-        found = ours(wave)
-    assert found.shape == (2, 512)
+        actual = ours(wave)
+    assert actual.shape == (2, 512)
     assert (wanted[0] - wanted[1]).abs().max() > 1e-3, "they are two"
-    require_close(found, wanted, spread=0.01)
+    require_close(actual, wanted, spread=0.01)
 
 
 def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sound, tmp_path):
@@ -140,10 +140,10 @@ def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sou
     front_end = xtts_mels(sound)[1]
     mels = torch.stack(reference_mels(wave, RATE, front_end))
     with torch.no_grad():
-        found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
+        actual = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
         encoder = xtts_codec(sound, coqui_dvae().state_dict(), {}).speaker_encoder
         vector = encoder(resampled(wave, RATE, SPEAKER_RATE)[None])
-    require_close(found, latents, spread=0.1)
+    require_close(actual, latents, spread=0.1)
     require_close(vector, speaker[..., 0], spread=0.01)
 
 
@@ -165,8 +165,8 @@ def test_the_wave_is_that_of_coqui(vocoders, codes):
     states = torch.randn(1, codes, SMALL["width"])
     speaker = F.normalize(torch.randn(1, 512))
     wanted = theirs(states, g=speaker[..., None]).reshape(1, -1)
-    found = ours(states, speaker)
-    require_close(found, wanted, spread=0.02)
+    actual = ours(states, speaker)
+    require_close(actual, wanted, spread=0.02)
 
 
 @torch.no_grad()
@@ -207,10 +207,10 @@ def test_a_sentence_sounds_as_coqui_says_it(small, sound):
     positions = torch.arange(1, codes.shape[1])
     said = torch.cat((prompt, decoder.embed(codes[:, :-1], positions)), dim=1)
     own = model.final_norm(model.gpt(said))[:, -codes.shape[1] :]
-    found = codec.decode(codes, states=own, speaker=codec.speaker_embedding(reference, RATE)[None])
-    assert found.shape == (1, codec.samples(30))
+    actual = codec.decode(codes, states=own, speaker=codec.speaker_embedding(reference, RATE)[None])
+    assert actual.shape == (1, codec.samples(30))
     require_close(own, states, spread=0.1)
-    require_close(found, wanted, spread=0.02)
+    require_close(actual, wanted, spread=0.02)
 
 
 def test_older_names_of_weight_normalisation_are_the_same_sound(sound):
