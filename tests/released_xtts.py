@@ -5,7 +5,6 @@ coqui-tts need not be installed.
 """
 
 import contextlib
-import dataclasses
 import json
 import sys
 import types
@@ -18,14 +17,14 @@ from torch import Tensor
 from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.dvae import DVAE
+from kit.releases.xtts_v2.codec import DVAE
 from kit.releases.xtts_v2.model import CLASSES
-from kit.releases.xtts_v2.names import FIXED, SoundSizes, sound_tensors, to_released
+from kit.releases.xtts_v2.names import FIXED, sound_tensors, to_released
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0
 SIZE = 41
-SOUND = SoundSizes(latent_width=96, channels=16, filters=(8, 8, 8, 8))
+SOUND = {"latent_width": 96, "channels": 16, "filters": (8, 8, 8, 8)}
 TINY = GPTConfig(
     layers=2,
     width=96,
@@ -56,11 +55,11 @@ def random_model(config: GPTConfig = TINY, seed: int = 0) -> SpeechGPT:
 POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
 
 
-def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
+def random_sound(sizes: dict = SOUND) -> dict[str, Tensor]:
     """Encoders and vocoder: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(2)
     found = {}
-    for name, empty in sorted(sound_tensors({}, sizes).items()):
+    for name, empty in sorted(sound_tensors({}, **sizes).items()):
         is_float = empty.is_floating_point()
         found[name] = 0.2 * torch.randn(empty.shape) if is_float else torch.tensor(5)
         if name.endswith(POSITIVE):
@@ -138,7 +137,7 @@ def write_release(folder: Path, config: GPTConfig = TINY, model: SpeechGPT | Non
     folder.mkdir(parents=True, exist_ok=True)
     weights = (model or random_model(config)).state_dict()
     tensors = {name: t.detach().contiguous() for name, t in to_released(weights).items()}
-    tensors.update(random_sound(dataclasses.replace(SOUND, latent_width=config.width)))
+    tensors.update(random_sound(SOUND | {"latent_width": config.width}))
     described = settings(config)
     words = vocabulary(config.text_vocab, config.start_text)
     (folder / "config.json").write_text(json.dumps(described))

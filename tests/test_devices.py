@@ -48,8 +48,7 @@ from kit.recipes.more_data import LongRecordings
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import SampleLog
-from kit.releases.neucodec.codec import NeuCodec, encode_clip
-from kit.releases.neucodec.files import NeuCodecConfig
+from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.training.config import TrainConfig
 from kit.training.ranks import ALONE, follow_orders

@@ -26,7 +26,7 @@ from kit.base.tensor_file import load_module, save_module
 CODECS = {
     "mel": "kit.audio.mel_codec:MelCodec",
     "xtts": "kit.releases.xtts_v2.codec:XTTSCodec",
-    "neucodec": "kit.releases.neucodec.codec:NeuCodec",
+    "neucodec": "kit.releases.neucodec:NeuCodec",
     "indextts2": "kit.releases.indextts2.codec:IndexTTS2Codec",
 }
 

@@ -25,7 +25,7 @@ LOG_STEP = math.log(6.4) / 27
 # `kind` in section `front_end` of the settings -> its class, imported when it is chosen.
 FRONT_ENDS = {
     "mel": "kit.audio.spectrogram:Mel",
-    "xtts": "kit.releases.xtts_v2.dvae:XTTSMel",
+    "xtts": "kit.releases.xtts_v2.codec:XTTSMel",
     "indextts2": "kit.releases.indextts2.codec:Features",
 }
 

@@ -201,7 +201,7 @@ def make_conditioner(config: GPTConfig) -> nn.Module:
     """Return the conditioner: the kit's, or IndexTTS2's, imported when it is chosen."""
     if not config.conformers:
         return Conditioner(config)
-    name = "kit.releases.indextts2.conditioner:IndexTTS2Conditioner"
+    name = "kit.releases.indextts2.codec:IndexTTS2Conditioner"
     return pkgutil.resolve_name(name)(config)
 
 

@@ -33,14 +33,16 @@ from kit.recipes.hub import (
     fetch_once,
 )
 from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
-from kit.releases.indextts2.model import STATS_FILE, IndexTTS2, load_indextts2
-from kit.releases.indextts2.names import CONFIG_FILE as INDEXTTS2_CONFIG
-from kit.releases.indextts2.names import (
+from kit.releases.indextts2.model import CONFIG_FILE as INDEXTTS2_CONFIG
+from kit.releases.indextts2.model import (
     INDEXTTS2_REPOSITORY,
+    STATS_FILE,
+    IndexTTS2,
     describe_version_2_5,
     indextts2_in,
+    load_indextts2,
 )
-from kit.releases.indextts2.names import WEIGHTS_FILE as INDEXTTS2_WEIGHTS
+from kit.releases.indextts2.model import WEIGHTS_FILE as INDEXTTS2_WEIGHTS
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (

@@ -54,8 +54,7 @@ from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training
 from kit.recipes.training_samples import spoken_samples
-from kit.releases.indextts2.model import load_indextts2, save_indextts2
-from kit.releases.indextts2.names import indextts2_in
+from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
 from kit.releases.indextts2.speak import EXPORT_FOLDER, missing_files
 from kit.releases.indextts2.speak import README as INDEXTTS2_README
 from kit.releases.xtts_v2.model import load_xtts, save_xtts

@@ -29,7 +29,7 @@ from kit.recipes.speak import (
     spoken_result,
     with_reference,
 )
-from kit.releases.indextts2.names import indextts2_in
+from kit.releases.indextts2.model import indextts2_in
 
 BATCH = 64  # candidates that are spoken together
 INDEX = "index.csv"

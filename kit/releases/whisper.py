@@ -39,6 +39,7 @@ REPETITIVE = 2.4  # compression ratio of a text beyond which OpenAI's code rejec
 SIZES = ("tiny", "base", "small", "medium", "large-v3")
 FILES = ("model.bin", "config.json", "tokenizer.json")
 VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
+SETTINGS = ("language", "alphabet", "model_sha256")  # beside the folder
 HOW_TO_INSTALL = 'pip install "faster-whisper>=1.1"'
 
 
@@ -222,14 +223,8 @@ def frame_loudness(wave: Tensor, frames: int) -> Tensor:
 
 def save_whisper(model: WhisperRecognizer, path: Path) -> None:
     """Write the model's folder and settings, without weights, in the kit's recogniser format."""
-    save_module(
-        path,
-        model,
-        whisper=str(model.folder),
-        language=model.language,
-        alphabet=model.alphabet,
-        model_sha256=model.model_sha256,
-    )
+    settings = {name: getattr(model, name) for name in SETTINGS}
+    save_module(path, model, whisper=str(model.folder), **settings)
 
 
 def new_whisper(folder: Path, language: str, alphabet: str) -> WhisperRecognizer:
@@ -237,5 +232,4 @@ def new_whisper(folder: Path, language: str, alphabet: str) -> WhisperRecognizer
 
 
 def whisper_from_header(header: dict) -> WhisperRecognizer:
-    names = ("language", "alphabet", "model_sha256")
-    return WhisperRecognizer(Path(header["whisper"]), *(header[name] for name in names))
+    return WhisperRecognizer(Path(header["whisper"]), *(header[name] for name in SETTINGS))

@@ -216,12 +216,12 @@ def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, i
         block += 3 * tokens * heads * frames * FP32_BYTES  # scores, softmax, masked
         inner = heads * 64
         resampled = 2 * (tokens * (states + 2 * inner) + step.rows * 32 * states * 4 * factor)
-        # The first layer's result, which ReLU keeps, and the linear layer's copy of it.
-        kept.append(2 * convolved + blocks * block + resampled * number)
+        # The first layer's result, which ReLU and the linear layer after it both keep.
+        kept.append(convolved + blocks * block + resampled * number)
         convolutions.append(convolved)
     # The emotion's encoder comes second, so its backward pass is first.
     backward = max(kept[0] + 3 * convolutions[1], 3 * convolutions[0])
-    return sum(kept), 2 * max(convolutions), backward
+    return sum(kept), max(convolutions), backward
 
 
 def _update_bytes(config: GPTConfig, step: Step, counts: Counts) -> int:

@@ -15,16 +15,17 @@ from torch import nn
 from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, save_codec
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
-from kit.releases.neucodec import codec as neucodec
-from kit.releases.neucodec.codec import (
+from kit.releases import neucodec
+from kit.releases.neucodec import (
+    WEIGHTS_FILE,
     NeuCodec,
+    NeuCodecConfig,
     block_spans,
+    code_digits,
     encode_clip,
     encoder_unavailable,
     semantic_features,
 )
-from kit.releases.neucodec.decoder import code_digits
-from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}

@@ -22,7 +22,7 @@ from kit.audio.spectrogram import (
     require_reference,
 )
 from kit.base.errors import KitError, Note, SpeechError
-from kit.releases.xtts_v2.dvae import XTTSMel
+from kit.releases.xtts_v2.codec import XTTSMel
 
 XTTS = {"kind": "xtts", "n_fft": 2048, "mel_stats": [0.5 + i / 80 for i in range(80)]}
 

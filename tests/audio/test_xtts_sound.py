@@ -13,9 +13,8 @@ from released_xtts import random_dvae, random_sound, settings
 from torch.nn.utils.parametrizations import weight_norm
 
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
-from kit.releases.xtts_v2.dvae import DVAE, XTTSMel, XTTSMelConfig
-from kit.releases.xtts_v2.names import SoundSizes, sound_tensors
+from kit.releases.xtts_v2.codec import DVAE, XTTSCodec, XTTSMel, XTTSMelConfig, xtts_codec
+from kit.releases.xtts_v2.names import sound_tensors
 
 RATE = 22_050
 VOCODER = "hifigan_decoder.waveform_decoder"
@@ -36,7 +35,7 @@ def all_tensors() -> dict:
 
 def test_the_releases_sizes_are_the_defaults():
     """Tensor for tensor they are compared in tests/xtts, where coqui-tts is installed."""
-    tensors = sound_tensors({}, SoundSizes())
+    tensors = sound_tensors({})
     assert len(tensors) == 537 and sum(t.numel() for t in tensors.values()) == 25_882_035
     with torch.device("meta"):
         dvae = DVAE()

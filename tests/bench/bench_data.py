@@ -8,6 +8,7 @@ above 1 means that the kit is better.
 
 import argparse
 import csv
+import functools
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ import numpy as np
 import orjson
 import psutil
 import soundfile
-from rows import apart, record, result
+from rows import apart, record, result, take_turns
 
 from kit.audio.clip import measure_clip
 from kit.batches.batching import DataConfig, padding_waste
@@ -93,15 +94,12 @@ def json_file(folder: Path, rows: int, suffix: str) -> Path:
 
 
 def count(items: Iterable) -> int:
-    found = 0
-    for _ in items:
-        found += 1
-    return found
+    return sum(1 for _ in items)
 
 
-def plain_lines(path: Path, most: int) -> int:
+def plain_lines(path: Path) -> int:
     with open(path, encoding="utf-8") as file:
-        return count(file if most is None else itertools.islice(file, most))
+        return count(file)
 
 
 def csv_reader(path: Path) -> int:
@@ -110,12 +108,8 @@ def csv_reader(path: Path) -> int:
 
 
 def orjson_lines(path: Path) -> int:
-    found = 0
     with open(path, "rb") as file:
-        for line in file:
-            orjson.loads(line)
-            found += 1
-    return found
+        return count(map(orjson.loads, file))
 
 
 def hf_stream(path: Path, shuffle: bool = True):
@@ -132,15 +126,16 @@ def hf_stream(path: Path, shuffle: bool = True):
 
 def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
     """Records a second of each, best of `repeats`; they take turns."""
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, run in contestants.items():
-            started_s = time.perf_counter()
-            done = run()
-            found[name].append(done / (time.perf_counter() - started_s))
-    for name, values in found.items():
+
+    def rate(run: Callable[[], int]) -> float:
+        started_s = time.perf_counter()
+        return run() / (time.perf_counter() - started_s)
+
+    turns = {name: functools.partial(rate, run) for name, run in contestants.items()}
+    results = take_turns(turns, repeats, warm_up=False)
+    for name, values in results.items():
         print(f"  {name}: best {max(values):,.0f}, median {statistics.median(values):,.0f} /s")
-    return {name: max(values) for name, values in found.items()}
+    return {name: max(values) for name, values in results.items()}
 
 
 def in_own_process(function: str, *arguments):
@@ -186,18 +181,15 @@ def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio:
 
 
 def against(name: str, kit: Callable, peer: str, other: Callable, repeats: int) -> dict:
-    found = rates({"kit": kit, peer: other}, repeats)
-    return row(name, found["kit"], "records/s", peer, found[peer], found["kit"] / found[peer])
+    own, other = rates({"kit": kit, peer: other}, repeats).values()
+    return row(name, own, "records/s", peer, other, own / other)
 
 
 def line_rows(folder: Path, options) -> list[dict]:
-    path = text_file(folder, options.lines)
+    path, name = text_file(folder, options.lines), f"{options.lines:,} lines, shuffled"
     kit = lambda: count(TextLines(path, SHUFFLED))  # noqa: E731
-    floor = lambda: plain_lines(path, None)  # noqa: E731
-    lines, plain = f"{options.lines:,} lines", "for line in open(...)"
-    return [
-        against(f"{lines}, shuffled", kit, plain, floor, options.repeats),
-    ]
+    floor = functools.partial(plain_lines, path)
+    return [against(name, kit, "for line in open(...)", floor, options.repeats)]
 
 
 def datasets_rows(folder: Path, options) -> list[dict]:
@@ -226,23 +218,13 @@ def resume_rows(folder: Path, options) -> list[dict]:
     few = min(at, options.peer_lines)
     kit = in_own_process("resume_ms", "kit", path, at)
     hf = in_own_process("resume_ms", "hf", path, few)
+    names = {
+        "ms": (f"first record after resuming at line {at:,}", f"datasets, at line {few:,}"),
+        "bytes": ("saved position", "datasets"),
+    }
     return [
-        row(
-            f"first record after resuming at line {at:,}",
-            kit["ms"],
-            "ms",
-            f"datasets, at line {few:,}",
-            hf["ms"],
-            hf["ms"] / kit["ms"],
-        ),
-        row(
-            "saved position",
-            kit["bytes"],
-            "bytes",
-            "datasets",
-            hf["bytes"],
-            hf["bytes"] / kit["bytes"],
-        ),
+        row(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
+        for unit, (name, peer) in names.items()
     ]
 
 
@@ -250,35 +232,23 @@ def format_rows(folder: Path, options) -> list[dict]:
     count_, again = options.rows, options.repeats
     plain, quoted = (table_file(folder, count_, quoted) for quoted in (False, True))
     lines, array = (json_file(folder, count_, suffix) for suffix in (".jsonl", ".json"))
-    kit: dict[str, tuple] = {
-        "CSV": (lambda: count(Table(plain)), "csv.reader", lambda: csv_reader(plain)),
-        "CSV, shuffled": (
-            lambda: count(Table(plain, SHUFFLED)),
-            "csv.reader",
-            lambda: csv_reader(plain),
-        ),
-        "CSV, a fifth quoted": (
-            lambda: count(Table(quoted)),
-            "csv.reader",
-            lambda: csv_reader(quoted),
-        ),
-        "JSONL": (
-            lambda: count(JsonLines(lines)),
-            "orjson.loads a line",
-            lambda: orjson_lines(lines),
-        ),
-        "JSONL, shuffled": (
-            lambda: count(JsonLines(lines, SHUFFLED)),
-            "orjson.loads a line",
-            lambda: orjson_lines(lines),
-        ),
-        "JSON array": (
-            lambda: count(JsonArray(array)),
-            "json.load of it all",
-            lambda: len(json.loads(array.read_text(encoding="utf-8"))),
-        ),
+    reader, orjson_name = ("csv.reader", csv_reader), "orjson.loads a line"
+    whole = lambda path: len(json.loads(path.read_text(encoding="utf-8")))  # noqa: E731
+    in_order = StreamConfig()
+    kinds = {
+        "CSV": (Table, in_order, plain, *reader),
+        "CSV, shuffled": (Table, SHUFFLED, plain, *reader),
+        "CSV, a fifth quoted": (Table, in_order, quoted, *reader),
+        "JSONL": (JsonLines, in_order, lines, orjson_name, orjson_lines),
+        "JSONL, shuffled": (JsonLines, SHUFFLED, lines, orjson_name, orjson_lines),
+        "JSON array": (JsonArray, in_order, array, "json.load of it all", whole),
     }
-    return [against(f"{count_:,} rows of {name}", *who, again) for name, who in kit.items()]
+    rows = []
+    for name, (kind, config, path, peer, read) in kinds.items():
+        kit = lambda kind=kind, config=config, path=path: count(kind(path, config))  # noqa: E731
+        other = functools.partial(read, path)
+        rows.append(against(f"{count_:,} rows of {name}", kit, peer, other, again))
+    return rows
 
 
 def padding_rows(folder: Path, options) -> list[dict]:
@@ -304,10 +274,9 @@ def clip_rows(folder: Path, options) -> list[dict]:
         soundfile.write(path, wave, 22_050)
     kit = lambda: 3 * count(map(measure_clip, paths))  # noqa: E731
     read = lambda: 3 * count(map(soundfile.read, paths))  # noqa: E731
-    found = rates({"kit": kit, "soundfile.read": read}, 2 * options.repeats)
-    ratio = found["kit"] / found["soundfile.read"]
-    peer = found["soundfile.read"]
-    return [row("clips of 3 s checked", found["kit"], "x real time", "soundfile.read", peer, ratio)]
+    peer = "soundfile.read"
+    own, other = rates({"kit": kit, peer: read}, 2 * options.repeats).values()
+    return [row("clips of 3 s checked", own, "x real time", peer, other, own / other)]
 
 
 PARTS = {

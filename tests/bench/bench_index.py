@@ -29,12 +29,12 @@ MB = 1e6
 
 def memory_mb() -> dict[str, float]:
     """Memory of this process: its own, its share of files that others map, too, and with all."""
-    found = {}
+    results = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, size_kib, _ = line.split()
         if name.rstrip(":") in KINDS:
-            found[name.rstrip(":")] = int(size_kib) * 1024 / MB
-    return found
+            results[name.rstrip(":")] = int(size_kib) * 1024 / MB
+    return results
 
 
 def above(idle: dict[str, float]) -> dict[str, float]:
@@ -71,14 +71,14 @@ def start(index: Path) -> dict:
     idle = memory_mb()
     forget_peak()
     stream, batches, seconds = first_batch(index)
-    found = {"seconds": seconds, "first": above(idle), "peak": peak_mb() - idle["Rss"]}
+    results = {"seconds": seconds, "first": above(idle), "peak": peak_mb() - idle["Rss"]}
     for _ in itertools.islice(batches, BATCHES):
         pass
-    found["later"] = above(idle)
+    results["later"] = above(idle)
     group = stream.groups // 2
     deep = dict(stream.identity, epoch=3, group=group, batch=len(stream.plan(3, group)) - 9)
-    found["resumed_s"] = first_batch(index, deep)[-1]
-    return found
+    results["resumed_s"] = first_batch(index, deep)[-1]
+    return results
 
 
 def forget_files(folder: Path) -> None:
@@ -102,27 +102,27 @@ def measured(folder: Path, rows: int) -> dict:
         index = in_its_own_process("--make", str(rows), "--folder", str(folder)).strip()
         size_mb = Path(index).stat().st_size / MB
         in_its_own_process("--start", index)
-        found = json.loads(in_its_own_process("--start", index))
+        results = json.loads(in_its_own_process("--start", index))
         forget_files(folder)
         cold = json.loads(in_its_own_process("--start", index))
     finally:
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-    return dict(found, cold_s=cold["seconds"], index_mb=size_mb)
+    return dict(results, cold_s=cold["seconds"], index_mb=size_mb)
 
 
-def table_row(rows: int, found: dict) -> str:
-    first, later = found["first"], found["later"]
+def table_row(rows: int, results: dict) -> str:
+    first, later = results["first"], results["later"]
     cells = [
         f"{rows:,}",
-        f"{found['index_mb']:,.0f} MB",
-        f"{found['seconds']:.2f} s",
-        f"{found['cold_s']:.2f} s",
-        f"{found['resumed_s']:.2f} s",
+        f"{results['index_mb']:,.0f} MB",
+        f"{results['seconds']:.2f} s",
+        f"{results['cold_s']:.2f} s",
+        f"{results['resumed_s']:.2f} s",
         f"{first['Anonymous']:.0f} MB",
         f"{later['Anonymous']:.0f} MB",
-        f"{found['peak']:.0f} MB",
+        f"{results['peak']:.0f} MB",
         f"{later['Rss']:.0f} MB",
     ]
     return f"| {' | '.join(cells)} |"

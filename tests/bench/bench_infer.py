@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import functools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,9 @@ from infer_calls import (
     same_codes,
     static_compiled,
 )
-from infer_itself import cache_rows, warm_up_row
 from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
-from rows import against, native, result, run_parts, take_turns
+from rows import against, apart, native, result, run_parts, take_turns
 
 from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
@@ -92,15 +92,15 @@ def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) 
     calls = {"peer": lambda: peer_call(peer, codes)}
     calls |= {name: lambda d=d: kit_call(d, codes) for name, d in decoders.items()}
     calls["bandwidth"] = read_bytes_per_s
-    found = take_turns(calls, effort.of(size))
-    other, speed = found.pop("peer"), found.pop("bandwidth")
+    results = take_turns(calls, effort.of(size))
+    other, speed = results.pop("peer"), results.pop("bandwidth")
     rows = [
         against(f"{size}, {n}", steps(c), PEER, steps(other), ran=decoders[n].ran)
-        for n, c in found.items()
+        for n, c in results.items()
     ]
-    rows += [whole(size, name, calls, other) for name, calls in found.items()]
+    rows += [whole(size, name, calls, other) for name, calls in results.items()]
     if size == "L":
-        rows += [share(name, decoders[name], calls, speed) for name, calls in found.items()]
+        rows += [share(name, decoders[name], calls, speed) for name, calls in results.items()]
     return rows
 
 
@@ -139,7 +139,7 @@ def static_rows(effort: Effort) -> list[dict]:
         "kit": lambda: kit_call(decoder, codes),
         "peer": lambda: peer_call(peer, codes, **options),
     }
-    kit, other = (steps(found) for found in take_turns(calls, effort.of("S")).values())
+    kit, other = (steps(results) for results in take_turns(calls, effort.of("S")).values())
     name = f"{PEER}, static cache, compiled"
     return [against("S, int8, eager: beside the peer compiled", kit, name, other)]
 
@@ -169,14 +169,42 @@ def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[d
 def xtts_rows(effort: Effort) -> list[dict]:
     """XTTS-v2's released size beside coqui-tts's own loop: a step, and the whole call."""
     calls, ran = xtts_calls(effort.layers["L"], effort.codes["L"])
-    found = take_turns(calls, effort.of("L"))
-    other = found.pop("coqui-tts")
+    results = take_turns(calls, effort.of("L"))
+    other = results.pop("coqui-tts")
     rows = []
-    for name, own in found.items():
+    for name, own in results.items():
         row = f"XTTS-v2, {name}"
         rows.append(against(row, steps(own), COQUI, steps(other), ran=ran[name]))
         rows.append(whole("XTTS-v2", name, own, other, COQUI))
     return rows
+
+
+def cache_rows(layers: int, lengths: tuple[int, ...]) -> list[dict]:
+    """Whole calls at size S in fp32, so many codes each, with the key-value cache and without."""
+    decoder = ready(random_model("S", layers))
+    kit_call(decoder, 2)
+    rows = []
+    for codes in lengths:
+        on, off = (kit_call(decoder, codes, kv_cache=kept).total_s for kept in (True, False))
+        row = f"S, fp32: {codes} codes, KV cache on"
+        rows.append(result(row, on, "s", "the kit, cache off", off, off / on))
+    return rows
+
+
+def warm_up_row(layers: int) -> dict:
+    """Seconds to compile, in a process that is the first to do so and in one that is the second."""
+    code = f"import bench_infer as b; print(b.warm_up_s({layers}, {torch.get_num_threads()}))"
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (float(apart(code, TORCHINDUCTOR_CACHE_DIR=folder)) for _ in range(2))
+    row, peer = "S, int8, compiled: warm-up of a second process", "the kit, first process"
+    return result(row, second, "s", peer, first, first / second)
+
+
+def warm_up_s(layers: int, threads: int) -> float:
+    torch.set_num_threads(threads)
+    decoder = ready(random_model("S", layers), "int8", True)
+    kit_call(decoder, 4)
+    return sum(decoder.warm_up_s.values())
 
 
 PARTS: dict[str, Callable[[Effort], list[dict]]] = {

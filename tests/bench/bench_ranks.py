@@ -51,11 +51,10 @@ def main() -> None:
     options = words.parse_args()
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
-    data = build(DataConfig, preset["data"])
     task = Task(
         model=build(GPTConfig, preset["model"]),
         train=TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5),
-        data=data,
+        data=build(DataConfig, preset["data"]),
         rows=some_rows((10, 40), (40, 150), 64),
         hw=detect(),
         threads=1,
@@ -69,10 +68,10 @@ def main() -> None:
         order = list(ways) if pair % 2 else list(reversed(ways))
         for name in order:
             took[name].append(ways[name]())
-    found = {name: 1e3 * statistics.quantiles(times, n=4)[0] for name, times in took.items()}
-    ratio = found["alone"] / found["one rank"]
+    results = {name: 1e3 * statistics.quantiles(times, n=4)[0] for name, times in took.items()}
+    ratio = results["alone"] / results["one rank"]
     row = f"a step of the {options.preset} preset's model as one rank of one"
-    rows = [result(row, found["one rank"], "ms", "no ranks", found["alone"], ratio)]
+    rows = [result(row, results["one rank"], "ms", "no ranks", results["alone"], ratio)]
     runs = Path(os.environ.get("KIT_RUNS") or Path(__file__).parent.parent.parent / "runs")
     record(rows, runs / "bench" / "ranks.json")
     table(rows)

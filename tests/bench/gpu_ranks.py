@@ -63,10 +63,10 @@ def ranks_rows(setting: Setting) -> Iterator[dict]:
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", *called], env=environment, check=True
         )
-        found = json.loads(path.read_text(encoding="utf-8"))
-    row = f"two processes, {found['backend']}: difference of the losses"
-    yield limit_row(row, relative_difference(found["losses"], wanted), "share", 1e-4)
-    took_s = found["seconds"]
+        results = json.loads(path.read_text(encoding="utf-8"))
+    row = f"two processes, {results['backend']}: difference of the losses"
+    yield limit_row(row, relative_difference(results["losses"], wanted), "share", 1e-4)
+    took_s = results["seconds"]
     row = f"two processes: {STEPS - 1} steps"
     yield result(row, took_s, "s", "one process", alone_s, alone_s / took_s)
 

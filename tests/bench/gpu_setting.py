@@ -25,33 +25,13 @@ from kit.training.trainer import Trainer
 from kit.tuning.trials import Task, make_batches, some_rows
 
 TRAIN = TrainConfig(max_steps=100_000, eval_steps=100_000, lr=3e-4, warmup_steps=2)
-XTTS = GPTConfig(
-    layers=30,
-    width=1024,
-    heads=16,
-    text_vocab=6681,
-    code_vocab=1026,
-    latents=32,
-    cond_blocks=6,
-    perceiver_layers=2,
-    dropout=0.1,
-    max_text=404,
-    max_code=608,
-)
+REFERENCE = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2}
+TABLES = {"text_vocab": 6681, "code_vocab": 1026, "max_text": 404, "max_code": 608}
+XTTS = GPTConfig(layers=30, width=1024, heads=16, dropout=0.1, **REFERENCE, **TABLES)
 MIDDLE = dataclasses.replace(XTTS, layers=12, width=512, heads=8)
-TINY = GPTConfig(
-    layers=2,
-    width=64,
-    heads=4,
-    text_vocab=40,
-    code_vocab=64,
-    latents=3,
-    perceiver_heads=2,
-    perceiver_head_width=16,
-    dropout=0.1,
-    max_text=40,
-    max_code=60,
-)
+SMALL_REFERENCE = {"latents": 3, "perceiver_heads": 2, "perceiver_head_width": 16}
+SMALL_TABLES = {"text_vocab": 40, "code_vocab": 64, "max_text": 40, "max_code": 60}
+TINY = GPTConfig(layers=2, width=64, heads=4, dropout=0.1, **SMALL_REFERENCE, **SMALL_TABLES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,4 +138,4 @@ def limit_row(row: str, value: float, unit: str, limit: float, **more) -> dict:
 
 def note_row(row: str, reason: str, status: str = "skipped") -> dict:
     """A row without figures, and why."""
-    return result(row, None, "", "", None, None, status=status, note=reason)
+    return result(row, None, status=status, note=reason)

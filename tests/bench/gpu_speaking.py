@@ -52,13 +52,7 @@ def large_decoding_rows(setting: Setting) -> Iterator[dict]:
 
 
 def decoding_rows(
-    size: str,
-    shape: str,
-    layers: int,
-    formats: tuple,
-    batches: tuple,
-    compiled: tuple,
-    setting: Setting,
+    size: str, shape: str, layers: int, formats, batches, compiled, setting: Setting
 ) -> Iterator[dict]:
     """Codes a second in every format, eager, by CUDA graphs and compiled, beside transformers'.
 
@@ -69,7 +63,7 @@ def decoding_rows(
     with torch.device(device):
         model = random_model(shape, layers)
     bandwidth = read_bytes_per_s(setting)
-    yield result("memory read", bandwidth / 1e9, "GB/s", "", None, None, status="ok")
+    yield result("memory read", bandwidth / 1e9, "GB/s", status="ok")
     peer_s, peer_note = {}, ""
     try:
         peer_s = {batch: peer_seconds(model, batch, setting) for batch in batches}
@@ -92,8 +86,8 @@ def decoding_rows(
                 yield decoding_row(name, decoder, batch, peer_s, bandwidth, setting) | more
             if kind == "compiled" and weights not in {w for w, _ in compiled}:
                 continue
-            found = teacher_forced_logits(decoder, row_of_codes)
-            agree = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
+            logits = teacher_forced_logits(decoder, row_of_codes)
+            agree = float((logits.argmax(-1) == expected.argmax(-1)).float().mean())
             row = f"{size}, {weights}, {kind}: same first choice as fp32, eager"
             wanted = AGREEMENT[weights]
             status = "ok" if agree >= wanted else "off"
@@ -110,16 +104,11 @@ def decoding_row(
     speed = batch * setting.codes / statistics.median(rounds)
     read = linear_bytes(decoder) * speed / batch
     fell_back = "no CUDA graph" in decoder.ran or "not compiled" in decoder.ran
-    more = {
-        "ran": decoder.ran,
-        "spread": spread(rounds),
-        "first_call_s": first_s,
-        "warm_call_s": statistics.median(rounds),
-        "weights_read_share": read / bandwidth,
-        "status": "off" if fell_back else "ok",
-    }
+    more = {"ran": decoder.ran, "spread": spread(rounds), "first_call_s": first_s}
+    more |= {"warm_call_s": statistics.median(rounds), "weights_read_share": read / bandwidth}
+    more["status"] = "off" if fell_back else "ok"
     if batch not in peer_s:
-        return result(name, speed, "codes/s", "", None, None, **more)
+        return result(name, speed, "codes/s", **more)
     peer = batch * setting.codes / peer_s[batch]
     half = "fp32" if setting.pretended else setting.precision
     peer_name = f"transformers GPT2LMHeadModel.generate, {half}"
@@ -127,10 +116,8 @@ def decoding_row(
 
 
 def ready(model: SpeechGPT, weights: str, kind: str) -> Decoder:
-    config = DecoderConfig(
-        weights=weights, compile=kind == "compiled", graphs=kind == "CUDA graphs"
-    )
-    return Decoder(model, config)
+    how = {"compile": kind == "compiled", "graphs": kind == "CUDA graphs"}
+    return Decoder(model, DecoderConfig(weights=weights, **how))
 
 
 def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Tensor:
@@ -213,9 +200,9 @@ def codec_rows(setting: Setting) -> Iterator[dict]:
     waves = [wave(seconds_long) for seconds_long in (0.8, 1.0, 1.3)]
     for precision in ("fp32", setting.precision):
         codec = MelCodec(config)
-        found = [loss for _, loss in codec.fit(waves, device, precision)]
+        losses = [loss for _, loss in codec.fit(waves, device, precision)]
         row = f"codec, {precision}: loss of 12 steps"
-        yield falling(row, found, {p.device.type for p in codec.parameters()})
+        yield falling(row, losses, {p.device.type for p in codec.parameters()})
     mine, here = codec.encode(waves[0][None]), codec.to(device)
     theirs = here.encode(waves[0][None].to(device)).cpu()
     yield limit_row(
@@ -236,11 +223,11 @@ def wave(length_s: float) -> torch.Tensor:
     return 0.2 * tone * (1 + torch.sin(2 * math.pi * 3 * t)) + 0.01 * torch.randn(len(t))
 
 
-def falling(row: str, found: list[float], devices: set[str]) -> dict:
+def falling(row: str, losses: list[float], devices: set[str]) -> dict:
     """A loss that fell, of a module whose weights are on the CPU again."""
-    well = math.isfinite(sum(found)) and found[-1] < found[0] and devices == {"cpu"}
+    well = math.isfinite(sum(losses)) and losses[-1] < losses[0] and devices == {"cpu"}
     more = {"status": "ok" if well else "off", "weights_on": sorted(devices)}
-    return result(row, found[-1], "loss", "first", found[0], found[0] / found[-1], **more)
+    return result(row, losses[-1], "loss", "first", losses[0], losses[0] / losses[-1], **more)
 
 
 def recognizer_rows(setting: Setting) -> Iterator[dict]:
@@ -251,11 +238,10 @@ def recognizer_rows(setting: Setting) -> Iterator[dict]:
     texts = ["ab", "ba", "aab", "abb", "bab", "bba", "aba", "bb"]
     for precision in ("fp32", setting.precision):
         model = Recognizer(config, "ab")
-        found = [
-            loss for _, loss in train_recognizer(model, mels, texts, setting.hw.device, precision)
-        ]
+        training = train_recognizer(model, mels, texts, setting.hw.device, precision)
+        losses = [loss for _, loss in training]
         row = f"recogniser, {precision}: loss of 12 steps"
-        yield falling(row, found, {p.device.type for p in model.parameters()})
+        yield falling(row, losses, {p.device.type for p in model.parameters()})
     mine = model.log_probs(mels[:2])
     theirs = model.to(setting.hw.device).log_probs(mels[:2])
     off = max(float((a - b).abs().max()) for a, b in zip(theirs, mine))
@@ -282,29 +268,21 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
             for _ in range(20):
                 block @ block.mT
             wait_for_device(device)
-    found = monitor.summary()
-    if found["error"] or not found["count"]:
-        yield note_row("monitor", found["error"] or "it took no sample", "failed")
+    summary = monitor.summary()
+    if summary["error"] or not summary["count"]:
+        yield note_row("monitor", summary["error"] or "it took no sample", "failed")
         return
-    memory, held = found["memory_peak_bytes"], block.nbytes
+    memory, held = summary["memory_peak_bytes"], block.nbytes
     plausible = held <= memory <= setting.hw.memory_bytes
-    more = {"status": "ok" if plausible else "off", "source": found["source"]}
+    more = {"status": "ok" if plausible else "off", "source": summary["source"]}
     figures = memory / 2**30, "GiB", "all there is", setting.hw.memory_bytes / 2**30, None
     yield result("monitor: memory in use", *figures, **more)
-    load = found["load_mean"]
+    load = summary["load_mean"]
     if load is None:
-        yield note_row("monitor: load", found["load_note"], "failed")
+        yield note_row("monitor: load", summary["load_note"], "failed")
         return
-    busy = setting.pretended or load > 0.3
-    yield result(
-        "monitor: load of busy seconds",
-        load,
-        "share",
-        "",
-        None,
-        None,
-        status="ok" if busy else "off",
-    )
+    status = "ok" if setting.pretended or load > 0.3 else "off"
+    yield result("monitor: load of busy seconds", load, "share", status=status)
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:

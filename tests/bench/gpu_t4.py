@@ -112,11 +112,8 @@ def profiled(training: Iterator[StepEvent]) -> dict:
     names = [event.key for event in totals]
     fused = [n for n in names if "fmha_cutlass" in n]
     kernel = "efficient" if fused else "flash" if any("flash" in n for n in names) else "other"
-    return {
-        "busy": covered_us(spans) / 1e6 / wall_s,
-        "attention": kernel,
-        "longest_kernels_ms": longest,
-    }
+    busy = covered_us(spans) / 1e6 / wall_s
+    return {"busy": busy, "attention": kernel, "longest_kernels_ms": longest}
 
 
 def covered_us(spans: list[tuple[float, float]]) -> float:
@@ -143,14 +140,6 @@ def run_rows(name: str, events: list[StepEvent], more: dict, setting: Setting) -
         return
     peak = more["peak_bytes"] / GIB
     yield limit_row(f"{row}: peak memory, reserved", peak, "GiB", T4_BYTES / GIB)
-    busy = more["busy"]
+    busy, row = more["busy"], f"{row}: share of a step the GPU is busy"
     status = "ok" if busy >= 0.9 else "off"
-    yield result(
-        f"{row}: share of a step the GPU is busy",
-        busy,
-        "share",
-        "aim",
-        0.9,
-        busy / 0.9,
-        status=status,
-    )
+    yield result(row, busy, "share", "aim", 0.9, busy / 0.9, status=status)

@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import (
+    DTYPES,
     attention_backend,
     autocast,
     choose_preset,
@@ -88,10 +89,10 @@ def attention_rows(setting: Setting) -> Iterator[dict]:
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         if setting.pretended and precision in ("tf32", "fp16"):
             continue
-        tflops = product_flops_per_s(precision, setting) / 1e12
-        size = product_size(setting)
+        size = 256 if setting.pretended else 8192
+        tflops = product_flops_per_s(precision, size, setting) / 1e12
         row = f"{size} x {size} x {size} product, {precision}"
-        yield result(row, tflops, "TFLOP/s", "", None, None, status="ok")
+        yield result(row, tflops, "TFLOP/s", status="ok")
 
 
 def attention_kernel(names: list[str]) -> str:
@@ -118,15 +119,9 @@ def kernel_names(setting: Setting, layer: Attention, precision: str) -> list[str
     return sorted(name for name in names if "fmha" in name or "flash" in name or "atten" in name)
 
 
-def product_size(setting: Setting) -> int:
-    return 256 if setting.pretended else 8192
-
-
-def product_flops_per_s(precision: str, setting: Setting) -> float:
+def product_flops_per_s(precision: str, size: int, setting: Setting) -> float:
     """Floating-point operations a second of a large square product."""
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    size = product_size(setting)
-    dtype = dtypes.get(precision, torch.float32)
+    dtype = DTYPES.get(precision, torch.float32)
     a = torch.randn(size, size, device=setting.hw.device).to(dtype)
     b = torch.randn(size, size, device=setting.hw.device).to(dtype)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -201,6 +196,7 @@ def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
     A preset that would take more than half of this GPU has fewer rows a pass: other parts run
     beside this one.
     """
+    here = {"hw": setting.hw, "precision": setting.precision}
     half = {"sdpa": True, "mixed_precision": True, "fused_adamw": True}
     middle, xtts = setting.middle, setting.task(setting.xtts)
     cases = {
@@ -213,32 +209,16 @@ def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
     }
     for label, (task, switches, train_settings) in cases.items():
         train_config = dataclasses.replace(task.train, **train_settings)
-        yield label, workload(setting, task.model, train_config, task.data, SpeedConfig(**switches))
+        sizes = {"model": task.model, "data": task.data}
+        yield label, Workload(train=train_config, speed=SpeedConfig(**switches), **sizes, **here)
     for name in () if setting.pretended else GPU_TIERS:
         preset = load_preset(name)
-        work = workload(
-            setting,
-            build(GPTConfig, preset["model"]),
-            build(TrainConfig, preset["train"]),
-            build(DataConfig, preset["data"]),
-            build(SpeedConfig, preset["speed"]),
-        )
+        sections = {"model": GPTConfig, "train": TrainConfig}
+        sections |= {"data": DataConfig, "speed": SpeedConfig}
+        work = Workload(**{n: build(kind, preset[n]) for n, kind in sections.items()}, **here)
         while work.planned_bytes > setting.hw.memory_bytes / 2 and work.data.micro_batch > 1:
             work = work.with_rows(work.data.micro_batch // 2)
         yield f"preset {name}, {work.data.micro_batch} rows a pass", work
-
-
-def workload(
-    setting: Setting, model: GPTConfig, train: TrainConfig, data: DataConfig, speed: SpeedConfig
-) -> Workload:
-    return Workload(
-        model=model,
-        train=train,
-        speed=speed,
-        data=data,
-        hw=setting.hw,
-        precision=setting.precision,
-    )
 
 
 def recovery_rows(setting: Setting) -> Iterator[dict]:
@@ -335,10 +315,10 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
     offloaded = new_state(task, sdpa=True, ema=True, ema_offload=True)
     start = {name: p.detach().cpu() for name, p in offloaded.ema.averaged.items()}
     train_losses(offloaded, batches)
-    found = offloaded.ema.state_dict()
+    results = offloaded.ema.state_dict()
     kept = math.prod((1 + n) / (10 + n) for n in range(len(batches)))  # it moved once for them all
     difference = max(
-        float((found[name] - torch.lerp(p.detach().cpu(), start[name], kept)).abs().max())
+        float((results[name] - torch.lerp(p.detach().cpu(), start[name], kept)).abs().max())
         for name, p in offloaded.ema.averaged.items()
     )
     yield limit_row(row, difference, "largest", 1e-4)
@@ -494,7 +474,7 @@ def copy_rows(setting: Setting) -> Iterator[dict]:
     copies = [name for name in copies if "Pinned" in name and "HtoD" in name]
     more = {"status": "ok" if copies else "off", "names": copies}
     row = "copies that came from pinned memory"
-    yield result(row, len(copies), "kinds", "", None, None, **more)
+    yield result(row, len(copies), "kinds", **more)
     # The loss and the norm are read once a step; nothing else may wait for the device.
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as record:
         train_losses(state, [pinned] * 4)

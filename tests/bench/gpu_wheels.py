@@ -49,9 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of the GPU machine's Python")
-    parser.add_argument(
-        "--cuda", default="130", help="version of its torch's CUDA, without the dot"
-    )
+    parser.add_argument("--cuda", default="130", help="of its torch, without the dot")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for old in options.folder.glob("*.whl"):

@@ -117,7 +117,7 @@ def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, CODE_VOCAB - 2, (batch, PROMPT), generator=random).to(peer.device)
     clock, started_s = Clock(), time.perf_counter()
-    found = peer.generate(
+    results = peer.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=codes,
@@ -125,7 +125,7 @@ def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
         streamer=clock,
         **options,
     )
-    return timed(started_s, clock.marks[1:], found[:, PROMPT:])  # the first mark is the prompt's
+    return timed(started_s, clock.marks[1:], results[:, PROMPT:])  # the first mark is the prompt's
 
 
 def static_compiled() -> dict:
@@ -149,7 +149,7 @@ def same_codes(model: SpeechGPT, peer, codes: int) -> int:
     plain = peer.transformer.ln_f, peer.lm_head
     peer.transformer.ln_f = nn.Sequential(plain[0], model.final_norm)
     peer.lm_head = model.code_head
-    found = peer.generate(
+    results = peer.generate(
         inputs_embeds=prompt,
         attention_mask=torch.ones(prompt.shape[:2], dtype=torch.long),
         max_new_tokens=codes,
@@ -158,7 +158,7 @@ def same_codes(model: SpeechGPT, peer, codes: int) -> int:
     )[0]
     peer.transformer.ln_f, peer.lm_head = plain
     wanted = kit_call(decoder, codes).codes[0]
-    assert torch.equal(wanted, found), f"not the codes transformers makes: {wanted}, {found}"
+    assert torch.equal(wanted, results), f"not the codes transformers makes: {wanted}, {results}"
     return len(wanted.unique())
 
 

@@ -42,24 +42,24 @@ def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     some = recorded_examples(cache, compared)
     full = voice.ready()
     full_logits = [teacher_forced_logits(full, row) for row in some]
-    found = []
+    results = []
     for weights in native(FORMATS):
         cost = compare_decoders(full, voice.in_format(weights).ready(), some, full_logits)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
-        found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
+        results.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
         errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}
-        found += [
+        results += [
             result(f"{name}: {which} logit error", error, "logits", FULL, None, None)
             for which, error in errors.items()
         ]
-    return found
+    return results
 
 
 def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     """Character error rates of each format by the run's recogniser, one candidate a sentence."""
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
-    found, once = [], GenerateConfig(best_of=1)
+    results, once = [], GenerateConfig(best_of=1)
     voices = {weights: voice.in_format(weights) for weights in native(["fp32", *FORMATS])}
     voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
     percent_wrong = {}
@@ -69,17 +69,17 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     full = percent_wrong.pop("fp32")
     for name, percent in percent_wrong.items():
         row = f"voice, {name}: CER, {len(some)} sentences read once"
-        found.append(result(row, percent, "%", FULL, full, full / percent if percent else None))
-    return found
+        results.append(result(row, percent, "%", FULL, full, full / percent if percent else None))
+    return results
 
 
 def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
     """From a sentence of middling length to its first piece of sound, codec included."""
     texts = sorted((r.text for r in read_manifest(folder) if r.split == "held_out"), key=len)
-    text, found = texts[len(texts) // 2], []
+    text, results = texts[len(texts) // 2], []
     for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
         ready = voice.in_format(weights, compiled)
         ms = 1000 * time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
         row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
-        found.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
-    return found
+        results.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
+    return results

@@ -45,7 +45,7 @@ def coqui_call(gpt: torch.nn.Module, config: GPTConfig, codes: int) -> Call:
     clock = Clock()
     started_s = time.perf_counter()
     latents = gpt.get_style_emb(cond).mT
-    found = gpt.generate(
+    results = gpt.generate(
         latents,
         torch.tensor(texts),
         do_sample=False,
@@ -54,7 +54,7 @@ def coqui_call(gpt: torch.nn.Module, config: GPTConfig, codes: int) -> Call:
         max_new_tokens=codes,
         streamer=clock,
     )
-    return timed(started_s, clock.marks[1:], found)  # the first mark is the prompt's
+    return timed(started_s, clock.marks[1:], results)  # the first mark is the prompt's
 
 
 def xtts_calls(layers: int, codes: int) -> tuple[dict, dict]:
@@ -65,9 +65,9 @@ def xtts_calls(layers: int, codes: int) -> tuple[dict, dict]:
     model, gpt = both_models(layers)
     decoders = {name: ready(model, *FORMATS[name]) for name in native(FORMATS)}
     wanted = coqui_call(gpt, model.config, codes).codes
-    found = kit_call(decoders["fp32, eager"], codes).codes
-    assert torch.equal(wanted, found), f"not coqui-tts's codes: {wanted}, {found}"
-    print(f"  both sides make the same {codes} codes, {len(found.unique())} different ones")
+    results = kit_call(decoders["fp32, eager"], codes).codes
+    assert torch.equal(wanted, results), f"not coqui-tts's codes: {wanted}, {results}"
+    print(f"  both sides make the same {codes} codes, {len(results.unique())} different ones")
     calls = {name: lambda d=decoder: kit_call(d, codes) for name, decoder in decoders.items()}
     calls["coqui-tts"] = lambda: coqui_call(gpt, model.config, codes)
     return calls, {name: decoder.ran for name, decoder in decoders.items()}

@@ -24,7 +24,7 @@ from kit.base.files import write_atomic
 from kit.base.hardware import choose_precision, cpu_name, detect, free_cores
 
 
-def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
+def result(row: str, value, unit="", peer="", peer_value=None, ratio=None, **more) -> dict:
     keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
     return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
 
@@ -55,15 +55,13 @@ def record(rows: list[dict], path: Path, part: str = "") -> None:
     write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
 
 
-def take_turns(contestants: dict[str, Callable], rounds: int) -> dict[str, list]:
-    """What every contestant returns in every round but a first one."""
-    found = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+def take_turns(contestants: dict[str, Callable], rounds: int, warm_up: bool = True) -> dict:
+    """Return what each contestant returns, round by round; a round to warm up does not count."""
+    values = {name: [] for name in contestants}
+    for _ in range(rounds + warm_up):
         for name, call in contestants.items():
-            value = call()
-            if number:
-                found[name].append(value)
-    return found
+            values[name].append(call())
+    return {name: of_rounds[warm_up:] for name, of_rounds in values.items()}
 
 
 def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -75,11 +73,11 @@ def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str
         assert math.isfinite(loss), f"{name}: loss {loss}"
         return time.perf_counter() - started_s
 
-    found = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
-    for name, values in found.items():
+    results = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
+    for name, values in results.items():
         middle, best = 1000 * statistics.median(values), 1000 * min(values)
         print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)
-    return found
+    return results
 
 
 def against(
@@ -87,7 +85,7 @@ def against(
 ) -> dict:
     """A row of milliseconds from the seconds of either side's rounds."""
     ratio = statistics.median(b / a for a, b in zip(kit, other))
-    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
+    ms, peer_ms = (1000 * statistics.median(results) for results in (kit, other))
     return result(row, ms, unit, peer, peer_ms, ratio, **more)
 
 
@@ -124,7 +122,7 @@ def attempt(part: str, rows: Callable[[], list[dict]], requirements: str) -> lis
         first_line = (str(error).splitlines() or [""])[0]
         fix = f" (tests/bench/{requirements})" if isinstance(error, ImportError) else ""
         note = f"{type(error).__name__}: {first_line}{fix}"
-        return [result(part, None, "", "", None, None, note=note)]
+        return [result(part, None, note=note)]
 
 
 def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requirements: str) -> None:
@@ -132,8 +130,8 @@ def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requiremen
     done = []
     for part, rows in parts.items():
         place = where()
-        found = [row | {"where": place} for row in attempt(part, rows, requirements)]
-        record(found, path, part)
-        done += found
+        results = [row | {"where": place} for row in attempt(part, rows, requirements)]
+        record(results, path, part)
+        done += results
     table(done)
     print(f"\n{where()}\nwritten: {path}")

@@ -199,10 +199,10 @@ def require_same_loss(config: GPTConfig, coqui: Coqui) -> None:
     coqui.give_weights(model)
     with torch.no_grad():
         text, code = model(batch)
-    found = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
+    results = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
     wanted = coqui.losses(*parts(config, FRAMES["6 s"]))
-    print(f"  losses with the same weights: {found}, coqui-tts {wanted}", flush=True)
-    for a, b, size in zip(found, wanted, (config.text_vocab, config.code_vocab)):
+    print(f"  losses with the same weights: {results}, coqui-tts {wanted}", flush=True)
+    for a, b, size in zip(results, wanted, (config.text_vocab, config.code_vocab)):
         alike = math.isclose(a, b, rel_tol=1e-3) and abs(b - math.log(size)) < 1
         assert alike, "the two models compute two losses"
 

@@ -74,13 +74,8 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
     """A JupyterLab over `folder` on localhost without a token; yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser"]
-    command += [
-        "--allow-root",
-        "--ip=127.0.0.1",
-        f"--port={port}",
-        f"--ServerApp.root_dir={folder}",
-    ]
-    command += ["--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True"]
+    command += ["--allow-root", "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token="]
+    command += [f"--ServerApp.root_dir={folder}", "--ServerApp.disable_check_xsrf=True"]
     with tempfile.TemporaryDirectory() as home, open(Path(home) / "lab.log", "w") as log:
         # Settings of its own, or the last workspace comes back.
         own = {"JUPYTERLAB_WORKSPACES_DIR": home, "JUPYTER_CONFIG_DIR": home}
@@ -93,9 +88,8 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
             address = f"http://127.0.0.1:{port}"
             wait(lambda: _answers(f"{address}/api") or server.poll() is not None, "JupyterLab")
             if server.poll() is not None:
-                raise RuntimeError(
-                    f"JupyterLab ended: {(Path(home) / 'lab.log').read_text()[-800:]}"
-                )
+                end = (Path(home) / "lab.log").read_text()[-800:]
+                raise RuntimeError(f"JupyterLab ended: {end}")
             yield address
         finally:
             server.terminate()  # it shuts its kernels down
@@ -185,7 +179,7 @@ def complaints(driver, name: str) -> list[str]:
 
     Screenshots of the whole notebook are `name`-light and `name`-dark.
     """
-    found = []
+    sentences = []
     for theme in THEMES:
         command(driver, "apputils:change-theme", theme=theme)
         light = str(theme == "JupyterLab Light").lower()
@@ -195,10 +189,10 @@ def complaints(driver, name: str) -> list[str]:
         driver.execute_script("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
         wait(lambda: driver.execute_script(f"{PANEL} {ALL_DRAWN}"), f"all cells of {name}")
         word = theme.split()[-1].lower()
-        found += [f"{word}: {sentence}" for sentence in driver.execute_script(LOOK)]
+        sentences += [f"{word}: {sentence}" for sentence in driver.execute_script(LOOK)]
         screenshot(driver, f"{name}-{word}", ".jp-WindowedPanel-viewport")
         resize(driver, HEIGHT_PX)
-    return found
+    return sentences
 
 
 def cells(driver) -> list[dict]:
@@ -217,9 +211,9 @@ def wait_idle(driver) -> list[dict]:
     status = f"{PANEL} return context.sessionContext.session.kernel.status"
 
     def ended():
-        found = cells(driver)
-        ran = all(c["count"] for c in found) or any(c["errors"] for c in found)
-        return found if ran and driver.execute_script(status) == "idle" else None
+        now = cells(driver)
+        ran = all(c["count"] for c in now) or any(c["errors"] for c in now)
+        return now if ran and driver.execute_script(status) == "idle" else None
 
     return wait(ended, "the notebook to end")
 
@@ -237,16 +231,16 @@ def button(driver, label: str):
     from selenium.webdriver.common.by import By
 
     with contextlib.suppress(StaleElementReferenceException):  # redrawn while being looked at
-        for found in driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button"):
-            if found.text.strip() == label and found.is_enabled() and found.is_displayed():
-                return found
+        for element in driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button"):
+            if element.text.strip() == label and element.is_enabled() and element.is_displayed():
+                return element
     return None
 
 
 def press(driver, label: str) -> None:
-    found = wait(lambda: button(driver, label), f"the button {label}")
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-    found.click()
+    element = wait(lambda: button(driver, label), f"the button {label}")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    element.click()
 
 
 def text_of(driver, css: str) -> str:
@@ -259,6 +253,6 @@ def screenshot(driver, name: str, css: str = "") -> None:
     folder = os.environ.get("KIT_SCREENSHOTS")
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = driver.find_elements("css selector", css) if css else []
-        data = found[0].screenshot_as_png if found else driver.get_screenshot_as_png()
+        elements = driver.find_elements("css selector", css) if css else []
+        data = elements[0].screenshot_as_png if elements else driver.get_screenshot_as_png()
         (Path(folder) / f"{name}.png").write_bytes(data)

@@ -54,6 +54,10 @@ CHOOSE = """HTMLInputElement.prototype.click = function() {
     this.files = files.files;
     this.dispatchEvent(new Event("change"));
 }"""
+# The input in the box of this class and label, scrolled into sight.
+INPUT = """const box = [...document.querySelectorAll(arguments[0])]
+    .find(found => found.textContent.trim() === arguments[1]);
+    box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
 # From now on the page is Colab's: it puts the parts of a recording into `window.parts`.
 COLAB = """window.parts = []; window.google = {colab: {kernel: {
     invokeFunction: async (name, [part, last]) => { window.parts.push(part, last); }}}}"""
@@ -118,8 +122,13 @@ def status(driver) -> str:
 
 def step(driver) -> int:
     """The step that the panel's tiles show; 0 before there is one."""
-    found = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, ".widget-html-content"))
-    return int(found[1].replace(",", "")) if found else 0
+    match = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, ".widget-html-content"))
+    return int(match[1].replace(",", "")) if match else 0
+
+
+def stop(driver) -> None:
+    web.press(driver, "Stop")
+    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
 
 
 def picture(driver) -> str:
@@ -143,8 +152,7 @@ def drive(driver, name: str) -> None:
     assert picture(driver) != before, "the curve must move"
     assert locked(driver), "switches lock during a run"
     web.screenshot(driver, f"{name}-2-running", ".jp-OutputArea-output .widget-vbox")
-    web.press(driver, "Stop")
-    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+    stop(driver)
     web.screenshot(driver, f"{name}-3-stopped", ".jp-OutputArea-output .widget-vbox")
 
 
@@ -163,10 +171,7 @@ def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel)
 
 def field(driver, label: str):
     """The text box with this label, in sight."""
-    script = """const box = [...document.querySelectorAll('.widget-text')]
-        .find(found => found.textContent.trim() === arguments[0]);
-        box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
-    return web.wait(lambda: driver.execute_script(script, label), label)
+    return web.wait(lambda: driver.execute_script(INPUT, ".widget-text", label), label)
 
 
 def enter(driver, label: str, text: str) -> None:
@@ -200,8 +205,7 @@ def test_fields_say_what_is_wrong_and_reach_the_run(driver, start_panel):
     values = json.loads(log.with_suffix(".json").read_text())
     assert (values["lr"], values["warmup_steps"], values["max_steps"]) == (1e-4, 0, 5000)
     assert not web.complaints(driver, "fields-running")
-    web.press(driver, "Stop")
-    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+    stop(driver)
 
 
 def test_run_all_starts_after_a_countdown_that_a_key_stops(driver, start_panel):
@@ -214,8 +218,7 @@ def test_run_all_starts_after_a_countdown_that_a_key_stops(driver, start_panel):
     assert web.button(driver, "Start") and not held.exists()
     start_panel("panel.countdown_s = 3.0", "panel.run()", "panel.wait(900)")
     web.wait(lambda: step(driver) >= 3, "training that starts by itself")
-    web.press(driver, "Stop")
-    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+    stop(driver)
 
 
 def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel):
@@ -293,8 +296,7 @@ def test_a_reloaded_tab_finds_its_panel_and_the_run(driver, start_panel):
     before = web.wait(lambda: step(driver), "the panel after a reload")
     web.wait(lambda: locked(driver), "the run's own switches")
     web.wait(lambda: step(driver) > before, "numbers that move after a reload")
-    web.press(driver, "Stop")
-    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+    stop(driver)
 
 
 def plan(driver) -> str:
@@ -305,10 +307,8 @@ def plan(driver) -> str:
 
 def flip(driver, label: str) -> None:
     """Click the switch with this label, and have it in sight."""
-    script = """const box = [...document.querySelectorAll('.widget-label-basic')]
-        .find(found => found.textContent.trim() === arguments[0]);
-        box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
-    web.wait(lambda: driver.execute_script(script, label), label).click()
+    box = ".widget-label-basic"
+    web.wait(lambda: driver.execute_script(INPUT, box, label), label).click()
 
 
 def players(driver) -> int:
@@ -340,8 +340,7 @@ def watch_training(driver, address: str, notebook: Path) -> None:
     reached = web.wait(lambda: step(driver), "the panel after a reload")
     assert locked(driver) and players(driver)
     web.wait(lambda: step(driver) > reached, "numbers that move after a reload")
-    web.press(driver, "Stop")
-    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+    stop(driver)
     steps(notebook, step(driver) + 20)
 
 

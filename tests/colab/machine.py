@@ -101,7 +101,7 @@ class Machine:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=300)
         self.buttons: dict[str, str] = {}  # comm ids by what is written on them
-        self.said = ""  # all that the notebook printed and drew, as text
+        self.output = ""  # all that the notebook printed and drew, as text
         self.execute("import google.colab", allow_stdin=False)  # there before the first cell
 
     def __enter__(self) -> "Machine":
@@ -132,7 +132,7 @@ class Machine:
                 if "parameters" in cell.metadata.get("tags", ()):
                     source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
                 self.execute(source, allow_stdin, press, kill_when)
-        return self.said
+        return self.output
 
     def execute(
         self,
@@ -155,20 +155,20 @@ class Machine:
                 ):
                     return
             if not self.manager.is_alive():
-                raise CellError(f"the kernel died in\n{source}\n{self.said[-2000:]}")
-        raise CellError(f"no end after {CELL_LIMIT_S} s:\n{source}\n{self.said[-2000:]}")
+                raise CellError(f"the kernel died in\n{source}\n{self.output[-2000:]}")
+        raise CellError(f"no end after {CELL_LIMIT_S} s:\n{source}\n{self.output[-2000:]}")
 
     def _hear(self, message: dict, press: str, source: str) -> bool:
         """Note what a message says; whether it ends a cell."""
         kind, content = message["msg_type"], message["content"]
         if kind == "error":
             trace = "\n".join(content["traceback"])
-            raise CellError(f"{source}\n{self.said[-3000:]}\n{trace}")
+            raise CellError(f"{source}\n{self.output[-3000:]}\n{trace}")
         if kind == "stream":
-            self.said += content["text"]
+            self.output += content["text"]
         elif kind in ("display_data", "execute_result", "update_display_data"):
             data = content["data"]
-            self.said += data.get("text/html", data.get("text/plain", "")) + "\n"
+            self.output += data.get("text/html", data.get("text/plain", "")) + "\n"
         elif kind == "comm_open":
             state = content["data"].get("state", {})
             if state.get("_model_name") == "ButtonModel":

@@ -49,7 +49,7 @@ def test_it_is_colabs_own_packages_that_run(colab, tmp_path):
             "print('google.colab' in sys.modules)",
             allow_stdin=True,
         )
-        assert machine.said == "7.34.0 6.17.1 7.7.1\nTrue\n"
+        assert machine.output == "7.34.0 6.17.1 7.7.1\nTrue\n"
     assert environment().is_file()
 
 
@@ -58,8 +58,8 @@ def test_it_is_colabs_own_packages_that_run(colab, tmp_path):
 
 def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
     with colab(drive, "slow") as machine:
-        said = machine.run_all("00_setup", RUN=RUN)
-        assert "This run is kept in" in said and f"MyDrive/{RUNS}/{RUN}." in said
+        output = machine.run_all("00_setup", RUN=RUN)
+        assert "This run is kept in" in output and f"MyDrive/{RUNS}/{RUN}." in output
     assert report(drive, RUN)["preset"] == "tiny"
 
 
@@ -123,7 +123,7 @@ def test_06_more_data(colab, drive):
         machine.execute(
             "from google.colab import output\nprint(*output.CALLBACKS)", allow_stdin=True
         )
-        assert "kit.record." in machine.said
+        assert "kit.record." in machine.output
         until(lambda: kept(drive, "uploads", "me.wav"))  # copied in the background
 
 
@@ -158,25 +158,25 @@ def test_everything_is_there_in_the_end(colab, drive):
 def test_a_drive_that_fails_now_and_then_loses_nothing(colab, tmp_path):
     for name in ("01_data_prep", "02_train", "03_evaluate_ema"):
         with colab(tmp_path, "failing") as machine:
-            said = machine.run_all(name, allow_stdin=False, RUN=RUN)
-            assert "nothing new is kept" in said and "Input/output error" in said
-            assert "All is kept in" in said
+            output = machine.run_all(name, allow_stdin=False, RUN=RUN)
+            assert "nothing new is kept" in output and "Input/output error" in output
+            assert "All is kept in" in output
     record = report(tmp_path, RUN)
     assert record["train"]["steps"] == 12 and "cer" in record["eval"]
 
 
 def test_a_full_drive_stops_no_work_and_says_what_to_do(colab, tmp_path):
     with colab(tmp_path, "full", COLAB_DRIVE_BYTES="100000") as machine:
-        said = machine.run_all("01_data_prep", allow_stdin=False, RUN=RUN)
-        assert said.count("nothing new is kept") == 2, "once for the run, once for the codes"
-        assert "No space left on device. Make room there, and empty its bin." in said
+        output = machine.run_all("01_data_prep", allow_stdin=False, RUN=RUN)
+        assert output.count("nothing new is kept") == 2, "once for the run, once for the codes"
+        assert "No space left on device. Make room there, and empty its bin." in output
         assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
 
 
 def test_a_refused_drive_is_reported_and_the_work_continues(colab, tmp_path):
     with colab(tmp_path, "refused") as machine:
-        said = machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
-        assert "Google Drive is not there (ValueError: mount failed)" in said
+        output = machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
+        assert "Google Drive is not there (ValueError: mount failed)" in output
         assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
     assert not list(tmp_path.iterdir())
 

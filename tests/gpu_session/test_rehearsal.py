@@ -33,8 +33,8 @@ def session(wheels: Path, out: Path, seconds: int) -> list[dict]:
 
 
 def installed(package: str) -> bool:
-    found = subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True)
-    return found.returncode == 0
+    result = subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True)
+    return result.returncode == 0
 
 
 def uninstall_wheels() -> None:

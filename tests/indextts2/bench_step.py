@@ -1,13 +1,14 @@
 """A training step of IndexTTS2's GPT: the kit's beside a plain loop over the package's classes.
 
-Both train all layers on the same rows, with features and codes ready, and clip gradients to 1. The
-plain loop pads the rows of a batch as they come and runs in fp32 with torch's AdamW; the kit puts
-rows of similar length together and runs as its users run it, and once as the plain loop does.
+Both train all layers on the same clips, with features and codes ready, clip gradients to 1 and
+compute in the same precision. The kit puts clips of similar length together, as training does; the
+plain loop takes them in random order, pads them, and has torch's AdamW.
 
     make bench-indextts2        (ARGS=--full: forward and backward at 24 x 1280, 10 GB)
 """
 
 import itertools
+import random
 import sys
 from pathlib import Path
 
@@ -19,11 +20,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
 
 from published_indextts2 import FULL, package_model  # noqa: E402
-from rows import record, table  # noqa: E402
+from rows import against, native, run_parts, step_seconds  # noqa: E402
 from test_parity import kit_model, package_latents  # noqa: E402
-from train_turns import against, seconds  # noqa: E402
 
-from kit.base.hardware import detect  # noqa: E402
+from kit.base.hardware import DTYPES, detect  # noqa: E402
+from kit.batches.batching import chunks  # noqa: E402
 from kit.model.sequence import EffectiveBatch, pack  # noqa: E402
 from kit.training.config import TrainConfig  # noqa: E402
 from kit.training.loop import forward_backward, train  # noqa: E402
@@ -39,40 +40,48 @@ MIDDLE = FULL | {
     "emo_condition_module": FULL["emo_condition_module"] | ENCODER,
 }
 ROWS = 4  # of a step
+STEPS = 8
+CORPUS = 256  # clips
 FRAMES = 150  # 3 s
-PEER = "a plain loop, fp32"
+PEER = "a plain loop"
 FIGURES = HERE.parent.parent / "runs" / "bench" / "indextts2.json"
 
 
-def utterances(count: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Text ids, codes and features (1, 1024, 150) of clips of 1.5 to 9 s, mostly near 4 s."""
-    random = torch.Generator().manual_seed(1)
+def utterances() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Text ids, codes and features (1, 1024, 150) of a corpus: 1.5 to 9 s, mostly near 4 s."""
+    generator = torch.Generator().manual_seed(1)
     clips = []
-    for _ in range(count):
-        length_s = float((4 * torch.empty(1).normal_(0, 0.5, generator=random).exp()).clamp(1.5, 9))
-        text = torch.randint(3, 12_000, (round(10 * length_s),), generator=random)
-        codes = torch.randint(0, 8192, (round(50 * length_s),), generator=random)
-        clips.append((text, codes, torch.randn(1, 1024, FRAMES, generator=random)))
+    for _ in range(CORPUS):
+        length_s = 4 * torch.empty(1).normal_(0, 0.5, generator=generator).exp()
+        length_s = float(length_s.clamp(1.5, 9))
+        text = torch.randint(3, 12_000, (round(10 * length_s),), generator=generator)
+        codes = torch.randint(0, 8192, (round(50 * length_s),), generator=generator)
+        clips.append((text, codes, torch.randn(1, 1024, FRAMES, generator=generator)))
     return clips
 
 
-def batches(clips: list, by_length: bool) -> list[list]:
-    if by_length:
-        clips = sorted(clips, key=lambda clip: len(clip[1]))
-    return [clips[i : i + ROWS] for i in range(0, len(clips), ROWS)]
+def batches() -> tuple[list[list], list[list]]:
+    """The kit's batches, from short to long over the whole corpus, and the same clips at random."""
+    by_length = list(chunks(sorted(utterances(), key=lambda clip: len(clip[1])), ROWS))
+    by_length = by_length[STEPS // 2 :: len(by_length) // STEPS]
+    clips = [clip for batch in by_length for clip in batch]
+    random.Random(1).shuffle(clips)
+    return by_length, list(chunks(clips, ROWS))
 
 
 class Plain:
     """The package's model in a loop of the usual kind."""
 
-    def __init__(self, model):
+    def __init__(self, model, precision: str):
         self.model = model.train()
+        self.dtype = DTYPES[precision]
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
 
     def backward(self, clips: list) -> float:
         model = self.model
-        text_losses, code_losses = self.losses(clips)
-        loss = 0.01 * text_losses + code_losses
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+            text_loss, code_loss = self.losses(clips)
+            loss = 0.01 * text_loss + code_loss
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -104,10 +113,12 @@ class Plain:
         return loss
 
 
-def kit_trainer(theirs, gpt: dict, **speed) -> Trainer:
+def kit_trainer(theirs, gpt: dict, precision: str) -> Trainer:
     endless = TrainConfig(max_steps=10**9, eval_steps=10**9, lr=1e-5, optimizer="adamw")
-    model = kit_model(theirs, gpt).requires_grad_(True)
-    return Trainer(model, endless, SpeedConfig(sdpa=True, fused_adamw=True, **speed), detect())
+    speed = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=precision != "fp32")
+    trainer = Trainer(kit_model(theirs, gpt).requires_grad_(True), endless, speed, detect())
+    assert trainer.applied.precision == precision
+    return trainer
 
 
 def packed(trainer: Trainer, clips: list) -> EffectiveBatch:
@@ -117,56 +128,50 @@ def packed(trainer: Trainer, clips: list) -> EffectiveBatch:
     return EffectiveBatch(micro=[pack(config, *lists, torch.cat(features))], position={})
 
 
-def kit_steps(trainer: Trainer, groups: list[list]):
-    events = train(trainer, itertools.cycle([packed(trainer, group) for group in groups]))
-    return lambda: sum(next(events).loss for _ in groups) / len(groups)
-
-
-def middle_rows() -> list[dict]:
-    """Four steps that see 16 clips once, at 8 layers of 640."""
+def middle_rows(precision: str) -> list[dict]:
+    """The steps that see all clips once, at 8 layers of 640."""
     theirs = package_model(MIDDLE)
-    clips = utterances(4 * ROWS)
-    as_they_come, by_length = batches(clips, False), batches(clips, True)
-    contestants = {}
-    for name, precision, groups in (
-        ("fp32, the same batches", False, as_they_come),
-        ("as it is used: bf16 where the processor has it, rows of similar length", True, by_length),
-    ):
-        trainer = kit_trainer(theirs, MIDDLE, mixed_precision=precision)
-        contestants[f"{name} ({trainer.applied.precision})"] = kit_steps(trainer, groups)
-    plain = Plain(theirs)
-    contestants[PEER] = lambda: sum(map(plain.step, as_they_come)) / len(as_they_come)
-    found = seconds(contestants, 2)
-    other = found.pop(PEER)
-    return [against(f"4 steps, 8 x 640: {name}", kit, PEER, other) for name, kit in found.items()]
+    by_length, at_random = batches()
+    plain = Plain(theirs, precision)
+    trainer = kit_trainer(theirs, MIDDLE, precision)
+    in_turn = [packed(trainer, group) for group in by_length + at_random]
+    events = train(trainer, itertools.cycle(in_turn))
+    kit_steps = lambda: sum(next(events).loss for _ in range(STEPS)) / STEPS  # noqa: E731
+    steps = {
+        "kit": kit_steps,
+        "kit, the same batches": kit_steps,  # which are the next ones
+        PEER: lambda: sum(map(plain.step, at_random)) / STEPS,
+    }
+    kit, same, peer = step_seconds(steps, 2).values()
+    name = f"{STEPS} steps, 8 x 640, {precision}: "
+    kinds = {"clips of similar length together": kit, "the peer's batches": same}
+    return [against(name + kind, own, PEER, peer) for kind, own in kinds.items()]
 
 
-def full_rows() -> list[dict]:
+def full_rows(precision: str) -> list[dict]:
     """Forward and backward at full size, one after the other: AdamW's moments do not fit twice."""
-    clips = utterances(2)
+    clips = batches()[0][STEPS // 2]
     theirs = package_model(FULL)
-    trainer = kit_trainer(theirs, FULL, mixed_precision=True)
+    trainer = kit_trainer(theirs, FULL, precision)
     batch = packed(trainer, clips)
     trainer.model.train()
+    plain = Plain(theirs, precision)
 
-    def ours() -> float:
-        forward_backward(trainer, batch)
+    def kit_pass() -> float:
+        loss = forward_backward(trainer, batch)
         trainer.model.zero_grad()
-        return 0.0
+        return float(loss)
 
-    plain = Plain(theirs)
-
-    def other() -> float:
+    def plain_pass() -> float:
         loss = plain.backward(clips)
         theirs.zero_grad()
         return loss
 
-    kit, peer = seconds({"kit": ours, PEER: other}, 2).values()
-    name = f"forward and backward, 24 x 1280: as it is used ({trainer.applied.precision})"
-    return [against(name, kit, PEER, peer)]
+    kit, peer = step_seconds({"kit": kit_pass, PEER: plain_pass}, 2).values()
+    return [against(f"forward and backward, 24 x 1280, {precision}", kit, PEER, peer)]
 
 
 if __name__ == "__main__":
-    measured = full_rows() if "--full" in sys.argv else middle_rows()
-    table(measured)
-    record(measured, "indextts2", FIGURES)
+    rows = full_rows if "--full" in sys.argv else middle_rows
+    parts = {name: lambda name=name: rows(name) for name in native(["fp32", "bf16"])}
+    run_parts(parts, FIGURES, "../indextts2/requirements.txt")

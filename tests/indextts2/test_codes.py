@@ -51,11 +51,13 @@ def test_codes_and_features_are_those_of_the_package(folder, tmp_path):
     save_codec(codec, tmp_path / "codec.safetensors")
     codec = load_codec(tmp_path / "codec.safetensors")
     references, codes = mels_and_codes(codec, Features(FeatureConfig()), waves())
-    for wave, reference, found in zip(waves(), references, codes):
+    for wave, reference, actual in zip(waves(), references, codes):
         features, wanted = package_features(folder, wave)
         assert (reference.mT - features).abs().max() < 1e-4
-        assert found.tolist() == wanted.tolist()
-        assert len(wanted) == pytest.approx(len(wave) / 320, abs=2) and len(set(found.tolist())) > 3
+        assert actual.tolist() == wanted.tolist()
+        assert (
+            len(wanted) == pytest.approx(len(wave) / 320, abs=2) and len(set(actual.tolist())) > 3
+        )
 
 
 def test_it_leaves_the_sound_to_the_package(folder):

@@ -43,34 +43,34 @@ def tuned(request, release, tmp_path_factory) -> tuple[FineTune, dict]:
         given["tokenizer"] = str(own)
     tune = FineTune(run, str(corpus()), **given, rehearsal=0.2)
     steps = ("describe_base", "recordings", "spelling", "grow", "to_codes", "before")
-    found = {name: getattr(tune, name)() for name in steps}
+    actual = {name: getattr(tune, name)() for name in steps}
     list(tune.training.run())
-    found |= {name: getattr(tune, name)() for name in ("after", "forgetting")}
-    found["export"] = tune.export("fp32")
-    found["evaluate"] = tune.evaluate()
-    return tune, found
+    actual |= {name: getattr(tune, name)() for name in ("after", "forgetting")}
+    actual["export"] = tune.export("fp32")
+    actual["evaluate"] = tune.evaluate()
+    return tune, actual
 
 
 def test_every_step_says_what_it_found(tuned):
-    tune, found = tuned
+    tune, actual = tuned
     report = tune.active_run.report()
     assert report["start_from"]["licence"].startswith("bilibili, accepted")
     assert report["train"]["steps"] == 4
     assert report["finetune"]["exported"].keys() == {"indextts2"}
     assert report["finetune"]["forgotten_nats"]["en"] > 0
     assert report["finetune"]["rehearsal"]["spoken"] == 4
-    assert "64 codes, 50.0 of them a second" in found["to_codes"].line
-    assert "package makes its sound" in found["before"].line + found["after"].line
+    assert "64 codes, 50.0 of them a second" in actual["to_codes"].line
+    assert "package makes its sound" in actual["before"].line + actual["after"].line
     for name in ("s2mel_checkpoint", "spk_matrix"):
-        assert name in found["export"].line
+        assert name in actual["export"].line
 
 
 def test_without_its_sound_it_is_judged_by_its_codes(tuned):
-    tune, found = tuned
+    tune, actual = tuned
     judged = tune.active_run.report()["eval"]
     assert 0 <= judged["eos_rate"] <= 1 and judged["sentences"] >= 5 and "cer" not in judged
-    assert "ends its sentences" in str(found["evaluate"].grid)
-    assert "The CER was not measured" in found["evaluate"].line
+    assert "ends its sentences" in str(actual["evaluate"].grid)
+    assert "The CER was not measured" in actual["evaluate"].line
     with pytest.raises(KitError, match=r"kit speak --voice runs/NAME/indextts2"):
         list(speak(tune.training.active, text="ሰላም"))
 

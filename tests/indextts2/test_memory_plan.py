@@ -8,7 +8,7 @@ from published_indextts2 import FULL, SMALL
 
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
-from kit.releases.indextts2.names import gpt_config
+from kit.releases.indextts2.model import gpt_config
 from kit.training.config import FULL as ALL_OF_IT
 from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.switches import SpeedConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.indextts2.names import from_file, gpt_config, to_file
+from kit.releases.indextts2.model import from_file, gpt_config, to_file
 from kit.releases.xtts_v2.names import empty_model, fill_module
 
 FRAMES = 60
@@ -79,15 +79,15 @@ def require_same_gradients(theirs, model: SpeechGPT) -> float:
     model.zero_grad()
     counts = len(batch.text_targets), len(batch.code_targets)
     weighted_loss(model.config, model(batch), *counts).backward()
-    found = to_file({name: p.grad for name, p in model.named_parameters()})
+    actual = to_file({name: p.grad for name, p in model.named_parameters()})
     wanted = {name: p.grad for name, p in theirs.named_parameters()}
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     largest = 0.0
     for name, gradient in wanted.items():
         if name.endswith("linear_k.bias"):  # adds the same to all scores of a query: 0 but rounding
             continue
         assert gradient.norm() > 0, name
-        share = float((found[name] - gradient).norm() / gradient.norm())
+        share = float((actual[name] - gradient).norm() / gradient.norm())
         assert share < 1e-4, name
         largest = max(largest, share)
     return largest
@@ -117,9 +117,9 @@ def kit_codes(model: SpeechGPT, text, features, steps: int = STEPS) -> list[int]
 
 def require_same_codes(theirs, model: SpeechGPT, steps: int = STEPS) -> None:
     text, _, features = row(model)
-    found = kit_codes(model, text, features, steps)
-    assert found == package_codes(theirs, text, features, steps)
-    assert len(set(found)) > 3
+    actual = kit_codes(model, text, features, steps)
+    assert actual == package_codes(theirs, text, features, steps)
+    assert len(set(actual)) > 3
 
 
 def test_logits_and_latents_are_those_of_the_package(small):

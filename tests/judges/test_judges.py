@@ -16,10 +16,10 @@ def clips(tmp_path_factory) -> dict[str, list]:
     """English sentences by espeak-ng, as (wave (L,), text) by speaker."""
     config = CorpusConfig(language="en", utterances=50, held_out=1, unseen=1, long=1, speakers=2)
     folder = make_corpus(config, tmp_path_factory.mktemp("corpus"))
-    found = {}
+    pairs = {}
     for row in read_dataset(folder, ManifestConfig(language="en")).rows:
-        found.setdefault(row.speaker, []).append((load_wave(row.audio, RATE_HZ), row.text))
-    return found
+        pairs.setdefault(row.speaker, []).append((load_wave(row.audio, RATE_HZ), row.text))
+    return pairs
 
 
 def test_words_are_understood_and_noise_is_not(judges, clips):

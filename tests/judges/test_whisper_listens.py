@@ -25,8 +25,8 @@ CLIPS = 12
 def rows(tmp_path_factory) -> list:
     config = CorpusConfig(language="en", utterances=50, held_out=1, unseen=1, long=1, speakers=1)
     folder = make_corpus(config, tmp_path_factory.mktemp("corpus"))
-    found = read_dataset(folder, ManifestConfig(language="en")).rows
-    return sorted((row for row in found if row.split == "train"), key=lambda row: row.id)[:CLIPS]
+    spoken = read_dataset(folder, ManifestConfig(language="en")).rows
+    return sorted((row for row in spoken if row.split == "train"), key=lambda row: row.id)[:CLIPS]
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_it_writes_down_what_is_said(whisper, rows):
 def test_texts_of_other_recordings_score_lowest(whisper, rows):
     mixed = list(rows)
     mixed[0] = dataclasses.replace(rows[0], text=rows[1].text)
-    found = align_clips(mixed, whisper, AlignConfig())
-    scores = [one.score for one in found]
+    results = align_clips(mixed, whisper, AlignConfig())
+    scores = [one.score for one in results]
     assert min(range(CLIPS), key=scores.__getitem__) == 0
     # Whisper mishears some of what espeak-ng says anyway: a third of the usual distance.
-    judged = match(mixed, found, AlignConfig(hopeless=-4.0, spread=2.0))
+    judged = match(mixed, results, AlignConfig(hopeless=-4.0, spread=2.0))
     assert judged.judged
     assert {finding.id for finding in judged.mismatched} == {mixed[0].id}
 

@@ -100,18 +100,10 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
     for voice in range(VOICES):
-        own = [
-            (n, t)
-            for n, t, speaker in rows
-            if speaker == voice and not (wavs / f"{n}.wav").exists()
-        ]
-        job = {
-            "folder": str(wavs),
-            "language": language,
-            "speaker": voice,
-            "pace": PACE,
-            "rows": own,
-        }
+        own = [(name, text) for name, text, speaker in rows if speaker == voice]
+        own = [row for row in own if not (wavs / f"{row[0]}.wav").exists()]
+        job = {"folder": str(wavs), "language": language, "speaker": voice, "pace": PACE}
+        job["rows"] = own
         done = run_module("kit.dataset.synthetic", job)
         if done.returncode:
             raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")
@@ -205,11 +197,11 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
 
     others = recordings_of(source)[JUDGED : JUDGED + REFERENCE_CLIPS]
     reference = [judges.voice_of(waves_of(others), rate_hz)] * len(texts)
-    found = {}
+    results = {}
 
     def judge(name: str, waves: list) -> None:
-        found[name] = judges.judge(waves, texts, rate_hz, reference)
-        print(f"{name}: {figures(found[name])}", flush=True)
+        results[name] = judges.judge(waves, texts, rate_hz, reference)
+        print(f"{name}: {figures(results[name])}", flush=True)
 
     recorded = waves_of(judged)
     judge("recordings", recorded)
@@ -227,7 +219,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
                     path = folder / f"{name}-{weights}-{way.replace(' ', '-')}-{number}.wav"
                     soundfile.write(path, speech.wave.numpy(), rate_hz)
                 judge(f"{name}, {weights}, {way}", [speech.wave for speech in said])
-    return {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+    return {name: dataclasses.asdict(judgement) for name, judgement in results.items()}
 
 
 def main() -> None:
@@ -249,8 +241,8 @@ def main() -> None:
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()
     judged = train_all(folder, options)
-    found = judge_all(folder, options, judged)
-    write_atomic(folder / "judged.json", json.dumps(found, indent=1, ensure_ascii=False))
+    results = judge_all(folder, options, judged)
+    write_atomic(folder / "judged.json", json.dumps(results, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -62,18 +62,18 @@ ANSWER = ["AVX2", "False", "Fbgemm16"]
 
 
 def test_the_variables_take_bf16_away():
-    *found, int8_matmul_is_exact, ran = (
+    *actual, int8_matmul_is_exact, ran = (
         run([sys.executable, "-c", ASKED], **AVX2).strip().split("|")
     )
-    assert found == ANSWER and "no bf16 products" in ran
+    assert actual == ANSWER and "no bf16 products" in ran
     assert int8_matmul_is_exact == "False", "oneDNN's own AVX2 products overflow"
 
 
 @needs_qemu
 def test_a_haswell_has_no_bf16():
     last = run([*HASWELL, sys.executable, "-c", ASKED]).strip().splitlines()[-1]
-    *found, _, ran = last.split("|")  # whether int8 products overflow is the emulator's to say
-    assert found == ANSWER and "no bf16 products" in ran
+    *actual, _, ran = last.split("|")  # whether int8 products overflow is the emulator's to say
+    assert actual == ANSWER and "no bf16 products" in ran
 
 
 @pytest.mark.parametrize(

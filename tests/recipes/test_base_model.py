@@ -34,9 +34,9 @@ from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.releases.indextts2.names import MARKS
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import RELEASES
+from kit.releases.xtts_v2.names import INDEXTTS2_MARKS
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.tuning.trials import TrialConfig, run_variant
@@ -234,7 +234,7 @@ def test_what_a_release_needs_is_named(tmp_path):
     with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
         start_from_base(start("theirs"), str(tmp_path), "bilibili")
     newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
-    newer |= dict.fromkeys(MARKS, torch.zeros(1))
+    newer |= dict.fromkeys(INDEXTTS2_MARKS, torch.zeros(1))
     torch.save(newer, tmp_path / "gpt.pth")
     for name in (str(tmp_path), hub.replace("-2@", "-2.5@")):
         with pytest.raises(KitError, match=r"version 2\.5"):

@@ -46,11 +46,9 @@ from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
-from kit.releases.neucodec import codec as neucodec
-from kit.releases.neucodec.codec import NeuCodec
-from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
-from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
-from kit.releases.xtts_v2.dvae import XTTSMel
+from kit.releases import neucodec
+from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
+from kit.releases.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import threading
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import openai
@@ -35,14 +36,10 @@ def voice(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def every_part_ends():
     """Random weights find no end."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(SpeechQueue, "_finish_part", finish_part(SpeechQueue._finish_part))
-    yield
-    patch.undo()
-
-
-def finish_part(original):
-    return lambda self, job, part, stopped: original(self, job, part, True)
+    finish = SpeechQueue._finish_part
+    ended = lambda self, job, part, stopped: finish(self, job, part, True)  # noqa: E731
+    with patch.object(SpeechQueue, "_finish_part", ended):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +92,7 @@ def test_every_format_holds_what_the_voice_says(client, voice, format):
         assert np.abs(samples - alone.wave.clamp(-1, 1).numpy()).max() < 1e-3
 
 
-def test_eight_clients_at_once_lose_nothing(address, voice):
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0)
+def test_eight_clients_at_once_lose_nothing(client, voice):
     texts = [LINES[i % len(LINES)] for i in range(8)]
     with ThreadPoolExecutor(8) as pool:
         sounds = list(pool.map(lambda text: say(client, text, response_format="pcm"), texts))
@@ -195,8 +191,8 @@ PLAYABLE = "return document.querySelectorAll('a[download][href*=\"/file=\"]').le
 
 
 def toast(driver) -> str:
-    found = driver.find_elements("css selector", ".toast-body")
-    return " ".join(each.text for each in found)
+    actual = driver.find_elements("css selector", ".toast-body")
+    return " ".join(each.text for each in actual)
 
 
 def screenshot(driver, name: str) -> None:

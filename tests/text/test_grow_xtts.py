@@ -7,8 +7,14 @@ import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
 from kit.base.errors import SpeechError
-from kit.releases.xtts_v2.grow import describe_growth, grow_xtts, learned_merges, xtts_spellings
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary
+from kit.releases.xtts_v2.tokenizer import (
+    XTTSTokenizer,
+    describe_growth,
+    grow_xtts,
+    learned_merges,
+    load_vocabulary,
+    xtts_spellings,
+)
 from kit.text.train_tokenizer import OFTEN, tokenizer_report
 
 

@@ -26,10 +26,10 @@ FILES = ("README.md", "docs/running.md", "CITATION.cff", "kit/inference/export.p
 
 def address(root: Path = ROOT) -> str:
     """The one value: https://github.com/OWNER/NAME."""
-    found = VALUE.search((root / "pyproject.toml").read_text(encoding="utf-8"))
-    if not found:
+    result = VALUE.search((root / "pyproject.toml").read_text(encoding="utf-8"))
+    if not result:
         raise SystemExit('pyproject.toml has no `Repository = "..."` under [project.urls].')
-    return found[2]
+    return result[2]
 
 
 def repeating(root: Path = ROOT) -> list[Path]:
@@ -47,13 +47,13 @@ def rewrite(url: str, root: Path = ROOT) -> list[Path]:
 
     Raises SystemExit, with a sentence, for what Colab could not open.
     """
-    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
-    if not found:
+    result = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
+    if not result:
         raise SystemExit(
             f"URL={url}: Colab opens notebooks from GitHub alone, so it must read "
             "https://github.com/OWNER/NAME."
         )
-    name = found[1]
+    name = result[1]
 
     def ours(match: re.Match) -> str:
         return PLACE.sub(rf"\g<1>{name}", match[0])

@@ -89,9 +89,9 @@ def tour_of(path: Path, executed: Path) -> list[str]:
         if cell.cell_type == "markdown":
             text = cell.source
             continue
-        found = shown(outputs.get(cell.id, []), f"{path.stem[:2]}-{number:02d}")
-        if any(line.startswith(("![", "[listen")) for line in found):
-            lines += [re.sub(r"^##", "###", text), *found]
+        result = shown(outputs.get(cell.id, []), f"{path.stem[:2]}-{number:02d}")
+        if any(line.startswith(("![", "[listen")) for line in result):
+            lines += [re.sub(r"^##", "###", text), *result]
     return [*lines, notebook.cells[-1].source.replace("## ", "### ")]
 
 

@@ -22,10 +22,10 @@ def oldest(project: dict) -> list[str]:
         ranges += project.get("optional-dependencies", {}).get(extra, [])
     pins = []
     for text in ranges:
-        found = re.match(r"([\w.-]+)>=([\d.]+)", text)
-        if not found:
+        result = re.match(r"([\w.-]+)>=([\d.]+)", text)
+        if not result:
             raise ValueError(f"{text!r} in pyproject.toml says no oldest version (name>=version).")
-        name, version = found.groups()
+        name, version = result.groups()
         pins.append(f"{name}=={version}.*")
     return pins
 

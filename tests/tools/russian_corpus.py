@@ -77,7 +77,8 @@ def russian_corpus(
             progress(size_bytes, file.size_bytes)
         package = work / file.name
     else:
-        require_package(Path(package), file)
+        package = Path(package)
+        require_package(package, file)
     folder = work / "package"
     archive = extract_debian_data(package, work)
     unpacked = unpack(archive, folder, ArchiveConfig(), progress)
@@ -106,9 +107,6 @@ def extract_debian_data(package: Path, into: Path) -> Path:
     Returns the file, named after the package. Raises DatasetError for a file that is no Debian
     package, or a damaged one.
     """
-    package = Path(package)
-    if not package.is_file():
-        raise DatasetError(f"There is no {package}: is the name right, and the disk mounted?")
     with package.open("rb") as file:
         for name, size_bytes in ar_members(file, package):
             if name.startswith("data.tar"):
@@ -151,9 +149,8 @@ def copy_member(file: BinaryIO, name: str, size_bytes: int, package: Path, into:
 
 
 def damaged(package: Path, reason: str) -> DatasetError:
-    return DatasetError(
-        f"{package} is damaged or incompletely downloaded ({reason}): download it again."
-    )
+    fault = f"{package} is damaged or incompletely downloaded"
+    return DatasetError(f"{fault} ({reason}): download it again.")
 
 
 def find_festival_voice(folder: Path) -> Path:

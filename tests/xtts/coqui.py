@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 from released_xtts import vocabulary
+from torch import Tensor
 
 SMALL = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 34, "start": 5}
+VARIED = SMALL | {"codes": 130}  # codes enough to tell speech from a constant
 FULL = {"layers": 30, "width": 1024, "heads": 16, "text_rows": 6681, "codes": 1026, "start": 261}
 
 
@@ -84,6 +86,49 @@ def coqui_dvae(codes: int = 1024):
     with torch.no_grad():
         model.codebook.embed.copy_(model.encoder(5 * torch.randn(1, 80, 4 * codes))[0])
     return model
+
+
+def opinionated(gpt) -> None:
+    """Weights whose greedy codes differ from step to step, as a trained model's do."""
+    with torch.no_grad():
+        gpt.mel_head.weight *= 20
+        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
+        gpt.text_embedding.weight += torch.randn_like(gpt.text_embedding.weight)
+
+
+def coqui_speech(model, text: str, language: str, reference: Tensor, **settings) -> Tensor:
+    """The waveform (L,) of its greedy inference, conditioned as its release's configuration says.
+
+    `reference` (L,) has 22,050 samples a second.
+    """
+    latents = model.get_gpt_cond_latents(reference[None], 22_050, length=30, chunk_length=4)
+    speaker = model.get_speaker_embedding(reference[None], 22_050)
+    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
+    with torch.inference_mode():
+        made = model.inference(text, language, latents, speaker, **greedy, **settings)
+    return torch.as_tensor(made["wav"])
+
+
+def require_close(actual: Tensor, wanted: Tensor, spread: float = 0.02) -> None:
+    """Within 1e-4, where what is wanted spreads by `spread` or more: else it would say nothing."""
+    assert actual.shape == wanted.shape
+    difference = float((actual - wanted).abs().max())
+    print(f"{difference:.1e} where the standard deviation is {float(wanted.std()):.3f}")
+    assert difference < 1e-4
+    assert wanted.std() > spread
+
+
+def older_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, by the names that weight normalisation had before."""
+    names = {".parametrizations.weight.original0": ".weight_g"}
+    names[".parametrizations.weight.original1"] = ".weight_v"
+    renamed = {}
+    for name, tensor in tensors.items():
+        for today, before in names.items():
+            name = name.replace(today, before)
+        renamed[name] = tensor
+    assert renamed.keys() != tensors.keys()
+    return renamed
 
 
 def coqui_loaded(folder: Path):

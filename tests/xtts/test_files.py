@@ -5,14 +5,14 @@ import json
 
 import pytest
 import torch
-from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
+from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, older_names, write_coqui
 from released_sound import xtts_mels
 from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import SoundSizes, empty_model, sound_tensors, to_released
+from kit.releases.xtts_v2.names import empty_model, sound_tensors, to_released
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
@@ -43,9 +43,9 @@ def write_as_released(folder, model) -> None:
 
 def test_every_name_and_shape_is_coquis(small):
     wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
-    found = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
-    found |= sound_tensors({}, SoundSizes(latent_width=SMALL["width"]))
-    assert {name: tuple(t.shape) for name, t in found.items()} == wanted
+    actual = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
+    actual |= sound_tensors({}, SMALL["width"])
+    assert {name: tuple(t.shape) for name, t in actual.items()} == wanted
 
 
 def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_path):
@@ -66,16 +66,10 @@ def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_pa
 
 
 def test_the_older_names_of_weight_normalisation(small, tmp_path):
-    def older(name: str) -> str:
-        name = name.replace("parametrizations.weight.original0", "weight_g")
-        return name.replace("parametrizations.weight.original1", "weight_v")
-
     state = small[1].state_dict()
-    renamed = {older(name): tensor for name, tensor in state.items()}
-    assert renamed.keys() != state.keys()
     for name in ("config.json", "vocab.json"):
         (tmp_path / name).write_bytes((small[0] / name).read_bytes())
-    torch.save({"config": {}, "model": renamed}, tmp_path / "model.pth")
+    torch.save({"config": {}, "model": older_names(state)}, tmp_path / "model.pth")
     again = coqui_loaded(save_xtts(load_xtts(tmp_path), tmp_path / "kit")).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
 
@@ -107,16 +101,9 @@ def run(tmp_path_factory):
     optimizer.step()
     (folder / "run").mkdir()
     config.save_json(str(folder / "run" / "config.json"))
+    state = {"current_step": 7, "epoch": 0, "optimizer": [optimizer]}
     losses = {"train_loss": 1.0, "eval_loss": 2.0}
-    save_checkpoint(
-        config,
-        trainer,
-        folder / "run",
-        current_step=7,
-        epoch=0,
-        optimizer=[optimizer],
-        model_loss=losses,
-    )
+    save_checkpoint(config, trainer, folder / "run", model_loss=losses, **state)
     return folder, trainer.xtts, dvae
 
 

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
+from coqui import (
+    SMALL,
+    coqui_dvae,
+    coqui_loaded,
+    coqui_speech,
+    coqui_xtts,
+    require_close,
+    write_coqui,
+)
 from helpers import corpus
 from released_sound import spoken
 
@@ -37,18 +45,12 @@ def test_coqui_says_the_sentence_that_the_kit_says(tuned):
     teach_language(theirs.tokenizer, "am")
     theirs.gpt.init_gpt_for_inference()
     reference = spoken(3 * RATE)
-    latents = theirs.get_gpt_cond_latents(reference[None], RATE, length=30, chunk_length=4)
-    speaker = theirs.get_speaker_embedding(reference[None], RATE)
     exact = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
-    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
-    with torch.inference_mode():
-        made = theirs.inference(tuned.sentence, "am", latents, speaker, **greedy, **exact)
+    wanted = coqui_speech(theirs, tuned.sentence, "am", reference, **exact)
     voice = tuned.voice.with_speaker("guest", reference, RATE)
     config = GenerateConfig(temperature=0, exact_codes=STEPS)
     (speech,) = voice.speak([tuned.sentence], "guest", config)
-    wanted = torch.as_tensor(made["wav"])
-    assert speech.wave.shape == wanted.shape
-    assert float((speech.wave - wanted).abs().max()) < 1e-4
+    require_close(speech.wave, wanted, spread=0)
 
 
 def test_its_configuration_names_the_language(tuned):

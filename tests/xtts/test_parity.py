@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from coqui import FULL, coqui_loaded, coqui_xtts, write_coqui
+from coqui import FULL, VARIED, coqui_loaded, coqui_xtts, opinionated, write_coqui
 from torch import Tensor
 
 from kit.inference.generate import GenerateConfig, generate
@@ -85,12 +85,12 @@ def require_same_gradients(gpt, model: SpeechGPT) -> float:
     model.zero_grad()
     counts = len(batch.text_targets), len(batch.code_targets)
     weighted_loss(model.config, model(batch), *counts).backward()
-    found = to_released({name: p.grad for name, p in model.named_parameters()})
+    actual = to_released({name: p.grad for name, p in model.named_parameters()})
     wanted = {f"gpt.{name}": p.grad for name, p in gpt.named_parameters()}
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     for name, gradient in wanted.items():
         assert gradient.norm() > 0, name
-        share = float((found[name] - gradient).norm() / gradient.norm())
+        share = float((actual[name] - gradient).norm() / gradient.norm())
         assert share < 1e-4, name
         largest = max(largest, share)
     return largest
@@ -116,17 +116,9 @@ def require_same_codes(gpt, model: SpeechGPT, steps: int = STEPS) -> list[int]:
         gpt.init_gpt_for_inference()
         wanted = gpt.generate(latents, torch.tensor(texts), max_new_tokens=steps, **asked)[0]
     greedy = GenerateConfig(temperature=0, exact_codes=steps)
-    found = generate(model, texts, mels, greedy)[0].codes
-    assert found.tolist() == wanted.tolist()
-    return found.tolist()
-
-
-def opinionated(gpt) -> None:
-    """Weights whose greedy codes differ from step to step, as a trained model's do."""
-    with torch.no_grad():
-        gpt.mel_head.weight *= 20
-        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
-        gpt.text_embedding.weight += torch.randn_like(gpt.text_embedding.weight)
+    actual = generate(model, texts, mels, greedy)[0].codes
+    assert actual.tolist() == wanted.tolist()
+    return actual.tolist()
 
 
 def test_logits_are_those_of_coqui(small):
@@ -162,8 +154,7 @@ def test_dropout_falls_in_the_same_places(small):
 
 
 def test_greedy_codes_are_those_of_coqui(tmp_path):
-    size = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
-    theirs = coqui_xtts(tmp_path, size)
+    theirs = coqui_xtts(tmp_path, VARIED)
     opinionated(theirs.gpt)
     model = load_xtts(write_coqui(tmp_path, theirs)).model
     codes = require_same_codes(theirs.gpt, model)

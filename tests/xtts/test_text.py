@@ -8,9 +8,14 @@ from coqui import coqui_loaded
 from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
 
 from kit.model.weights import warm_start_model
-from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.tokenizer import CHARACTER_LIMIT, XTTSTokenizer, teach_language
+from kit.releases.xtts_v2.tokenizer import (
+    CHARACTER_LIMIT,
+    XTTSTokenizer,
+    grow_xtts,
+    teach_language,
+    xtts_spellings,
+)
 from kit.text.normalize import normalize
 
 TEXTS = {

@@ -5,9 +5,16 @@ Text and recording in, waveform out, at random weights; greedy, for draws are ea
 
 import pytest
 import torch
-from coqui import coqui_dvae, coqui_xtts, write_coqui
+from coqui import (
+    VARIED,
+    coqui_dvae,
+    coqui_speech,
+    coqui_xtts,
+    opinionated,
+    require_close,
+    write_coqui,
+)
 from released_sound import spoken
-from torch import Tensor
 
 from kit.base.errors import SpeechError
 from kit.inference.generate import GenerateConfig, generate
@@ -17,8 +24,8 @@ from kit.releases.xtts_v2.model import load_xtts
 
 RATE = 22_050
 STEPS = 40
+EXACT = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
 TEXTS = ("three tigers sleep here", "the soup is hot")
-SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
 
 
 class ReleasedTokenizer:
@@ -36,12 +43,10 @@ class ReleasedTokenizer:
 def voices(tmp_path_factory):
     """coqui-tts's model, with opinions and as loud as a trained one, and the kit's voice of it."""
     folder = tmp_path_factory.mktemp("voice")
-    theirs = coqui_xtts(folder, SIZE)
+    theirs = coqui_xtts(folder, VARIED)
     gpt = theirs.gpt
+    opinionated(gpt)
     with torch.no_grad():
-        gpt.mel_head.weight *= 20
-        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
-        gpt.text_embedding.weight += torch.randn_like(gpt.text_embedding.weight)
         for layer in gpt.gpt.h:  # or the codes would say hardly anything of the text
             layer.attn.c_attn.weight *= 6
             layer.attn.c_proj.weight *= 6
@@ -51,7 +56,7 @@ def voices(tmp_path_factory):
     voice = Voice(
         model=xtts.model,
         codec=codec,
-        tokenizer=ReleasedTokenizer(theirs.tokenizer, SIZE["text_rows"]),
+        tokenizer=ReleasedTokenizer(theirs.tokenizer, VARIED["text_rows"]),
         references={},
         front_end=codec.reference_mel,
         language="en",
@@ -59,24 +64,6 @@ def voices(tmp_path_factory):
     theirs.eval()
     gpt.init_gpt_for_inference()
     return theirs, voice
-
-
-def coqui_says(theirs, text: str, reference: Tensor, **asked) -> Tensor:
-    """The waveform (L,) of its inference, conditioned as its release's configuration says."""
-    latents = theirs.get_gpt_cond_latents(reference[None], RATE, length=30, chunk_length=4)
-    speaker = theirs.get_speaker_embedding(reference[None], RATE)
-    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
-    with torch.inference_mode():
-        made = theirs.inference(text, "en", latents, speaker, **greedy, **asked)
-    return torch.as_tensor(made["wav"])
-
-
-def require_close(found: Tensor, wanted: Tensor) -> None:
-    assert found.shape == wanted.shape
-    difference = float((found - wanted).abs().max())
-    print(f"{difference:.1e} where the standard deviation is {float(wanted.std()):.3f}")
-    assert difference < 1e-4
-    assert wanted.std() > 0.02, "or the tolerance would say nothing"
 
 
 @pytest.mark.parametrize("seconds", [3, 9, 34])
@@ -89,7 +76,7 @@ def test_text_and_a_recording_become_the_wave_of_coqui(voices, seconds):
     said = voice.speak(list(TEXTS), "guest", exact)
     for text, speech in zip(TEXTS, said):
         first_part = reference[: 30 * RATE]
-        wanted = coqui_says(theirs, text, first_part, min_new_tokens=STEPS, max_new_tokens=STEPS)
+        wanted = coqui_speech(theirs, text, "en", first_part, **EXACT)
         assert len(set(speech.codes.tolist())) > 10
         require_close(speech.wave, wanted)
     assert not torch.equal(said[0].codes, said[1].codes)
@@ -104,7 +91,7 @@ def test_streamed_it_is_the_wave_of_coqui(voices):
         exact = GenerateConfig(temperature=0, exact_codes=STEPS)
         for piece in voice.stream(TEXTS[0], "guest", exact):
             pieces.append(piece)
-    wanted = coqui_says(theirs, TEXTS[0], reference, min_new_tokens=STEPS, max_new_tokens=STEPS)
+    wanted = coqui_speech(theirs, TEXTS[0], "en", reference, **EXACT)
     assert len(pieces) > 2
     require_close(torch.cat(pieces), wanted)
 
@@ -134,7 +121,7 @@ def test_at_the_end_coqui_sounds_stop_too(voices):
     try:
         with torch.no_grad():
             theirs.gpt.mel_head.bias[stop] = before + more
-        wanted = coqui_says(theirs, TEXTS[0], reference)
+        wanted = coqui_speech(theirs, TEXTS[0], "en", reference)
     finally:
         with torch.no_grad():
             theirs.gpt.mel_head.bias[stop] = before

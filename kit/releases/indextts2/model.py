@@ -1,7 +1,9 @@
 """Reads a released IndexTTS2 (Zhou et al. 2025) into the kit's own model, and writes one.
 
 A release is a folder: `gpt.pth`, `config.yaml`, `bpe.model`, `wav2vec2bert_stats.pt`, and what only
-the package speaks with. No code in the files is run, and every tensor must be known.
+the package speaks with. No code in the files is run, and every tensor must be known. The trunk,
+embeddings, positions and heads are an XTTS-v2's under the same names without the first `gpt.`;
+those of the conditioning keep the release's names.
 """
 
 import dataclasses
@@ -18,7 +20,6 @@ from kit.base.errors import KitError
 from kit.base.files import (
     atomic_folder,
     atomic_path,
-    file_digest,
     make_folder,
     require_disk,
     write_atomic,
@@ -27,23 +28,62 @@ from kit.base.tensor_file import checksum, describe_mismatch, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.indextts2.names import (
-    CONFIG_FILE,
-    MARKS,
-    SPEAKER_MARK,
-    TEXT_ROWS_2_5,
-    WEIGHTS_FILE,
-    describe_version_2_5,
-    from_file,
-    gpt_config,
-    is_indextts2,
-    to_file,
-    updated_config,
-)
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
-from kit.releases.xtts_v2.model import Provenance, backed_tensor, finite_weights, write_torch
-from kit.releases.xtts_v2.names import empty_model, fill_module
+from kit.releases.xtts_v2.model import (
+    Provenance,
+    backed_tensor,
+    finite_weights,
+    provenance,
+    write_torch,
+)
+from kit.releases.xtts_v2.names import (
+    DROPOUT,
+    GPT,
+    INDEXTTS2_MARKS,
+    empty_model,
+    fill_module,
+    from_released,
+    is_indextts2,
+    released_name,
+    to_released,
+)
 
+WEIGHTS_FILE = "gpt.pth"
+CONFIG_FILE = "config.yaml"
+INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub; that of version 2.5 has .5 behind it
+# The first layer of the speaker encoder that version 2.5 replaced, and that version's text rows.
+SPEAKER_MARK = "conditioning_encoder.embed.conv.0.weight"
+TEXT_ROWS_2_5 = 60_510
+CONDITIONER = "conditioner."
+LATENTS = 34  # 32 of the speaker, 2 of the length
+STOP_TARGETS = 2  # as its forward pass makes rows
+
+# {field of GPTConfig: name in section `gpt`}, and what its classes add.
+SIZES = {
+    "layers": "layers",
+    "width": "model_dim",
+    "heads": "heads",
+    "text_vocab": "number_text_tokens",
+    "code_vocab": "number_mel_codes",
+    "max_text": "max_text_tokens",
+    "max_code": "max_mel_tokens",
+    "start_text_id": "start_text_token",
+    "stop_text_id": "stop_text_token",
+    "start_code_id": "start_mel_token",
+    "stop_code_id": "stop_mel_token",
+}
+EXTRA = {"text_vocab": 1, "max_text": 2, "max_code": 3}
+ENCODERS = ("condition_module", "emo_condition_module")
+ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks", "perceiver_mult")
+# What the kit's sequence and conditioning are made for; these are also the package's defaults.
+CONDITION_TYPE = "conformer_perceiver"  # not the package's default
+DEFAULTS = {
+    "condition_num_latent": LATENTS - 2,
+    "max_conditioning_inputs": 1,
+    "use_mel_codes_as_input": True,
+    "train_solo_embeddings": False,
+    "types": 1,
+}
 SAFE_FILE = "gpt.safetensors"
 STATS_FILE = "wav2vec2bert_stats.pt"
 OWN_FILES = (WEIGHTS_FILE, SAFE_FILE, CONFIG_FILE, VOCABULARY_FILE)
@@ -73,14 +113,17 @@ def load_indextts2(path: Path) -> IndexTTS2:
     if not isinstance(settings, dict):
         raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
     config = gpt_config(settings, file.parent / CONFIG_FILE)
-    vocabulary = file.parent / VOCABULARY_FILE
-    data, notes = marked(vocabulary, config.text_vocab)
-    _require_tensors(tensors, config, file)
-    model = fill_module(empty_model(config), from_file(tensors, config), file)
-    source = Provenance(path=str(file), sha256=file_digest(file), tensors_sha256=checksum(tensors))
-    return IndexTTS2(
-        model=model, settings=settings, tokenizer=data, source=source, notes=tuple(notes)
-    )
+    data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
+    empty = empty_model(config)
+    problems = describe_mismatch(tensors, to_file(empty.state_dict()))
+    if problems:
+        raise KitError(
+            f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
+            "Take weights, configuration and vocabulary from one place."
+        )
+    model = fill_module(empty, from_file(tensors, config), file)
+    source = provenance(file, tensors)
+    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
 
 
 def _read_weights(file: Path) -> dict[str, Tensor]:
@@ -88,8 +131,9 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
     if not isinstance(stored, dict) or not is_indextts2(map(str, stored)):
+        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
         raise KitError(
-            f"{file} is not the GPT of an IndexTTS2: it has no {' and no '.join(sorted(MARKS))}. "
+            f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
         )
     text = stored.get("text_embedding.weight")
@@ -97,15 +141,6 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     if SPEAKER_MARK not in stored or rows == TEXT_ROWS_2_5:
         raise KitError(describe_version_2_5(file))
     return {str(name): backed_tensor(str(name), value, file) for name, value in stored.items()}
-
-
-def _require_tensors(tensors: dict[str, Tensor], config: GPTConfig, file: Path) -> None:
-    problems = describe_mismatch(tensors, to_file(empty_model(config).state_dict()))
-    if problems:
-        raise KitError(
-            f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
-            "Take weights, configuration and vocabulary from one place."
-        )
 
 
 def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
@@ -173,3 +208,88 @@ def _add_others(before: Path, folder: Path) -> None:
             os.link(path.resolve(), target)
         except OSError:  # another disk
             shutil.copyfile(path, target)
+
+
+# --- names and sizes ------------------------------------------------------------------------------
+
+
+def describe_version_2_5(where: Path | str) -> str:
+    return (
+        f"{where} is IndexTTS2 of version 2.5 ({TEXT_ROWS_2_5:,} text rows, one latent of CAMPPlus "
+        "in place of the speaker encoder), and the kit trains version 2: take IndexTeam/IndexTTS-2."
+    )
+
+
+def indextts2_in(folder: Path) -> bool:
+    """Whether `folder` has the files of an IndexTTS2, by their names."""
+    return all((folder / name).is_file() for name in (WEIGHTS_FILE, CONFIG_FILE))
+
+
+def file_name(name: str) -> str:
+    """Return the release's name of the kit's tensor `name`."""
+    if name.startswith(CONDITIONER):
+        return name.removeprefix(CONDITIONER)
+    return released_name(name).removeprefix(GPT)
+
+
+def to_file(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
+    return to_released(weights, file_name)
+
+
+def from_file(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views."""
+    return from_released(tensors, config, file_name)
+
+
+def gpt_config(settings: dict, file: Path) -> GPTConfig:
+    """Return the GPT that the configuration in `file` describes.
+
+    Raises KitError for what the kit's rows or conditioning are not made for.
+    """
+    gpt = settings.get("gpt")
+    if not isinstance(gpt, dict):
+        raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
+    if str(settings.get("version", 2)).startswith("2.5"):
+        raise KitError(describe_version_2_5(file))
+    for name, value in (DEFAULTS | {"condition_type": CONDITION_TYPE}).items():
+        same = gpt.get(name, DEFAULTS.get(name)) == value
+        _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
+    sizes = {}
+    for field, name in SIZES.items():
+        _require(type(gpt.get(name)) is int, file, name, gpt, "a whole number")
+        sizes[field] = gpt[name] + EXTRA.get(field, 0)
+    conformers = []
+    for name in ENCODERS:
+        encoder = gpt.get(name)
+        _require(isinstance(encoder, dict), file, name, gpt, "the sizes of an encoder")
+        layer = encoder.get("input_layer") == "conv2d2"
+        _require(layer, file, "input_layer", encoder, "'conv2d2', as version 2 has it")
+        for size in ENCODER_SIZES:
+            _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
+            conformers.append(encoder[size])
+    try:
+        return GPTConfig(
+            latents=LATENTS,
+            n_mels=1024,
+            dropout=DROPOUT,
+            stop_targets=STOP_TARGETS,
+            conformers=tuple(conformers),
+            **sizes,
+        )
+    except ValueError as error:
+        raise KitError(f"{file} describes no model: {error}") from error
+
+
+def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> None:
+    if not ok:
+        raise KitError(
+            f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
+            "same place as the weights."
+        )
+
+
+def updated_config(settings: dict, config: GPTConfig) -> dict:
+    """Return `settings` with the sizes of `config` in section `gpt`."""
+    sizes = {name: getattr(config, field) - EXTRA.get(field, 0) for field, name in SIZES.items()}
+    return settings | {"gpt": settings["gpt"] | sizes}

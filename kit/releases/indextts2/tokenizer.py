@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.grow import sounds
+from kit.releases.xtts_v2.tokenizer import sounds
 from kit.text.tokenizer import INDEXTTS2, Tokenizer
 from kit.text.train_tokenizer import Piece
 
@@ -73,7 +73,7 @@ def _tokenizer(path: Path) -> Tokenizer:
     return given
 
 
-def marked(path: Path, rows: int) -> tuple[bytes, list[str]]:
+def marked(path: Path, rows: int) -> tuple[bytes, tuple[str, ...]]:
     """Return the SentencePiece model at `path` with the kit's mark, and notes.
 
     Raises KitError unless it is of an embedding with `rows` rows.
@@ -92,9 +92,5 @@ def marked(path: Path, rows: int) -> tuple[bytes, list[str]]:
         data += Piece(INDEXTTS2, control=True).entry()
     lower = sum(given.piece(i).islower() for i in range(given.piece_count))
     upper = sum(given.piece(i).isupper() for i in range(given.piece_count))
-    notes = []
-    if lower > upper:
-        notes.append(
-            f"{lower} pieces are in small letters, {upper} in capitals, in which texts are spelt"
-        )
-    return data, notes
+    note = f"{lower} pieces are in small letters, {upper} in capitals, in which texts are spelt"
+    return data, (note,) if lower > upper else ()

@@ -4,33 +4,30 @@ A code holds what was spoken and little of the voice: HiFi-GAN makes sound of th
 states at the codes and a speaker vector. Codes alone are decoded by the DVAE and Griffin-Lim, which
 lets you hear what the codes hold but is no voice to speak with.
 
-Shapes: B batch, L samples, N codes, D width of the states, S speaker width, T frames, F bins.
+DVAE (Betker 2023; van den Oord et al. 2017): convolutions halve the frames of a log-mel twice, and
+the nearest entry of a codebook is the code. Its log-mels and those of the speaker conditioning
+differ in `n_fft`. Layers are named as in the release's files.
+
+Shapes: B batch, L samples, N codes, D width of the states, S speaker width, M mels, T mel frames
+(of the DVAE, 4 N), C channels, F bins.
 """
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.clip import resampled
 from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
-from kit.audio.spectrogram import require_reference, triangles
+from kit.audio.spectrogram import Mel, MelConfig, require_reference, triangles
 from kit.audio.vocoder import GriffinLim
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2.dvae import (
-    DVAE,
-    DVAE_FFT,
-    N_MELS,
-    REFERENCE_FFT,
-    XTTSMel,
-    XTTSMelConfig,
-    htk_hz,
-    require_stats,
-)
 from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, require_finite
 from kit.releases.xtts_v2.vocoder import (
     CODE_RATE,
@@ -44,6 +41,12 @@ from kit.releases.xtts_v2.vocoder import (
     to_frames,
 )
 
+DVAE_FFT = 1024  # samples
+REFERENCE_FFT = 2048
+N_MELS = 80
+MIN_STAT = 1e-4  # log-mels are in -12 to 10, so a scale beyond these is damage
+MAX_STAT = 1e4
+RESIDUAL_BLOCKS = 3
 # Kept from training of the DVAE: running sums of the codebook and of how codes are used.
 DVAE_TRAINING = ("codebook.cluster_size", "codebook.embed_avg", "discrete_loss.")
 # Suffixes of weight normalisation's norms and directions: older names, and today's.
@@ -62,20 +65,141 @@ SIZES = {
     "attention_width": ("speaker_encoder.attention.0.weight", 0),
 }
 SAME_RELEASE = "Take all files from the same release."
-# Rates that every XTTS-v2 has.
+# {(section, name) of the configuration: what every XTTS-v2 has}
 RATES = {
-    "audio": {
-        "sample_rate": CODE_RATE,
-        "dvae_sample_rate": CODE_RATE,
-        "output_sample_rate": VOCODER_RATE,
-    },
-    "model_args": {
-        "input_sample_rate": CODE_RATE,
-        "output_sample_rate": VOCODER_RATE,
-        "output_hop_length": FRAME_SAMPLES,
-        "gpt_code_stride_len": CODE_SAMPLES,
-    },
+    ("audio", "sample_rate"): CODE_RATE,
+    ("audio", "dvae_sample_rate"): CODE_RATE,
+    ("audio", "output_sample_rate"): VOCODER_RATE,
+    ("model_args", "input_sample_rate"): CODE_RATE,
+    ("model_args", "output_sample_rate"): VOCODER_RATE,
+    ("model_args", "output_hop_length"): FRAME_SAMPLES,
+    ("model_args", "gpt_code_stride_len"): CODE_SAMPLES,
 }
+
+
+# --- log-mels and the DVAE ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class XTTSMelConfig(MelConfig):
+    """Settings of the log-mels; equal configurations give equal numbers."""
+
+    kind: str = "xtts"
+    win_length: int = 1024  # samples of the window, centred in n_fft
+    top_hz: int = 8000  # of the highest mel
+    mel_stats: tuple = ()  # each log-mel is divided by its own number of the release
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_within(self, 1, self.n_fft, "win_length")
+        require_within(self, 100, self.sample_rate // 2, "top_hz")
+        require_stats(self, self.n_mels)
+
+
+def require_stats(config, n_mels: int) -> None:
+    fix = f"give {n_mels} numbers, one for each mel, none of them 0: the release's own."
+    require(len(config.mel_stats) == n_mels, config, "mel_stats", fix)
+    for number in config.mel_stats:
+        plausible = isinstance(number, int | float) and MIN_STAT <= abs(number) <= MAX_STAT
+        require(plausible, config, "mel_stats", fix)
+
+
+class XTTSMel(Mel):
+    """Waveform (B, L) -> log-mel (B, M, T)."""
+
+    config_class = XTTSMelConfig
+    in_pieces = True
+
+    def __init__(self, config: XTTSMelConfig):
+        super().__init__(config)
+        hz = htk_hz(config.n_mels, config.top_hz)
+        self.spectrogram.window = nn.Buffer(torch.hann_window(config.win_length))
+        self.scale.fb = nn.Buffer(triangles(hz, config.sample_rate, config.n_fft))
+        self.mel_stats = nn.Buffer(torch.tensor(config.mel_stats), persistent=False)
+
+    def log_scale(self, magnitude: Tensor) -> Tensor:
+        mel = (magnitude.square().mT @ self.scale.fb).mT
+        return mel.clamp(min=1e-5).log() / self.mel_stats[:, None]
+
+
+def htk_hz(n_mels: int, top_hz: float) -> Tensor:
+    """Return frequencies (M + 2,), equally spaced on HTK's mel scale, from 0 to `top_hz`."""
+    top = 2595 * math.log10(1 + top_hz / 700)
+    return 700 * (10 ** (torch.linspace(0, top, n_mels + 2) / 2595) - 1)
+
+
+class DVAEBlock(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
+        return x + self.net(x)
+
+
+class UpsampleBlock(nn.Module):
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.conv = nn.Conv1d(width, out, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, T) -> (B, C', 2 T)
+        return self.conv(x.repeat_interleave(2, dim=-1))
+
+
+class Codebook(nn.Module):
+    def __init__(self, vocab_size: int, width: int):
+        super().__init__()
+        self.embed = nn.Buffer(torch.randn(width, vocab_size))
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Vectors (B, N, C) -> codes (B, N)."""
+        squares = x.square().sum(-1, keepdim=True)  # constant, but it rounds as in training
+        return (squares - 2 * x @ self.embed + self.embed.square().sum(0)).argmin(-1)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Codes (B, N) -> vectors (B, N, C)."""
+        return F.embedding(codes, self.embed.T)
+
+
+class DVAE(nn.Module):
+    """Log-mel (B, M, T) <-> codes (B, N); the defaults are the sizes of the release."""
+
+    reach = 2 * RESIDUAL_BLOCKS + 1  # codes to either side that a decoded frame depends on
+
+    def __init__(self, vocab_size: int = 1024, width: int = 512, code_width: int = 512):
+        super().__init__()
+        wide = 2 * width
+        self.encoder = nn.Sequential(
+            nn.Sequential(nn.Conv1d(N_MELS, width, 3, stride=2, padding=1), nn.ReLU()),
+            nn.Sequential(nn.Conv1d(width, wide, 3, stride=2, padding=1), nn.ReLU()),
+            *(DVAEBlock(wide) for _ in range(RESIDUAL_BLOCKS)),
+            nn.Conv1d(wide, code_width, 1),
+        )
+        self.codebook = Codebook(vocab_size, code_width)
+        self.decoder = nn.Sequential(
+            nn.Conv1d(code_width, wide, 1),
+            *(DVAEBlock(wide) for _ in range(RESIDUAL_BLOCKS)),
+            nn.Sequential(UpsampleBlock(wide, wide), nn.ReLU()),
+            nn.Sequential(UpsampleBlock(wide, width), nn.ReLU()),
+            nn.Conv1d(width, N_MELS, 1),
+        )
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Log-mel (B, M, T) -> codes (B, N), one for every four frames, the last may have fewer."""
+        return self.codebook.nearest(self.encoder(mel).mT)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes (B, N) -> log-mel (B, M, 4 N)."""
+        return self.decoder(self.codebook(codes).mT)
+
+
+# --- the codec ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,10 +217,7 @@ class XTTSCodecConfig:
     filters: tuple[int, ...] = (32, 64, 128, 256)  # channels of the speaker encoder
     attention_width: int = 128  # of its pooling
     griffin_lim_iters: int = 24
-
-    @property
-    def frame_rate(self) -> float:
-        return CODE_RATE / CODE_SAMPLES
+    frame_rate: ClassVar[float] = CODE_RATE / CODE_SAMPLES
 
     def __post_init__(self):
         require_stats(self, N_MELS)
@@ -115,7 +236,8 @@ class XTTSCodec(nn.Module, Codec):
     config_class = XTTSCodecConfig
     sample_rate = VOCODER_RATE
     input_sample_rate = CODE_RATE
-    frame_rate = CODE_RATE / CODE_SAMPLES
+    frame_rate = XTTSCodecConfig.frame_rate
+    state_context = HiFiGAN.context
 
     def __init__(self, config: XTTSCodecConfig):
         super().__init__()
@@ -127,28 +249,11 @@ class XTTSCodec(nn.Module, Codec):
         self.speaker_encoder = SpeakerEncoder(c.filters, c.attention_width, c.speaker_width)
         self.vocoder = HiFiGAN(c.latent_width, c.speaker_width, c.channels)
         self.griffin_lim = GriffinLim(DVAE_FFT, FRAME_SAMPLES, c.griffin_lim_iters)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.codes
-
-    @property
-    def context(self) -> int:
-        """Codes on either side that samples decoded from codes alone depend on."""
+        self.vocab_size = c.codes
+        self.state_width = c.latent_width
+        self.speaker_width = c.speaker_width
         frames = self.griffin_lim.context + 2  # a frame is interpolated between two
-        return DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
-
-    @property
-    def state_width(self) -> int:
-        return self.config.latent_width
-
-    @property
-    def state_context(self) -> int:
-        return self.vocoder.context
-
-    @property
-    def speaker_width(self) -> int:
-        return self.config.speaker_width
+        self.context = DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
 
     def samples(self, codes: int) -> int:
         return frames_of(codes) * FRAME_SAMPLES
@@ -270,22 +375,21 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
 
 
 def require_rates(settings: dict) -> None:
-    for section, rates in RATES.items():
-        values = settings.get(section) or {}
-        for name, rate in rates.items():
-            if values.get(name) not in (None, rate):
-                raise KitError(
-                    f"The configuration has `{section}.{name}` = {values[name]!r}; an XTTS-v2 has "
-                    f"{rate}. Copy config.json from the same place as the weights."
-                )
+    for (section, name), rate in RATES.items():
+        value = (settings.get(section) or {}).get(name)
+        if value not in (None, rate):
+            raise KitError(
+                f"The configuration has `{section}.{name}` = {value!r}; an XTTS-v2 has {rate}. "
+                "Copy config.json from the same place as the weights."
+            )
 
 
 def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
     stats = sound.get(MEL_STATS)
     if stats is None or stats.shape != (N_MELS,) or not stats.is_floating_point():
-        found = "missing" if stats is None else f"{tuple(stats.shape)} of {stats.dtype}"
+        actual = "missing" if stats is None else f"{tuple(stats.shape)} of {stats.dtype}"
         raise KitError(
-            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {found}. Put the "
+            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {actual}. Put the "
             "release's mel_stats.pth beside its weights."
         )
     return tuple(stats.float().tolist())

@@ -28,19 +28,18 @@ from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.indextts2.names import describe_indextts2, is_indextts2
 from kit.releases.xtts_v2.names import (
     DVAE,
     GPT,
     MEL_STATS,
     SKIPPED,
     TRAINER,
-    SoundSizes,
     current_name,
     empty_model,
     fill_module,
     from_released,
     gpt_config,
+    is_indextts2,
     model_args,
     read_xtts_config,
     require_finite,
@@ -116,28 +115,29 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
     args = model_args(settings, file)
     vocabulary = load_vocabulary(vocabulary or file.parent / VOCABULARY_FILE)
     gpt = gpt_config(args, vocabulary, file)
-    dvae = _pop_dvae(tensors) or _read_dvae(file.parent)
+    inside = [name for name in tensors if name.startswith(DVAE)]
+    dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
+    dvae = dvae or _read_dvae(file.parent)
     notes += _fill_mel_stats(tensors, file.parent)
     _require_tensors(tensors, gpt, args, file)
     model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
     sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
     require_finite(sound, file)
-    digest = file_digest(file)
-    source = Provenance(
-        path=str(file),
-        sha256=digest,
-        tensors_sha256=checksum(tensors),
-        release=RELEASES.get(digest, ""),
-    )
     return XTTS(
         model=model,
         config=settings,
         vocabulary=vocabulary,
         sound=sound,
         dvae=dvae,
-        source=source,
+        source=provenance(file, tensors),
         notes=tuple(notes),
     )
+
+
+def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
+    sha256 = file_digest(file)
+    known = {"tensors_sha256": checksum(tensors), "release": RELEASES.get(sha256, "")}
+    return Provenance(path=str(file), sha256=sha256, **known)
 
 
 def _weights_file(path: Path) -> Path:
@@ -156,7 +156,10 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
     """Return tensors by the release's names, the configuration in the file if any, and notes."""
     stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
     if is_indextts2(map(str, stored)):
-        raise KitError(describe_indextts2(file))
+        raise KitError(
+            f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
+            "config.yaml and its bpe.model, as BASE_MODEL."
+        )
     tensors = {}
     skipped = 0
     for name, value in stored.items():
@@ -171,12 +174,12 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
     return tensors, config, notes
 
 
-def backed_tensor(name: str, value: object, file: Path) -> Tensor:
+def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged") -> Tensor:
     """Return `value` of the weights in `file` if it is a tensor with all its numbers; KitError."""
     try:
         return require_backed(name, value)
     except ValueError as error:
-        raise KitError(f"{file} is damaged: {error}. Download it again.") from error
+        raise KitError(f"{file} {fault}: {error}. Download it again.") from error
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
@@ -213,11 +216,6 @@ def _read_settings(file: Path, config: Path | None, stored_config: dict | None) 
         ) from error
 
 
-def _pop_dvae(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = [name for name in tensors if name.startswith(DVAE)]
-    return {name.removeprefix(DVAE): tensors.pop(name).clone() for name in names}
-
-
 def _read_dvae(folder: Path) -> dict[str, Tensor]:
     file = folder / DVAE_FILE
     if not file.is_file():
@@ -244,10 +242,7 @@ def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
 
 
 def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
-    try:
-        tensor = require_backed(name, value).clone()
-    except ValueError as error:
-        raise KitError(f"{file} is of another kind: {error}. Download it again.") from error
+    tensor = backed_tensor(name, value, file, "is of another kind").clone()
     require_finite({name: tensor}, file)
     return tensor
 
@@ -260,7 +255,7 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
         if type(args.get(name)) is int:
             sizes[field] = args[name]
     expected = to_released(empty_model(gpt).state_dict())
-    expected |= sound_tensors(renamed, SoundSizes(**sizes))
+    expected |= sound_tensors(renamed, **sizes)
     problems = describe_mismatch(renamed, expected)
     twice = join_names([name for name in tensors if name != current_name(name) in tensors])
     if twice:
@@ -301,7 +296,7 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
         if xtts.dvae:
             write_torch(new / DVAE_FILE, xtts.dvae)
         write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
-        xtts.vocabulary.save(new / VOCABULARY_FILE)
+        write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
     return folder
 
 

@@ -6,9 +6,9 @@ sizes are in `model_args`, text ids in the vocabulary; the rest is constant in c
 configuration says.
 """
 
-import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -35,58 +35,59 @@ SKIPPED = re.compile(
     r"gpt\.gpt\.h\.\d+\.attn\.(masked_)?bias$"
 )
 
-# Prefixes of names: the kit's, and the release's.
+# Layers of the emotion vector of an IndexTTS2; no other model has both.
+INDEXTTS2_MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
+
+# Prefixes of names: the kit's, and the release's where it is another.
 _PREFIXES = {
     "conditioner.init.": "conditioning_encoder.init.",
     "conditioner.blocks.": "conditioning_encoder.attn.",
     "conditioner.latents": "conditioning_perceiver.latents",
     "conditioner.layers.": "conditioning_perceiver.layers.",
     "conditioner.gamma": "conditioning_perceiver.norm.gamma",
-    "text_embedding.": "text_embedding.",
     "code_embedding.": "mel_embedding.",
     "text_position.": "text_pos_embedding.emb.",
     "code_position.": "mel_pos_embedding.emb.",
-    "gpt.": "gpt.",
-    "final_norm.": "final_norm.",
-    "text_head.": "text_head.",
     "code_head.": "mel_head.",
 }
-_PERCEIVER = {
-    "to_q": "0.to_q",
-    "to_kv": "0.to_kv",
-    "to_out": "0.to_out",
-    "ff_in": "1.0",
-    "ff_out": "1.2",
-}
+_PERCEIVER = {"to_q": "0.to_q", "to_kv": "0.to_kv", "to_out": "0.to_out"}
+_PERCEIVER |= {"ff_in": "1.0", "ff_out": "1.2"}
 _LINEAR = re.compile(r"gpt\.h\.\d+\.(attn|mlp)\.c_\w+\.weight")
 
 
+def is_indextts2(names: Iterable[str]) -> bool:
+    """Whether tensors of these `names` are the GPT of an IndexTTS2 (or 2.5)."""
+    return set(names) >= INDEXTTS2_MARKS
+
+
 def released_name(name: str) -> str:
-    prefix = next(p for p in _PREFIXES if name.startswith(p))
+    prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
     rest = name.removeprefix(prefix)
     if prefix == "conditioner.layers.":
         number, part, leaf = rest.split(".")
         rest = f"{number}.{_PERCEIVER[part]}.{leaf}"
-    return GPT + _PREFIXES[prefix] + rest
+    return GPT + _PREFIXES.get(prefix, "") + rest
 
 
-def turned(name: str, tensor: Tensor) -> Tensor:
+def transposed(name: str, tensor: Tensor) -> Tensor:
     """Convert the kit's tensor `name` to the release's layout, or back."""
     return tensor.T if _LINEAR.fullmatch(name) else tensor
 
 
-def to_released(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_released(weights: dict[str, Tensor], rename: Callable = released_name) -> dict[str, Tensor]:
     """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
-    return {released_name(name): turned(name, tensor) for name, tensor in weights.items()}
+    return {rename(name): transposed(name, tensor) for name, tensor in weights.items()}
 
 
-def from_released(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+def from_released(
+    tensors: dict[str, Tensor], config: GPTConfig, rename: Callable = released_name
+) -> dict[str, Tensor]:
     """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views.
 
     Raises KeyError for a missing tensor.
     """
     names = empty_model(config).state_dict()
-    return {name: turned(name, tensors[released_name(name)]) for name in names}
+    return {name: transposed(name, tensors[rename(name)]) for name in names}
 
 
 def empty_model(config: GPTConfig) -> SpeechGPT:
@@ -95,32 +96,25 @@ def empty_model(config: GPTConfig) -> SpeechGPT:
         return SpeechGPT(config)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SoundSizes:
-    """Sizes of the vocoder and the speaker encoder; the defaults are those of the release."""
-
-    latent_width: int = 1024  # of the GPT's hidden states
-    speaker_width: int = 512
-    channels: int = 512  # halved by every upsampling layer
-    filters: tuple[int, ...] = (32, 64, 128, 256)
-
-
-def sound_tensors(tensors: dict[str, Tensor], sizes: SoundSizes) -> dict[str, Tensor]:
+def sound_tensors(
+    tensors: dict[str, Tensor],
+    latent_width: int = 1024,
+    speaker_width: int = 512,
+    channels: int = 512,
+    filters: tuple[int, ...] = (32, 64, 128, 256),
+) -> dict[str, Tensor]:
     """Return the tensors of the sound of a release, on the meta device.
 
-    `channels` and `filters`, which no configuration gives, are those of `tensors`. A missing or
-    impossible one keeps the release's size, and then does not match.
+    The vocoder's `channels` and the speaker encoder's `filters`, which no configuration gives, are
+    those of `tensors`. A missing or impossible one keeps its default, and then does not match.
     """
     names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
     kernels = [tensors.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
-    channels, *filters = (0 if t is None or not t.ndim else len(t) for t in kernels)
-    if channels >= 16:
-        sizes = dataclasses.replace(sizes, channels=channels)
-    if min(filters) >= 8:
-        sizes = dataclasses.replace(sizes, filters=tuple(filters))
+    stored, *widths = (0 if t is None or not t.ndim else len(t) for t in kernels)
     with torch.device("meta"):
-        vocoder = HiFiGAN(sizes.latent_width, sizes.speaker_width, sizes.channels)
-        speaker = SpeakerEncoder(sizes.filters, speaker_width=sizes.speaker_width)
+        vocoder = HiFiGAN(latent_width, speaker_width, stored if stored >= 16 else channels)
+        filters = tuple(widths) if min(widths) >= 8 else filters
+        speaker = SpeakerEncoder(filters, speaker_width=speaker_width)
         expected = {MEL_STATS: torch.empty(80)}
     for name, tensor in vocoder.state_dict().items():
         layer, _, leaf = name.rpartition(".")

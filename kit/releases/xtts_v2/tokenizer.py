@@ -2,21 +2,32 @@
 
 The release's own text cleaning does not change what the kit's normalisation returns, except for
 numbers, signs and abbreviations, which must be spelled out before. A language that the release does
-not have gets its own tag when the vocabulary is extended (grow.py), or uses that of another.
+not have gets its own tag when the vocabulary is extended, or uses that of another.
+
+To extend it, byte-pair encoding is continued (Sennrich et al. 2016, arXiv:1508.07909): new text is
+tokenized with the old vocabulary, and the most frequent pair of neighbours is merged, repeatedly.
+New merges follow the old ones, so the old merges are still applied first; new ids follow the
+highest old one, so embedding rows, gaps, START and STOP keep their ids.
 """
 
+import copy
 import dataclasses
 import json
 import re
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
 from kit.text.normalize import normalize
 from kit.text.tokenizer import BaseTokenizer
+from kit.text.train_tokenizer import OFTEN
 
 START = "[START]"
 STOP = "[STOP]"
@@ -40,6 +51,8 @@ _PLAIN_BPE = {
     "byte_fallback": False,
     "ignore_merges": False,
 }
+PIECES = 2000  # users found about this number best, 5,000 worse
+Pair = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +77,6 @@ class Vocabulary:
     @property
     def stop(self) -> int:
         return self.ids[STOP]
-
-    def save(self, path: Path) -> None:
-        write_atomic(path, self.data)
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
@@ -125,7 +135,7 @@ class XTTSTokenizer(BaseTokenizer):
     missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
     """
 
-    growth_module = "kit.releases.xtts_v2.grow"
+    growth_module = "kit.releases.xtts_v2.tokenizer"
 
     def __init__(self, path: Path, language: str, tag: str = ""):
         self.path = Path(path)
@@ -220,8 +230,7 @@ def teach_language(coqui, language: str) -> None:
     coqui.char_limits[tag] = CHARACTER_LIMIT
 
 
-def require_plain_bpe(described: dict, path: Path) -> None:
-    model = described["model"]
+def require_plain_bpe(model: dict, path: Path) -> None:
     others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
     if others:
         values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
@@ -243,9 +252,8 @@ def _read(vocabulary: Vocabulary, path: Path):
         raise SpeechError(
             "XTTS vocabularies need the package tokenizers: pip install tokenizers."
         ) from error
-    described = json.loads(vocabulary.data)
     try:
-        require_plain_bpe(described, path)
+        require_plain_bpe(json.loads(vocabulary.data)["model"], path)
         return tokenizers.Tokenizer.from_str(vocabulary.data.decode("utf-8"))
     except KitError:
         raise
@@ -254,3 +262,171 @@ def _read(vocabulary: Vocabulary, path: Path):
             f"{path} is damaged ({shorten(error)}): copy vocab.json again from where the model was "
             "published."
         ) from error
+
+
+# --- growing a vocabulary -------------------------------------------------------------------------
+
+
+def grow_xtts(
+    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
+) -> XTTSTokenizer:
+    """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
+
+    New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
+    100 times. Raises SpeechError without text, or for letters that the release romanises.
+    """
+    lines = [base.spell(line) for line in lines if line.strip()]
+    if not lines:
+        raise SpeechError("There is no text to learn pieces from: every line was empty.")
+    described = json.loads(base.file_bytes())
+    for entry in described.get("added_tokens") or []:
+        # The id of one that is only here depends on the vocabulary size, which changes.
+        described["model"]["vocab"][entry["content"]] = entry["id"]
+    _add_tag(described, base.tag)
+    _add_pieces(described, base.uncovered("".join(lines)))
+    with TemporaryDirectory(prefix="pieces-") as folder:
+        spelling_all = _saved(described, Path(folder) / "vocab.json", base)
+        words = _words(spelling_all, lines)
+    merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
+    _add_pieces(described, ["".join(pair) for pair in merges])
+    old_merges = described["model"]["merges"]
+    as_lists = bool(old_merges) and isinstance(old_merges[0], list)
+    old_merges += map(list, merges) if as_lists else map(" ".join, merges)
+    grown = _saved(described, path, base)
+    old = base.vocabulary.ids
+    assert all(grown.vocabulary.ids[piece] == number for piece, number in old.items())
+    return grown
+
+
+def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
+    new = [grown.piece(number) for number in range(base.vocab_size, grown.vocab_size)]
+    tags = [piece for piece in new if TAG.fullmatch(piece)]
+    letters = [piece for piece in new if len(piece) == 1]
+    longer = len(new) - len(tags) - len(letters)
+    line = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
+    if tags:
+        line += f" and the tag {tags[0]}"
+    if longer < pieces:
+        line += (
+            f". {pieces} longer ones were requested, but further ones would occur fewer than "
+            f"{OFTEN} times in this text, too few to learn how they sound"
+        )
+    return f"{line}."
+
+
+def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
+    """For each id of `grown` that `base` has not: the ids in which `base` spells its piece.
+
+    A letter that `base` lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
+    tags that `base` has.
+    """
+    new = range(base.vocab_size, grown.vocab_size)
+    return {number: _spelling(base, grown.piece(number)) for number in new}
+
+
+def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
+    if TAG.fullmatch(piece):
+        tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
+        return tags or [base.start]
+    unknown = base.uncovered(piece)
+    return base.tokenize("".join(sounds(base, c) if c in unknown else c for c in piece))
+
+
+def sounds(base: BaseTokenizer, char: str) -> str:
+    """Spell a letter that `base` lacks without its accent, or by its name; else return it."""
+    plain = unicodedata.normalize("NFD", char)[0]
+    name = unicodedata.name(char, "").partition(" WITH ")[0]
+    named = ""
+    if "LETTER" in name or "SYLLABLE" in name:
+        named = name.split()[-1].lower()
+    for spelling in (plain, named, named.upper()):
+        if spelling and not base.uncovered(spelling):
+            return spelling
+    return char
+
+
+def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
+    """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
+
+    No merge makes a piece that is in `known`. Ties are broken by the pieces.
+    """
+    known = set(known)
+    cut = [list(word) for word in words]
+    times = list(words.values())
+    pairs = Counter()
+    places = defaultdict(set)  # of a pair: the numbers of the words that have it, or had it
+    for number, word in enumerate(cut):
+        for pair in zip(word, word[1:]):
+            pairs[pair] += times[number]
+            places[pair].add(number)
+    frequent = {pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN}
+    merges = []
+    while frequent and len(merges) < most:
+        best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
+        if count < OFTEN:
+            break
+        numbers = frequent.pop(best)
+        made = "".join(best)
+        if made in known:  # put together otherwise already
+            continue
+        known.add(made)
+        merges.append(best)
+        places = defaultdict(set)
+        for number in numbers:
+            before = cut[number]
+            cut[number] = _merged(before, best)
+            for pair in zip(before, before[1:]):
+                pairs[pair] -= times[number]
+            for pair in zip(cut[number], cut[number][1:]):
+                pairs[pair] += times[number]
+                if made in pair:  # only such a pair can have become frequent
+                    places[pair].add(number)
+        frequent.update({pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN})
+    return merges
+
+
+def _merged(word: list[str], pair: Pair) -> list[str]:
+    pieces = []
+    for piece in word:
+        if pieces and (pieces[-1], piece) == pair:
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+def _words(tokenizer: XTTSTokenizer, lines: list[str]) -> Counter:
+    """How often each word occurs, by its pieces; no merge reaches across words."""
+    split = tokenizer.model.pre_tokenizer
+    texts = Counter(word for line in lines for word in line.split())
+    words = Counter()
+    for text, count in texts.items():
+        parts = [part for part, _ in split.pre_tokenize_str(text)] if split else [text]
+        for part in parts:
+            words[tuple(map(tokenizer.piece, tokenizer.tokenize(part)))] += count
+    return words
+
+
+def _add_tag(described: dict, tag: str) -> None:
+    piece = f"[{tag}]"
+    if piece in described["model"]["vocab"]:
+        return
+    _add_pieces(described, [piece])
+    entry = copy.deepcopy(described["added_tokens"][0])  # how this file has its other marks
+    entry["content"] = piece
+    entry["id"] = described["model"]["vocab"][piece]
+    described["added_tokens"].append(entry)
+
+
+def _add_pieces(described: dict, pieces: list[str]) -> None:
+    vocabulary = described["model"]["vocab"]
+    following = max(vocabulary.values()) + 1
+    for number, piece in enumerate(pieces, following):
+        vocabulary[piece] = number
+
+
+def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
+    read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
+    words = json.dumps(described, ensure_ascii=False, indent=2)
+    write_atomic(Path(path), words)
+    return XTTSTokenizer(path, base.language, base.tag)

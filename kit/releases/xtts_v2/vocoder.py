@@ -76,7 +76,8 @@ class HiFiGAN(nn.Module):
 
     def forward(self, states: Tensor, speaker: Tensor, first: int = 0) -> Tensor:
         g = speaker[..., None]  # (B, S, 1)
-        x = self.conv_pre(stretched(states.mT, first)) + self.cond_layer(g)
+        quarters = F.interpolate(states.mT, scale_factor=QUARTERS, mode="linear")  # (B, D, 4 N)
+        x = self.conv_pre(to_frames(quarters, first)) + self.cond_layer(g)
         for i, (up, cond) in enumerate(zip(self.ups, self.conds)):
             x = up(F.leaky_relu(x, SLOPE)) + cond(g)
             blocks = self.resblocks[i * len(BLOCK_KERNELS) :][: len(BLOCK_KERNELS)]
@@ -86,12 +87,6 @@ class HiFiGAN(nn.Module):
 
 def frames_of(codes: int) -> int:
     return codes * CODE_SAMPLES * VOCODER_RATE // (CODE_RATE * FRAME_SAMPLES)
-
-
-def stretched(x: Tensor, first: int = 0) -> Tensor:
-    """A number a code (B, D, N) -> one a frame (B, D, T), linear in between, in two steps."""
-    quarters = F.interpolate(x, scale_factor=QUARTERS, mode="linear")
-    return to_frames(quarters, first)
 
 
 def to_frames(quarters: Tensor, first: int = 0) -> Tensor:

@@ -1,1 +1,0 @@
-"""A released NeuCodec: its encoder, decoder and files."""
