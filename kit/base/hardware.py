@@ -258,19 +258,20 @@ def attention_backend(
     with sdpa_kernel(ATTENTION_ORDER):
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
     name = SDPBackend(choice).name.removesuffix("_ATTENTION").lower().replace("_", " ")
-    if writes_attention_out(hw.device, dtype, SHORT_ROW):
-        name = f"explicit up to {SHORT_ROW} tokens, then {name}"
+    if writes_attention_out(hw.device, dtype, SHORT_ROW, dropout):
+        name = "explicit" if dropout else f"explicit up to {SHORT_ROW} tokens, then {name}"
         return Choice(value=name, reason=f"the faster one for {asked} on a CPU")
     return Choice(value=name, reason=f"the dispatcher's pick for {asked} on the {hw.name}")
 
 
-def writes_attention_out(device: str, dtype: torch.dtype, tokens: int) -> bool:
-    """Whether explicit attention trains faster than PyTorch's fused kernel.
+def writes_attention_out(device: str, dtype: torch.dtype, tokens: int, dropout: float) -> bool:
+    """Whether explicit attention trains faster than PyTorch's fused attention.
 
-    In bf16 on a CPU: 3.8 times as fast at 64 tokens, 1.7 times at 256, 0.9 times at 512. In fp32
-    never (figures in docs/measurements.md).
+    In bf16 on a CPU: 3.8 times as fast at 64 tokens, 1.7 times at 256, 0.9 times at 512; with
+    dropout at any length, because PyTorch then computes in fp32. In fp32 never (figures in
+    docs/measurements.md).
     """
-    return device == "cpu" and dtype == torch.bfloat16 and tokens <= SHORT_ROW
+    return device == "cpu" and dtype == torch.bfloat16 and (tokens <= SHORT_ROW or dropout > 0)
 
 
 def why_no_kernel(

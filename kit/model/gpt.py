@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, is_causal=False) -> Tensor:
     """PyTorch's fused attention, but for rows that are faster written out."""
-    if writes_attention_out(q.device.type, q.dtype, q.shape[-2]):
+    if writes_attention_out(q.device.type, q.dtype, q.shape[-2], dropout_p):
         return explicit_attention(q, k, v, dropout_p, is_causal)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=is_causal)
 

@@ -136,18 +136,16 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     length = config.latents + max(own_length, step.length)  # S
     tokens = step.rows * length  # B * S
     wide = tokens * config.width  # B * S * D
-    # On a CPU fused attention has no dropout: PyTorch then writes it out in fp32.
+    # On a CPU fused attention has no dropout: PyTorch then writes it out.
     dtype = torch.bfloat16 if step.half else torch.float32
-    explicit = not step.sdpa or writes_attention_out(step.device, dtype, length)
-    falls_back = not explicit and config.dropout > 0 and step.device == "cpu"
-    explicit = explicit or falls_back
-    attention_number = FP32_BYTES if falls_back else number
+    explicit = not step.sdpa or (step.device == "cpu" and config.dropout > 0)
+    explicit = explicit or writes_attention_out(step.device, dtype, length, config.dropout)
     scores = tokens * config.heads * length if explicit else 0  # B * H * S * S
 
     # A layer: the inputs of two norms, of GELU (4 D) and of the matrices, and q, k, v (3 D). A
     # frozen matrix does not need its input; an adapter beside it does, after its own dropout, and
     # keeps `rank` numbers a token. Fused attention keeps its result, c_proj's input, in any case.
-    layer = wide * (2 * FP32_BYTES + 4 * number + 3 * attention_number)
+    layer = wide * (2 * FP32_BYTES + 7 * number)
     if config.dropout:
         layer += wide * 2 * mask
     for name, widths in INPUT_WIDTHS.items():
@@ -159,8 +157,8 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
             if lora.dropout:
                 layer += wide * widths * mask
     # The explicit softmax: its fp32 result, a rounded or masked copy for v, the dropout's mask.
-    copy = attention_number if step.half or config.dropout else 0
-    dropped = (1 if step.device == "cuda" else attention_number) if config.dropout else 0
+    copy = number if step.half or config.dropout else 0
+    dropped = (1 if step.device == "cuda" else number) if config.dropout else 0
     layer += scores * (FP32_BYTES + copy + dropped)
 
     # Backward in the MLP: the residual's gradient (and its half-precision copy) and 4 D of GELU; in
@@ -169,7 +167,7 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     backward = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * number)
     if lora and {"mlp.c_fc", "mlp.c_proj"} & {*lora.targets}:
         backward += wide * 4 * number  # the adapter's own gradient
-    gradients = max(2 * FP32_BYTES - dropped, 2 * attention_number) - copy
+    gradients = max(2 * FP32_BYTES - dropped, 2 * number) - copy
     backward = max(backward, scores * gradients - 9 * wide * number)
 
     # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
