@@ -115,7 +115,7 @@ class Checklist:
             measured, problem = measure()
         except KeyError:
             measured, problem = "not yet", self.command(command)
-        return Check(what=what, found=measured, wanted=wanted, problem=problem)
+        return Check(what=what, measured=measured, wanted=wanted, problem=problem)
 
     def recordings(self) -> tuple[str, str]:
         data = self.report["data"]

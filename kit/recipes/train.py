@@ -583,7 +583,7 @@ def clips_with_states(
     sample = [int(i) for i in cache.sample_of_split(split)]
     random.Random(0).shuffle(sample)
     sample = [i for i in sample if cache.rows[i]["id"] in recordings][:max_clips]
-    sample.sort(key=cache.length)  # similar lengths together
+    sample.sort(key=lambda i: int(cache.lengths([i])[0]))  # similar lengths together
     references = speaker_references(cache, split)
     device = data.run.hw.device
     models = [model.to(device) for model in models]

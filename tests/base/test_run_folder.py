@@ -36,8 +36,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def open_run(preset: str = "") -> Run:
-    run = find_run(preset)
+def open_run(preset: str = "", name: str = "") -> Run:
+    run = find_run(preset, name=name)
     run.begin()
     return run
 
