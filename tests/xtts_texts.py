@@ -63,6 +63,6 @@ def write_readers_release(folder: Path) -> Path:
         max_code=200,
     )
     write_release(folder, config)
-    words.save(folder / "vocab.json")
+    (folder / "vocab.json").write_bytes(words.data)
     (folder / "LICENSE.txt").write_text("Coqui Public Model License", encoding="utf-8")
     return folder

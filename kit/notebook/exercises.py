@@ -21,7 +21,7 @@ Draw = Callable[[Iterator, int], list]
 def score(*checks: tuple[bool, str, str]) -> Result:
     """Draw a point for each check that passed: (passed, what is asked, what was got)."""
     points = sum(passed for passed, _, _ in checks)
-    lines = [f"{points} of {len(checks)} points"]
+    lines = [f"Exercise: {points} of {len(checks)} points"]
     for passed, asked, got in checks:
         lines.append(f"{'✓' if passed else '✗ missing:'} {asked} (yours: {got})")
     return Result(line="\n".join(lines), figures={"points": points, "of": len(checks)}, shown=False)

@@ -230,6 +230,7 @@ class Benchmark:
             self.active,
             f"{self.model or Path(self.active.preset_name).stem}, switches",
             ", ".join(on) or "none",
+            self.task.threads,
             step_s=1 / last.steps_per_s,
             before_step_s=1 / first.steps_per_s,
             tokens_per_s=last.tokens_per_s,
@@ -257,7 +258,9 @@ def devices_folder() -> Path:
     return runs_folder() / "bench" / "devices"
 
 
-def keep_device(run: ActiveRun, what: str, settings: str, **figures: float | None) -> None:
+def keep_device(
+    run: ActiveRun, what: str, settings: str, threads: int, **figures: float | None
+) -> None:
     """Keep what `settings` gained here in this device's file, in place of an earlier `what`."""
     name = run.hw.name
     if run.hw.device == "cpu":
@@ -266,7 +269,7 @@ def keep_device(run: ActiveRun, what: str, settings: str, **figures: float | Non
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"device": name}
     known[what] = figures | {
         "settings": settings,
-        "threads": int(run.threads.value),
+        "threads": threads,
         "torch": versions()["torch"],
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -505,6 +508,7 @@ class Tuning:
                 run,
                 f"{Path(run.preset_name).stem}, tuned",
                 ", ".join(changes) or "as they were",
+                int(run.threads.value),
                 step_s=best.step_s,
                 before_step_s=self.before_s or best.step_s,
                 memory_bytes=best.memory_bytes,
