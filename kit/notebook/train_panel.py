@@ -26,6 +26,7 @@ from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
+EARLY_S = 2  # between two drawings, at the beginning
 MAX_ROWS = 2000  # of the log, held for the plot
 COUNTDOWN_S = 20.0  # before a run starts by itself, as in "Run all"; a click on anything stops it
 # Panels with a run, by log: a cell that is run again replaces the older panel.
@@ -75,7 +76,7 @@ class TrainPanel:
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # the last row of this training
         self.unprinted_notes: list[str] = []
-        self.redraw_at_s = 0.0
+        self.began_s = self.redraw_at_s = 0.0
         self.pace = Pace()
         self.error: Exception | None = None
         self.stopping = False
@@ -229,6 +230,8 @@ class TrainPanel:
             self._conclude()
 
     def _begin(self) -> None:
+        self.began_s = time.monotonic()
+        self.redraw_at_s = 0.0
         self.start_at_s = None  # a countdown is over; Stop now stops the training
         self.ended.clear()
         self.error = None
@@ -318,11 +321,16 @@ class TrainPanel:
         return progress_texts(self.latest, self.pace) if self.latest else {}
 
     def _curve(self) -> bytes:
-        """The curve as a PNG; while the run trains, drawn so often that it costs little."""
+        """The curve as a PNG; while the run trains, drawn so often that it costs little.
+
+        The first minutes are drawn more often: that is when somebody looks.
+        """
         now_s, started_s = time.monotonic(), time.thread_time()
         if now_s >= self.redraw_at_s or not self.process.running:
             self.curve = png(run_curves(self.rows, live=True))
-            self.redraw_at_s = now_s + (time.thread_time() - started_s) / COST
+            cost_s = time.thread_time() - started_s
+            early_s = max(EARLY_S, (now_s - self.began_s) / 10)
+            self.redraw_at_s = now_s + min(cost_s / COST, early_s)
         return self.curve
 
     def _draw(self) -> None:

@@ -149,7 +149,7 @@ def drive(driver, name: str) -> None:
     web.screenshot(driver, f"{name}-1-before", ".jp-OutputArea-output .widget-vbox")
     web.press(driver, "Start")
     web.wait(lambda: step(driver) >= 20, "20 steps")
-    assert picture(driver) != before, "the curve must move"
+    web.wait(lambda: picture(driver) != before, "the curve to move")
     assert locked(driver), "switches lock during a run"
     web.screenshot(driver, f"{name}-2-running", ".jp-OutputArea-output .widget-vbox")
     stop(driver)
