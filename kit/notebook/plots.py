@@ -79,6 +79,11 @@ HEATMAP_COLUMNS = 4
 CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
 
 
+def number_text(number: float) -> str:
+    """Four digits, and all of a number that has more before its point."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
 def show(figure: Figure) -> None:
     """Display `figure` in the notebook, sharp on dense screens, wherever in a cell.
 
@@ -168,7 +173,7 @@ def bars(
     axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65, **whiskers)
     widest = max(map(abs, [*lengths, *(lengths + errors)]), default=1.0) or 1.0
     for place, number in enumerate(numbers):
-        text = "not measured" if math.isnan(number) else f"{number:,.4g}"
+        text = "not measured" if math.isnan(number) else number_text(number)
         _value(axes, text, max(lengths[place], 0.0) + errors[place], place, widest)
     _names(axes, names, widest)
     axes.set_xlim(left=min([0.0, *lengths]) * 1.1)
@@ -263,7 +268,7 @@ def grouped_bars(
         places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
         axes.barh(places, values, height=0.9 * height, label=group, **look)
         for place, value in zip(places, values):
-            _value(axes, f"{value:,.4g}", value, place, widest)
+            _value(axes, number_text(value), value, place, widest)
     _names(axes, names, widest)
     beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
     axes.legend(frameon=False, fontsize=9, **beside_title)

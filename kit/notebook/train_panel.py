@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from IPython import get_ipython
-from IPython.display import Image, display
+from IPython.display import display
 
 from kit.base.formatting import describe_error
-from kit.notebook.plots import png, run_curves, thin
+from kit.notebook.plots import png, run_curves, show, thin
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Field, View
@@ -160,7 +160,7 @@ class TrainPanel:
         if profiled:
             print(profiled, flush=True)
         if get_ipython() is not None:
-            display(Image(data=png(run_curves(self.rows, live=True)), format="png"))
+            show(run_curves(self.rows, live=True))
         if self.error is not None:
             raise self.error
 
