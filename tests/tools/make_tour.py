@@ -32,7 +32,7 @@ def save_picture(data: bytes, name: str, caption: str) -> str:
     if picture.width > WIDTH_PX:
         height = round(picture.height * WIDTH_PX / picture.width)
         picture = picture.resize((WIDTH_PX, height), Image.Resampling.LANCZOS)
-    picture.quantize(64).save(FOLDER / f"{name}.png", optimize=True)
+    picture.quantize(256, Image.Quantize.FASTOCTREE).save(FOLDER / f"{name}.png", optimize=True)
     return f"![{caption}](tour/{name}.png)"
 
 
