@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -101,6 +102,7 @@ def part_rows(part: str, setting: Setting) -> Iterator[dict]:
         for row in getattr(importlib.import_module(module), name)(setting):
             yield row | {"part": part}
     except Exception as error:  # a failing part is a row, and the others still run
+        traceback.print_exc()
         first_line = (str(error).strip().splitlines() or [""])[0]
         reason = f"{type(error).__name__}: {first_line}"[:300]
         yield note_row(part, reason, "failed") | {"part": part}
