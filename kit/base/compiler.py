@@ -123,11 +123,11 @@ def keep_device_guard() -> None:
 
 
 def compiler_error(error: BaseException) -> str:
-    """The first line of an error of torch's compiler or Triton; "" for any other error."""
+    """The first two lines of an error of torch's compiler or Triton; "" for any other error."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
         return ""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return " ".join([type(error).__name__, *lines[:1]])[:300]
+    return " ".join([type(error).__name__, *lines[:2]])[:300]  # the second says what failed
 
 
 def compiler_errors() -> tuple[type[BaseException], ...]:

@@ -100,7 +100,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers.
+    """GPT-2's stack of layers, with a final norm. Layers in `recompute` keep only their input.
 
     In training every layer goes through `run_layer`, which may be compiled: all layers share one
     graph. Validation calls the layers directly, so it never recompiles.
@@ -120,13 +120,15 @@ class Trunk(nn.Module):
         for i, layer in enumerate(self.h):
             if look and i == len(self.h) // 2:
                 look(layer, x)
-            x = self.run_layer(layer, x, i in self.recompute) if self.training else layer(x)
+            run = self.run_layer if self.training else run_layer
+            # Around the compiled layer, not in it: Inductor fails on that in mixed precision.
+            recompute = self.training and i in self.recompute
+            x = checkpoint(run, layer, x, use_reentrant=False) if recompute else run(layer, x)
         return self.ln_f(x)
 
 
-def run_layer(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
-    """Run one layer in training; `recompute` keeps only its input for the backward pass."""
-    return checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+def run_layer(layer: Layer, x: Tensor) -> Tensor:
+    return layer(x)
 
 
 class CondBlock(nn.Module):

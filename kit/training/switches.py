@@ -293,7 +293,7 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
 def compilations() -> int:
     """Count the graphs that torch.compile has made in this process.
 
-    Several rows make one graph, a single row another; recomputed layers have their own.
+    Several rows make one graph, a single row another.
     """
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0

@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -158,6 +160,10 @@ def optimizer_parity_rows(setting: Setting, task: Task) -> Iterator[dict]:
         if precision == "fp16":
             state.scaler = torch.amp.GradScaler(task.hw.device, init_scale=256.0)
         losses = train_losses(state, batches)
+        if precision == setting.precision:
+            again = train_losses(new_state(task, precision, sdpa=True), batches)
+            name = f"{optimizer}, {precision} twice: difference of the losses"
+            yield result(name, relative_difference(again, losses), "share", status="ok")
         difference = relative_difference(losses[-5:], fp32[-5:])
         yield limit_row(row, difference, "share", 0.02, fp32=fp32, half=losses)
     state = new_state(task, "fp16", sdpa=True)
@@ -221,8 +227,15 @@ def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
         yield f"preset {name}, {work.data.micro_batch} rows a pass", work
 
 
+def add_in_one_order() -> None:
+    """Let this process take deterministic kernels, so that equal steps have equal losses."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def recovery_rows(setting: Setting) -> Iterator[dict]:
     """Memory runs out in mid-run: losses as if smaller passes had been planned from there on."""
+    add_in_one_order()
     task = setting.middle
     batches = some_batches(task, 6)
     state = new_state(task, setting.precision, sdpa=True)
@@ -279,6 +292,7 @@ def refuse_many_rows(_model, args: tuple) -> None:
 
 def resume_rows(setting: Setting) -> Iterator[dict]:
     """A run resumed from a checkpoint beside one that was never interrupted."""
+    add_in_one_order()
     for optimizer in ("adamw", "muon"):
         config = dataclasses.replace(setting.middle.train, optimizer=optimizer)
         task = dataclasses.replace(setting.middle, train=config)
@@ -313,13 +327,13 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
         yield note_row(row, "only a GPU has a use for it")
         return
     offloaded = new_state(task, sdpa=True, ema=True, ema_offload=True)
-    start = {name: p.detach().cpu() for name, p in offloaded.ema.averaged.items()}
+    start = {name: p.detach().cpu() for name, p in offloaded.trainable.parameters.items()}
     train_losses(offloaded, batches)
     results = offloaded.ema.state_dict()
     kept = math.prod((1 + n) / (10 + n) for n in range(len(batches)))  # it moved once for them all
     difference = max(
         float((results[name] - torch.lerp(p.detach().cpu(), start[name], kept)).abs().max())
-        for name, p in offloaded.ema.averaged.items()
+        for name, p in offloaded.trainable.parameters.items()
     )
     yield limit_row(row, difference, "largest", 1e-4)
 
@@ -424,30 +438,42 @@ def flops_a_step(task: Task) -> float:
 
 
 def peer_step_rows(setting: Setting) -> Iterator[dict]:
-    """A step of transformers' GPT-2 in a plain fp32 loop, beside the kit's with its switches on.
+    """A step of transformers' GPT-2 in a plain loop, in both precisions, beside the kit's.
 
     The same trunk, rows of the same length, AdamW and clipping; the loss is read every step, as
-    usual training loops do. Both in this process, in turns.
+    usual training loops do. All in this process, in turns, with 8 and 32 rows a pass.
     """
     from train_steps import gpt2_step
 
-    model = setting.xtts
-    task = dataclasses.replace(
-        setting.task(model), rows=((100, 400),) if not setting.pretended else ((10, 20),)
-    )
-    (batch,) = some_batches(task, 1)
-    state = new_state(task, setting.precision, sdpa=True, fused_adamw=True)
-    peer_step = gpt2_step(model, batch.micro[0].to(setting.hw.device), fused=None)
-    kit_s, peer_s = [], []
-    for _ in range(5):
-        kit_s.append(timed(lambda: train_losses(state, [batch]), setting.hw.device))
-        peer_s.append(timed(peer_step, setting.hw.device))
-    kit_ms = 1000 * statistics.median(kit_s[1:])
-    peer_ms = 1000 * statistics.median(peer_s[1:])
-    more = {"spread": spread(kit_s[1:]), "peer_spread": spread(peer_s[1:]), "status": "ok"}
-    row = f"a step, {setting.precision}, SDPA, fused AdamW"
-    peer_name = "transformers GPT2LMHeadModel, fp32, SDPA, default AdamW"
-    yield result(row, kit_ms, "ms", peer_name, peer_ms, peer_ms / kit_ms, **more)
+    model, length = setting.xtts, (10, 20) if setting.pretended else (100, 400)
+    device, precision = setting.hw.device, setting.precision
+    for rows in (2, 4) if setting.pretended else (8, 32):
+        task = dataclasses.replace(setting.task(model, rows), rows=(length,) * rows)
+        (batch,) = some_batches(task, 1)
+        state = new_state(task, precision, sdpa=True, fused_adamw=True)
+        steps = {"kit": partial(train_losses, state, [batch])}
+        for name in ("fp32", precision):
+            peer = gpt2_step(model, batch.micro[0].to(device))
+            steps[name] = partial(in_precision, name, peer, device)
+        taken_s = {name: [] for name in steps}
+        for _ in range(6):
+            for name, step in steps.items():
+                taken_s[name].append(timed(step, device))
+        medians = {name: 1000 * statistics.median(each[1:]) for name, each in taken_s.items()}
+        kit_ms = medians.pop("kit")
+        for name, peer_ms in medians.items():
+            row = f"a step of {rows} rows, {precision}, SDPA, fused AdamW"
+            peer_name = f"transformers GPT2LMHeadModel, {name}, SDPA, fused AdamW"
+            more = {"spread": spread(taken_s["kit"][1:]), "peer_spread": spread(taken_s[name][1:])}
+            more["status"] = "ok"
+            yield result(row, kit_ms, "ms", peer_name, peer_ms, peer_ms / kit_ms, **more)
+        del state, steps, peer
+        release_memory(device)
+
+
+def in_precision(name: str, step: Callable[[], float], device: str) -> None:
+    with autocast(device, name):
+        step()
 
 
 # --- copies ---------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ def gpt2(model: SpeechGPT):
     trunk = {name: w.t() if w.dim() == 2 else w for name, w in trunk.items()}
     trunk["wte.weight"] = model.code_embedding.weight
     # The prompt comes as embeddings; the first code is fed at position 128, as the kit's second.
-    rows = (torch.zeros(PROMPT, c.width), model.code_position.weight[1:])
+    positions = model.code_position.weight[1:]
+    rows = (positions.new_zeros(PROMPT, c.width), positions)
     trunk["wpe.weight"] = torch.cat(rows)
     peer.transformer.load_state_dict(trunk)
     peer.lm_head.load_state_dict({"weight": model.code_head.weight})
