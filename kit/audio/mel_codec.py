@@ -266,7 +266,8 @@ class MelCodec(nn.Module, Codec):
     ) -> Losses:
         draw = self._draw_crops(waves, device)
         schedule = schedule or FitSchedule(self.config)
-        adamw = {"lr": self.config.lr, "betas": (0.8, 0.99), "warmup_share": 0.1}
+        # Not clipped, the second cycle once diverged on a GPU (docs/measurements.md).
+        adamw = {"lr": self.config.lr, "betas": (0.8, 0.99), "warmup_share": 0.1, "clip_norm": 1.0}
         yield from fit_model(schedule, self, lambda: self.loss(draw()), device, precision, **adamw)
 
     def train_adversarial(self, waves: list[Tensor], device: str) -> Progress:

@@ -185,7 +185,8 @@ def choose_layer(
         ran = f"int8 weights; {matmul} matmuls from {INT8_MATMUL_ROWS} rows, bf16 for fewer"
         return CompiledInt8, low, ran
     if weights.startswith("int8"):
-        reason = " (this device has no int8 matmuls)" if weights == "int8" else ""
+        why = "this CPU has no int8 matmuls" if cpu else "less memory; not faster on a GPU"
+        reason = f" ({why})" if weights == "int8" else ""
         return WeightOnlyInt8, low, f"int8 weights, {half} activations{reason}"
     if weights == "bf16" and half == "fp16":
         return PlainLinear, low, "fp16: this GPU has no bf16"

@@ -78,7 +78,7 @@ STAGES = (
     Stage(parts=("attention",), limit_s=35),
     Stage(parts=(*TOGETHER, "recogniser", "tests"), limit_s=95),
     Stage(parts=("switches, XTTS-v2",), limit_s=150),
-    Stage(parts=("t4",), limit_s=40),
+    Stage(parts=("t4",), limit_s=50),
     Stage(parts=("cuDNN attention",), limit_s=15),
     Stage(parts=("decoding, XTTS-v2",), limit_s=110),
     Stage(parts=("copies",), limit_s=15),

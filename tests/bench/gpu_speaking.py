@@ -71,7 +71,7 @@ def decoding_rows(
         peer_note = str(error)
     row_of_codes = recorded_row(model, setting)
     expected = teacher_forced_logits(ready(model, "fp32", "eager"), row_of_codes)
-    for kind in ("CUDA graphs", "eager", "compiled"):
+    for kind in ("CUDA graphs", "compiled", "eager"):
         for weights in formats:
             try:
                 decoder = ready(model, weights, kind)

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from made_index import made_index
 
 T4_BYTES = int(14.6 * 1e9)
-STEPS, PROFILED = 120, 8
+STEPS, PROFILED = 60, 8
 TEXT_VOCAB, CODE_VOCAB = 2000, 1602  # of the preset's tokenizer and codec
 
 

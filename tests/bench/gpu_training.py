@@ -230,7 +230,7 @@ def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
 def add_in_one_order() -> None:
     """Let this process take deterministic kernels, so that equal steps have equal losses."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # with warn_only, attention would not be
 
 
 def recovery_rows(setting: Setting) -> Iterator[dict]:
@@ -270,6 +270,7 @@ def less_memory(state: Trainer, setting: Setting, batches: list) -> Iterator[Non
         hook.remove()
         return
     task = setting.middle
+    before = checkpoint.random_state()
     copy = new_state(task, setting.precision, sdpa=True)
     train_losses(copy, batches[:1])
     release_memory("cuda")
@@ -278,6 +279,7 @@ def less_memory(state: Trainer, setting: Setting, batches: list) -> Iterator[Non
     train_losses(copy, batches)
     passes = torch.cuda.max_memory_allocated() - two_runs
     del copy
+    checkpoint.restore_random_state(before)
     release_memory("cuda")
     limit = torch.cuda.memory_reserved() + passes // 2
     torch.cuda.set_per_process_memory_fraction(limit / setting.hw.memory_bytes)

@@ -275,6 +275,15 @@ def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recomput
     assert made[0] == 1 and made[-1] == 1, made
 
 
+def test_compiled_layers_are_recomputed_in_half_precision():
+    """Inductor fails on a checkpoint inside a compiled layer."""
+    model = tiny_model(dropout=0.1).train()
+    apply(model, SpeedConfig(compile=True, sdpa=True, gradient_checkpointing=True), CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        sum(model(batch(8, 40, 0))).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 # Batches made ahead.
 
 
