@@ -85,7 +85,7 @@ STAGES = (
     Stage(parts=("monitor",), limit_s=10),
     # As long as time is left.
     Stage(parts=("peer step",), limit_s=25),
-    Stage(parts=("decoding, small",), limit_s=30),
+    Stage(parts=("decoding, small",), limit_s=25),
     Stage(parts=("ranks",), limit_s=20),
     Stage(parts=("switches, preset",), limit_s=30),
 )
