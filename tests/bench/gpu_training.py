@@ -169,7 +169,7 @@ def optimizer_parity_rows(setting: Setting, task: Task) -> Iterator[dict]:
     state = new_state(task, "fp16", sdpa=True)
     events = train_steps(state, batches)
     skipped = sum(not math.isfinite(event.grad_norm) for event in events)
-    row = f"{optimizer}, fp16: steps skipped of {count} while it found its scale"
+    row = f"{optimizer}, fp16: steps skipped of {count} in the search for its scale"
     yield limit_row(row, skipped, "steps", count / 2, scale=state.scaler.get_scale())
 
 
@@ -454,8 +454,8 @@ def peer_step_rows(setting: Setting) -> Iterator[dict]:
         (batch,) = some_batches(task, 1)
         state = new_state(task, precision, sdpa=True, fused_adamw=True)
         steps = {"kit": partial(train_losses, state, [batch])}
+        peer = gpt2_step(model, batch.micro[0].to(device))
         for name in ("fp32", precision):
-            peer = gpt2_step(model, batch.micro[0].to(device))
             steps[name] = partial(in_precision, name, peer, device)
         taken_s = {name: [] for name in steps}
         for _ in range(6):

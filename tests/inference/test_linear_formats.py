@@ -190,7 +190,7 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
             *layer, ran = choose_layer(weights, CUDA, compiled)
             assert layer == [WeightOnlyInt8, half]
             assert ran.startswith(f"int8 weights, {name} activations")
-            assert ("(" in ran) == (weights == "int8")  # why int8 has no int8 matmuls
+            assert ("not faster on a GPU" in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
