@@ -54,6 +54,9 @@ def cut_short(seconds: float = 1.0, **how) -> bytes:
     return whole[: int(0.55 * len(whole))]
 
 
+LIMITED = np.clip(9 * speech(), -1, 1)
+
+
 def hour() -> bytes:
     """An hour of silence: 8-bit, 8 kHz, in FLAC a few kilobytes."""
     return encoded(np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
@@ -89,20 +92,12 @@ BAD = {
     "half a header": (lambda: encoded(speech())[:30], "unreadable", "cannot be read"),
     "no samples": (lambda: encoded(speech()[:0]), "unreadable", "0 samples"),
     "truncated FLAC": (lambda: encoded(speech(), format="FLAC")[:9000], "unreadable", ""),
-    "not a number": (
-        lambda: encoded(speech() * np.nan, subtype="FLOAT"),
-        "unreadable",
-        "not finite",
-    ),
+    "NaN": (lambda: encoded(speech() * np.nan, subtype="FLOAT"), "unreadable", "not finite"),
     "infinite": (lambda: encoded(np.full(RATE, np.inf), subtype="FLOAT"), "unreadable", "finite"),
     "truncated RF64": (lambda: cut_short(format="RF64"), "unreadable", "bytes of sound"),
     "truncated W64": (lambda: cut_short(format="W64"), "unreadable", "bytes of sound"),
     "truncated AIFF": (lambda: cut_short(format="AIFF"), "unreadable", "bytes of sound"),
-    "truncated Ogg": (
-        lambda: cut_short(3.0, format="OGG"),
-        "unreadable",
-        "its last page is missing",
-    ),
+    "truncated Ogg": (lambda: cut_short(3.0, format="OGG"), "unreadable", "last page is missing"),
     "FLAC that claims half": (lambda: flac_telling(RATE // 2), "unreadable", "there are more"),
     "FLAC that claims more": (lambda: flac_telling(RATE * 2), "unreadable", "of 44,100"),
     "FLAC that claims years": (lambda: flac_telling(2**35), "unreadable", "34,359,738,368"),
@@ -110,12 +105,8 @@ BAD = {
     "two loud samples": (lambda: with_spikes(300.0), "too loud", "reach 300 times full scale"),
     "silent": (lambda: encoded(np.zeros(RATE, np.float32)), "silent", "silent (peak 0.0000"),
     "nearly silent": (lambda: encoded(0.002 * speech()), "silent", "silent"),
-    "clipped": (lambda: encoded(np.clip(9 * speech(), -1, 1)), "clipped", "clipped ("),
-    "clipped 8 bit": (
-        lambda: encoded(np.clip(9 * speech(), -1, 1), subtype="PCM_U8"),
-        "clipped",
-        "clipped",
-    ),
+    "clipped": (lambda: encoded(LIMITED), "clipped", "clipped ("),
+    "clipped 8 bit": (lambda: encoded(LIMITED, subtype="PCM_U8"), "clipped", "clipped"),
     "float, not scaled": (lambda: encoded(speech() * 3e4, subtype="FLOAT"), "clipped", "clipped"),
     "off centre": (lambda: encoded(0.4 * speech() + 0.3), "dc offset", "its mean is +0.30"),
     "too long": (lambda: encoded(speech(14.5)), "too long", "longer than 14.0 s"),

@@ -43,12 +43,12 @@ class ForkedCommand:
         self.process.start()
         self.pid = self.process.pid
 
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
     @property
     def returncode(self) -> int | None:
         return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
 
     def communicate(self, timeout: float = TIMEOUT_S) -> tuple[str, str]:
         """(stdout, stderr) once it has ended."""
@@ -56,8 +56,7 @@ class ForkedCommand:
         if self.poll() is None:
             self.process.kill()
             raise TimeoutError(f"it ran for more than {timeout} s")
-        out, err = (Path(self.streams, name).read_text(encoding="utf-8") for name in "12")
-        return out, err
+        return tuple(Path(self.streams, name).read_text(encoding="utf-8") for name in "12")
 
 
 class Terminal:
@@ -70,20 +69,14 @@ class Terminal:
         env = dict(os.environ, KIT_RUNS=str(self.runs), KIT_PRESET="tiny", PYTHONUNBUFFERED="1")
         if not afresh:
             return ForkedCommand(self.processes, words, env)
-        return subprocess.Popen(
-            [sys.executable, "-m", "kit", *words],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "kit", *words]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams)
 
     def run(self, *words: str, afresh: bool = False) -> tuple[int, str, str]:
         process = self.start(*words, afresh=afresh)
-        out, err = process.communicate(timeout=TIMEOUT_S)
-        return process.returncode, out, err
+        streams = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, *streams
 
     def done(self, *words: str, afresh: bool = False) -> str:
         code, out, err = self.run(*words, afresh=afresh)
@@ -101,5 +94,5 @@ class Terminal:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=TIMEOUT_S)
-        return process.returncode, out, err
+        streams = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, *streams

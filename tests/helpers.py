@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from kit.audio.clip import load_wave
@@ -59,34 +60,15 @@ CPU = Hardware(
     device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
 )
 CORPUS = CorpusConfig(
-    utterances=60,
-    held_out=6,
-    unseen=4,
-    long=2,
-    free_order=2,
-    any_order=0.0,
-    speakers=3,
-    workers=1,
+    utterances=60, held_out=6, unseen=4, long=2, free_order=2, any_order=0.0, speakers=3, workers=1
 )
 CODEC = MelCodecConfig(
     levels=(4, 3, 5), width=32, blocks=2, griffin_lim_iters=4, steps=25, batch=4, crop_frames=24
 )
 DATA = DataConfig(effective_batch=8, micro_batch=4, sort_window=32, reference_frames=20, shard=25)
-GPT = GPTConfig(
-    layers=2,
-    width=32,
-    heads=2,
-    text_vocab=20,
-    code_vocab=32,
-    max_text=20,
-    max_code=40,
-    latents=3,
-    perceiver_heads=2,
-    perceiver_head_width=16,
-    n_mels=8,
-)
-
-
+VOCABULARIES = {"text_vocab": 20, "code_vocab": 32, "max_text": 20, "max_code": 40}
+REFERENCE = {"latents": 3, "perceiver_heads": 2, "perceiver_head_width": 16, "n_mels": 8}
+GPT = GPTConfig(layers=2, width=32, heads=2, **VOCABULARIES, **REFERENCE)
 PATIENCE_S = 60.0  # for what another thread does: on a busy machine seconds, mostly none
 
 
@@ -217,8 +199,8 @@ class MemoryColumns(dict):
 
 def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
     """A cache without a file; a row is its id, speaker and split."""
-    common = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
-    clips = [Clip(place=i, codes=len(row), **common) for i, row in enumerate(codes)]
+    made = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
+    clips = [Clip(place=i, codes=len(row), **made) for i, row in enumerate(codes)]
     names = ([row[name] for row in rows] for name in ("id", "speaker", "split"))
     cache = object.__new__(CodeCache)
     columns = MemoryColumns(index_columns(*names, texts, clips))
@@ -256,8 +238,8 @@ def opinionated_model(**over) -> SpeechGPT:
 def opinionated_voice(folder: Path, phonemes: str = "") -> Voice:
     """A random model with opinions, a real tokenizer made of LINES, an untrained codec."""
     pieces = TokenizerConfig(vocab_size=310, phonemes=phonemes)
-    path = train_tokenizer(LINES, folder / "tokenizer.model", pieces)
-    tokenizer, codec = Tokenizer(path), MelCodec(CODEC).eval()
+    tokenizer = Tokenizer(train_tokenizer(LINES, folder / "tokenizer.model", pieces))
+    codec = MelCodec(CODEC).eval()
     sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
     return Voice(
         model=opinionated_model(n_mels=80, **sizes),
@@ -271,12 +253,9 @@ def opinionated_voice(folder: Path, phonemes: str = "") -> Voice:
 def real_voice(**over) -> Voice:
     """An untrained model between the real tokenizer and codec, with the corpus's speakers."""
     torch.manual_seed(0)
-    return Voice(
-        model=SpeechGPT(real_config(**over)),
-        codec=trained_codec()[0],
-        tokenizer=tokenizer(),
-        references=speaker_references(code_cache()),
-    )
+    model, references = SpeechGPT(real_config(**over)), speaker_references(code_cache())
+    codec = trained_codec()[0]
+    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
 
 
 def leave_voice_files(folder: Path, voice: Voice) -> None:
@@ -319,16 +298,10 @@ class PretendedGraph:
 
     def __init__(self, work):
         self.work = work
-        result = work()
-        self.parts = [result] if isinstance(result, torch.Tensor) else list(result)
-        self.parts = [tensor.clone() for tensor in self.parts]
-        self.result = self.parts[0] if isinstance(result, torch.Tensor) else tuple(self.parts)
+        self.result = tree_map(torch.clone, work())
 
     def replay(self) -> None:
-        result = self.work()
-        new = [result] if isinstance(result, torch.Tensor) else result
-        for kept, tensor in zip(self.parts, new):
-            kept.copy_(tensor)
+        tree_map(torch.Tensor.copy_, self.result, self.work())
 
     def pool(self) -> None:
         """Its memory is everybody's."""
@@ -359,9 +332,7 @@ def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, lis
     return texts, codes, cond
 
 
-def effective_batch(
-    config: GPTConfig, rows: tuple, parts: int = 1, position=None
-) -> EffectiveBatch:
+def effective_batch(config: GPTConfig, rows: tuple, parts=1, position=None) -> EffectiveBatch:
     """`rows` as one optimiser step in `parts` micro-batches."""
     size = len(rows[0]) // parts
     cuts = [slice(i, i + size) for i in range(0, len(rows[0]), size)]
@@ -393,9 +364,8 @@ def dataset(folder: Path, table: str | bytes, clips: dict[str, np.ndarray] | Non
     return folder
 
 
-TRAIN = TrainConfig(
-    max_steps=12, warmup_steps=3, lr=1e-2, eval_steps=4, save_steps=3, schedule="linear"
-)
+SCHEDULE = {"max_steps": 12, "warmup_steps": 3, "schedule": "linear"}
+TRAIN = TrainConfig(lr=1e-2, eval_steps=4, save_steps=3, **SCHEDULE)
 
 
 class Session(TrainingRun):
@@ -406,9 +376,9 @@ class Session(TrainingRun):
         return self.trainer
 
     def run(self, values: dict, stop: threading.Event | None = None):
-        values = dict(values)
-        parts = values.pop("grad_accum", 1)
-        self.speed = SpeedConfig(**values)
+        switches = dict(values)
+        parts = switches.pop("grad_accum", 1)
+        self.speed = SpeedConfig(**switches)
         make_batches = self.make_batches
         self.make_batches = lambda position: make_batches(position, parts)
         try:

@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,22 +26,10 @@ HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0
 SIZE = 41
 SOUND = {"latent_width": 96, "channels": 16, "filters": (8, 8, 8, 8)}
-TINY = GPTConfig(
-    layers=2,
-    width=96,
-    heads=3,
-    text_vocab=SIZE,
-    code_vocab=34,
-    max_text=32,
-    max_code=64,
-    start_text_id=START,
-    stop_text_id=STOP,
-    start_code_id=32,
-    stop_code_id=33,
-    text_stop_input=False,
-    dropout=0.1,
-    **FIXED,
-)
+TEXTS = {"text_vocab": SIZE, "max_text": 32, "start_text_id": START, "stop_text_id": STOP}
+CODES = {"code_vocab": 34, "max_code": 64, "start_code_id": 32, "stop_code_id": 33}
+TRUNK = {"layers": 2, "width": 96, "heads": 3, "dropout": 0.1, "text_stop_input": False}
+TINY = GPTConfig(**TRUNK, **TEXTS, **CODES, **FIXED)
 
 
 def random_model(config: GPTConfig = TINY, seed: int = 0) -> SpeechGPT:
@@ -58,13 +47,13 @@ POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
 def random_sound(sizes: dict = SOUND) -> dict[str, Tensor]:
     """Encoders and vocoder: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(2)
-    found = {}
+    tensors = {}
     for name, empty in sorted(sound_tensors({}, **sizes).items()):
         is_float = empty.is_floating_point()
-        found[name] = 0.2 * torch.randn(empty.shape) if is_float else torch.tensor(5)
+        tensors[name] = 0.2 * torch.randn(empty.shape) if is_float else torch.tensor(5)
         if name.endswith(POSITIVE):
-            found[name] = found[name].abs() + 0.5
-    return found
+            tensors[name] = tensors[name].abs() + 0.5
+    return tensors
 
 
 def random_dvae(config: GPTConfig = TINY) -> dict[str, Tensor]:
@@ -80,55 +69,27 @@ def vocabulary(size: int = SIZE, start: int = START, holes: tuple[int, ...] = HO
     """A vocabulary as tokenizers writes it; special pieces stand among the others, too."""
     special = {STOP: "[STOP]", 1: "[UNK]", 2: "[SPACE]", 3: "[en]", start: "[START]"}
     pieces = {special.get(i, chr(0x61 + i)): i for i in range(size) if i not in holes}
-    added = [
-        {
-            **{"id": number, "content": piece, "special": True, "single_word": False},
-            **{"lstrip": False, "rstrip": False, "normalized": False},
-        }
-        for number, piece in sorted(special.items())
-    ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "vocab": pieces,
-            "merges": [],
-        },
-    }
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": i, "content": special[i], "special": True, **off} for i in sorted(special)]
+    model = {"type": "BPE", "dropout": None, "unk_token": "[UNK]", "fuse_unk": False}
+    model |= dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"))
+    model |= {"vocab": pieces, "merges": []}
+    steps = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    steps["pre_tokenizer"] = {"type": "Whitespace"}
+    return {"version": "1.0", "added_tokens": added, **steps, "model": model}
 
 
 def settings(config: GPTConfig = TINY) -> dict:
     """config.json, as far as a loader looks at it; START and STOP are left to the vocabulary."""
-    arguments = {
-        "gpt_layers": config.layers,
-        "gpt_n_model_channels": config.width,
-        "gpt_n_heads": config.heads,
-        "gpt_max_text_tokens": config.max_text - 2,
-        "gpt_max_audio_tokens": config.max_code - 3,
-        "gpt_max_prompt_tokens": 70,
-        "gpt_number_text_tokens": config.text_vocab,
-        "gpt_start_text_token": None,
-        "gpt_stop_text_token": None,
-        "gpt_num_audio_tokens": config.code_vocab,
-        "gpt_start_audio_token": config.start_code,
-        "gpt_stop_audio_token": config.stop_code,
-        "gpt_use_perceiver_resampler": True,
-        "decoder_input_dim": config.width,
-        "d_vector_dim": 512,
-        "cond_d_vector_in_each_upsampling_layer": True,
-    }
+    gpt = {"layers": config.layers, "n_model_channels": config.width, "n_heads": config.heads}
+    gpt |= {"max_text_tokens": config.max_text - 2, "max_audio_tokens": config.max_code - 3}
+    gpt |= {"max_prompt_tokens": 70, "number_text_tokens": config.text_vocab}
+    gpt |= {"start_text_token": None, "stop_text_token": None, "use_perceiver_resampler": True}
+    gpt |= {"num_audio_tokens": config.code_vocab, "start_audio_token": config.start_code}
+    gpt |= {"stop_audio_token": config.stop_code}
+    arguments = {f"gpt_{name}": value for name, value in gpt.items()}
+    arguments |= {"decoder_input_dim": config.width, "d_vector_dim": 512}
+    arguments["cond_d_vector_in_each_upsampling_layer"] = True
     return {"model": "xtts", "model_args": arguments, "languages": ["en"], "temperature": 0.75}
 
 
@@ -149,39 +110,28 @@ def write_release(folder: Path, config: GPTConfig = TINY, model: SpeechGPT | Non
     return folder
 
 
-CONFIG_MODULE = "TTS.tts.configs.xtts_config"
-MODEL_MODULE = "TTS.tts.models.xtts"
-DATASETS_MODULE = "TTS.config.shared_configs"
+MODULES = {
+    "XttsConfig": "TTS.tts.configs.xtts_config",
+    "XttsArgs": "TTS.tts.models.xtts",
+    "BaseDatasetConfig": "TTS.config.shared_configs",
+}
 
 
 @contextlib.contextmanager
 def pickled_settings(described: dict) -> Iterator[object]:
     """`described` as objects of classes named as coqui-tts's, which only the block can pickle."""
-    modules = ("TTS", CONFIG_MODULE, MODEL_MODULE, DATASETS_MODULE)
-    before = {name: sys.modules.get(name) for name in modules}
-    classes = {
-        "XttsConfig": CONFIG_MODULE,
-        "XttsArgs": MODEL_MODULE,
-        "BaseDatasetConfig": DATASETS_MODULE,
-    }
-    for name in before:
-        sys.modules[name] = types.ModuleType(name)
-    for name, module in classes.items():
-        setattr(sys.modules[module], name, type(name, (), {"__module__": module}))
-    try:
-        whole = sys.modules[CONFIG_MODULE].XttsConfig()
-        inner = sys.modules[MODEL_MODULE].XttsArgs()
-        dataset = sys.modules[DATASETS_MODULE].BaseDatasetConfig()
-        dataset.path = "somewhere"
-        inner.__dict__.update(described["model_args"])
-        whole.__dict__.update(described, model_args=inner, datasets=[dataset])
+    modules = {name: types.ModuleType(name) for name in ("TTS", *MODULES.values())}
+    classes = [type(name, (), {"__module__": module}) for name, module in MODULES.items()]
+    for each in classes:
+        setattr(modules[each.__module__], each.__name__, each)
+    whole, inner, dataset = (each() for each in classes)
+    dataset.path = "somewhere"
+    inner.__dict__.update(described["model_args"])
+    whole.__dict__.update(described, model_args=inner, datasets=[dataset])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, name, module)
         yield whole
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

@@ -35,17 +35,13 @@ def write_vocabulary(
     pieces = [*special, *letters, *("".join(pair) for pair in merges)]
     pieces.remove("[START]")
     pieces.insert(start - sum(hole < start for hole in HOLES), "[START]")
-    size = len(pieces) + len(HOLES)
-    numbers = [number for number in range(size) if number not in HOLES]
-    ids = dict(zip(pieces, numbers))
+    ids = dict(zip(pieces, (i for i in range(len(pieces) + len(HOLES)) if i not in HOLES)))
     described = vocabulary()
     like = described["added_tokens"][0]
-    described["added_tokens"] = [
-        {**like, "id": ids[piece], "content": piece} for piece in sorted(special, key=ids.get)
-    ]
-    described["model"]["vocab"] = ids
-    described["model"]["merges"] = [" ".join(pair) for pair in merges]
-    described["model"].update(changes)
+    added = [{**like, "id": ids[piece], "content": piece} for piece in sorted(special, key=ids.get)]
+    described["added_tokens"] = added
+    learnt = {"vocab": ids, "merges": [" ".join(pair) for pair in merges]}
+    described["model"] |= learnt | changes
     path.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     return path
 
@@ -54,15 +50,8 @@ def write_readers_release(folder: Path) -> Path:
     """A release at random weights that can read texts: it has the letters of English."""
     folder.mkdir(parents=True, exist_ok=True)
     words = load_vocabulary(write_vocabulary(folder / "vocab.json"))
-    config = dataclasses.replace(
-        TINY,
-        text_vocab=words.size,
-        start_text_id=words.start,
-        stop_text_id=words.stop,
-        max_text=160,
-        max_code=200,
-    )
-    write_release(folder, config)
+    ids = {"text_vocab": words.size, "start_text_id": words.start, "stop_text_id": words.stop}
+    write_release(folder, dataclasses.replace(TINY, max_text=160, max_code=200, **ids))
     (folder / "vocab.json").write_bytes(words.data)
     (folder / "LICENSE.txt").write_text("Coqui Public Model License", encoding="utf-8")
     return folder
