@@ -25,18 +25,11 @@ from kit.base.run import RELEASES_FOLDER
 from kit.recipes.base_model import PINNED
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ADDRESSES = {
-    "about": re.compile(r"/api/models/(.+/.+)/revision/(.+)"),
-    "file": re.compile(r"/(.+/.+)/resolve/([^/]+)/(.+)"),
-}
-
-
+ABOUT = r"/api/models/(.+/.+)/revision/(.+)"
+FILE = r"/(.+/.+)/resolve/([^/]+)/(.+)"
 # A repository that is made and filled in this way needs no other protocol (LFS, Xet).
-UPLOADS = {
-    "create": re.compile(r"/api/repos/create"),
-    "preupload": re.compile(r"/api/(?:models|spaces)/(.+/.+)/preupload/main"),
-    "commit": re.compile(r"/api/(?:models|spaces)/(.+/.+)/commit/main"),
-}
+PREUPLOAD = r"/api/(?:models|spaces)/(.+/.+)/preupload/main"
+UPLOAD = r"/api/(?:models|spaces)/(.+/.+)/commit/main"
 
 
 class Hub(ThreadingHTTPServer):
@@ -76,47 +69,40 @@ class Answer(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append((path, self.headers["Range"]))
         self.server.authorised.append(self.headers["Authorization"])
+        file = re.fullmatch(FILE, path)
+        asked = re.fullmatch(ABOUT, path) or file
         if self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
             self.refuse("RepoNotFound", 401)
-            return
-        if self.server.elsewhere and ADDRESSES["file"].fullmatch(path):
-            self.send_response(302)
-            self.send_header("Location", self.server.elsewhere + path)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        for kind, address in ADDRESSES.items():
-            found = address.fullmatch(path)
-            if found:
-                repository, revision = found[1], found[2]
-                if repository != self.server.repository:
-                    self.refuse("RepoNotFound")
-                elif revision not in (*self.server.revisions, COMMIT):
-                    self.refuse("RevisionNotFound")
-                elif kind == "about":
-                    self.describe()
-                else:
-                    self.send(self.server.folder / found[3])
-                return
-        self.refuse("EntryNotFound")
+        elif file and self.server.elsewhere:
+            self.head(302, Location=self.server.elsewhere + path)
+        elif not asked:
+            self.refuse("EntryNotFound")
+        elif asked[1] != self.server.repository:
+            self.refuse("RepoNotFound")
+        elif asked[2] not in (*self.server.revisions, COMMIT):
+            self.refuse("RevisionNotFound")
+        elif asked is file:
+            self.send(self.server.folder / file[3])
+        else:
+            self.describe()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         path = unquote(urlsplit(self.path).path)
+        address = f"{self.server.address}/{self.server.repository}"
         if self.headers["Authorization"] != f"Bearer {self.server.token}":
             self.refuse("RepoNotFound", 401)
-        elif UPLOADS["create"].fullmatch(path):
+        elif path == "/api/repos/create":
             self.server.created.append(json.loads(body))
-            self.answer({"url": f"{self.server.address}/{self.server.repository}"})
-        elif UPLOADS["preupload"].fullmatch(path):
+            self.answer({"url": address})
+        elif re.fullmatch(PREUPLOAD, path):
+            wanted = {"uploadMode": "regular", "shouldIgnore": False}
             files = json.loads(body)["files"]
-            wanted = [{"path": f["path"], "uploadMode": "regular"} for f in files]
-            self.answer({"files": [{**f, "shouldIgnore": False} for f in wanted]})
-        elif UPLOADS["commit"].fullmatch(path):
-            space = "/spaces/" in path
+            self.answer({"files": [{"path": file["path"], **wanted} for file in files]})
+        elif re.fullmatch(UPLOAD, path):
             folder = self.server.folder
-            self.keep(body, folder.with_name(f"{folder.name}-space") if space else folder)
-            address = f"{self.server.address}/{self.server.repository}"
+            space = folder.with_name(f"{folder.name}-space")
+            self.keep(body, space if "/spaces/" in path else folder)
             url = f"{address}/commit/{COMMIT}"
             self.answer({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
         else:
@@ -131,19 +117,19 @@ class Answer(BaseHTTPRequestHandler):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(base64.b64decode(entry["value"]["content"]))
 
+    def head(self, status: int, length: int = 0, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(length), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def answer(self, content: dict) -> None:
         body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self.head(200, len(body), **{"Content-Type": "application/json"})
         self.wfile.write(body)
 
     def refuse(self, code: str, status: int = 404) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.head(status, **{"X-Error-Code": code})
 
     def describe(self) -> None:
         siblings = []
@@ -165,17 +151,13 @@ class Answer(BaseHTTPRequestHandler):
         data = path.read_bytes()
         if path.name in self.server.spoilt:
             data = bytes(byte ^ 1 for byte in data)
-        first = 0
-        if self.headers["Range"]:
-            first = int(re.fullmatch(r"bytes=(\d+)-", self.headers["Range"])[1])
-        self.send_response(206 if first else 200)
-        self.send_header("Content-Length", str(len(data) - first))
-        self.end_headers()
-        if self.server.cut is not None and first < self.server.cut < len(data):
-            self.wfile.write(data[first : self.server.cut])
-            self.server.cut = None
-            return
-        self.wfile.write(data[first:])
+        asked = self.headers["Range"]
+        first = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked else 0
+        self.head(206 if first else 200, len(data) - first)
+        end = len(data)
+        if self.server.cut is not None and first < self.server.cut < end:
+            end, self.server.cut = self.server.cut, None
+        self.wfile.write(data[first:end])
 
     def log_message(self, *_) -> None:
         """Quiet."""
@@ -199,8 +181,7 @@ def serving(folder: Path, repository: str, *revisions: str) -> Iterator[Hub]:
 
 def forget_releases() -> None:
     """Another test's hub may have another release by the same name."""
-    runs = os.environ.get("KIT_RUNS")
-    if runs:
+    if runs := os.environ.get("KIT_RUNS"):
         shutil.rmtree(Path(runs) / RELEASES_FOLDER, ignore_errors=True)
 
 

@@ -142,11 +142,7 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
 
 
 def run_cells(name: str, **parameters) -> dict:
-    """Execute the code cells of notebook `name` with `parameters` changed; the names they left.
-
-    What a cell ends with is printed and drawn, as a notebook does. What a cell raises has the
-    cell's id as a note.
-    """
+    """Execute the code cells of notebook `name` with `parameters` changed; the names they left."""
     path = ROOT / "notebooks" / f"{name}.ipynb"
     book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     names = {"__name__": "__notebook__", "display": draw}
@@ -180,22 +176,15 @@ def draw(*values) -> None:
 
 
 def parameters(row: Row, name: str, runs: Path) -> dict:
-    """What a row says in the notebook `name`.
-
-    07 has a run of its own, which begins with a tiny release in `runs`.
-    """
+    """What a row says in the notebook `name`: 07 has a run of its own, from a tiny release."""
     if name == "00_setup":
         return {"USE": row.use}
-    if name == FINE_TUNING:
-        release = runs / "releases" / row.name
-        if not release.is_dir():
-            write_readers_release(release)
-        return {"RUN": tuned_run(row), "BASE_MODEL": str(release), "ACCEPT_LICENSE": "CPML"}
-    return {}
-
-
-def tuned_run(row: Row) -> str:
-    return f"{row.name}-tuned"
+    if name != FINE_TUNING:
+        return {}
+    release = runs / "releases" / row.name
+    if not release.is_dir():
+        write_readers_release(release)
+    return {"RUN": f"{row.name}-tuned", "BASE_MODEL": str(release), "ACCEPT_LICENSE": "CPML"}
 
 
 def data_of(preset: str, runs: Path) -> Path:
@@ -235,7 +224,7 @@ def outcome(row: Row, runs: Path) -> dict:
     except Exception as error:
         first = str(error).strip().split("\n")[0][:300]
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
-    for made in (row.name, tuned_run(row), f"releases/{row.name}"):
+    for made in (row.name, f"{row.name}-tuned", f"releases/{row.name}"):
         shutil.rmtree(runs / made, ignore_errors=True)
     return result_row(row, seconds, why)
 
@@ -288,9 +277,8 @@ def pool_of(jobs: int) -> ProcessPoolExecutor:
 
 def code_digest() -> str:
     """Changes with any file that a row runs."""
-    files = []
-    for pattern in ("kit/**/*.py", "configs/**/*.yaml", "notebooks/*.ipynb"):
-        files += ROOT.glob(pattern)
+    patterns = ("kit/**/*.py", "configs/**/*.yaml", "notebooks/*.ipynb")
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     return digest({str(path.relative_to(ROOT)): file_digest(path) for path in files})
 
 

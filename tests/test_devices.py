@@ -10,20 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    CPU,
-    DATA,
-    GPT,
-    code_index,
-    leave_voice_files,
-    manifest,
-    opinionated_voice,
-    real_voice,
-    tiny_model,
-    trained_codec,
-)
+from helpers import CPU, DATA, GPT, opinionated_voice, real_voice, trained_codec
 from released_xtts import random_dvae, random_sound, settings
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,18 +48,9 @@ from kit.tuning.preflight import Workload, preflight
 GPU = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
 SMALL = {"width": 32, "blocks": 2, "griffin_lim_iters": 2, "state_width": 16}
 SOUNDED = {"vocoder_steps": 1, "vocoder_width": 32, "vocoder_blocks": 1}
-NEUCODEC = NeuCodecConfig(
-    width=64,
-    layers=2,
-    heads=4,
-    acoustic_width=8,
-    semantic_width=64,
-    semantic_layers=2,
-    semantic_heads=4,
-    block=8,
-    before=5,
-    after=3,
-)
+SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
+WINDOW = {"block": 8, "before": 5, "after": 3}
+NEUCODEC = NeuCodecConfig(width=64, layers=2, heads=4, acoustic_width=8, **SEMANTIC, **WINDOW)
 CODECS: dict[str, Callable[[], nn.Module]] = {
     "mel, Griffin-Lim": lambda: MelCodec(MelCodecConfig(**SMALL)),
     "mel, vocoder": lambda: MelCodec(MelCodecConfig(**SMALL, **SOUNDED)),
@@ -77,7 +58,6 @@ CODECS: dict[str, Callable[[], nn.Module]] = {
     "neucodec": lambda: NeuCodec(NEUCODEC),
 }
 STATE_WIDTH = {"mel, Griffin-Lim": 16, "mel, vocoder": 16, "xtts": 96}
-ENCODING = ("mel, Griffin-Lim", "mel, vocoder", "xtts")
 
 
 # Fake tensors.
@@ -119,7 +99,7 @@ def made(make: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
     return on_fake_gpu(module, mode)
 
 
-@pytest.mark.parametrize("name", ENCODING)
+@pytest.mark.parametrize("name", STATE_WIDTH)
 def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
     codec = made(CODECS[name], fake)
     waves = [torch.randn(20_000), torch.randn(9_000)]
@@ -163,23 +143,19 @@ def test_sound_is_made_of_states_on_a_gpu_wherever_they_are(fake, name):
 
 def test_losses_vectors_and_latents_are_made_on_a_gpu_and_transcripts_leave_it(fake):
     codec = made(CODECS["mel, vocoder"], fake)
-    assert (
-        codec.loss(torch.randn(2, codec.config.crop_samples, device="cuda")).device.type == "cuda"
-    )
+    loss = codec.loss(torch.randn(2, codec.config.crop_samples, device="cuda"))
     codec = made(CODECS["xtts"], fake)
-    assert codec.speaker_embedding(torch.randn(30_000), 22_050).device.type == "cuda"
+    assert devices([loss, codec.speaker_embedding(torch.randn(30_000), 22_050)]) == {"cuda"}
     recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
     outputs = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
     assert devices([tensor for clip in outputs for tensor in clip]) == {"cpu"}
-    assert devices(
-        recognizer.log_probs([recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)])
-    )
+    mel = recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)
+    assert devices(recognizer.log_probs([mel]))
     reader = made(lambda: CodeReader(CodeReaderConfig(width=32, blocks=2), "ab", (8, 5)), fake)
     rows = pad_codes([torch.randint(0, 40, (n,), device="cuda") for n in (12, 7)])
-    assert rows.device.type == "cuda"
-    assert reader(rows).device.type == "cuda"
-    model = made(tiny_model, fake)
-    assert model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda")).device.type == "cuda"
+    model = made(helpers.tiny_model, fake)
+    latents = model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda"))
+    assert devices([rows, reader(rows), latents]) == {"cuda"}
 
 
 def test_the_encoder_of_neucodec_is_on_its_codecs_device(fake):
@@ -217,7 +193,7 @@ def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypa
     codes = [torch.arange(10 + i) for i in range(3)]
     found = [OnGPU(mel) for mel in mels], [OnGPU(row) for row in codes]
     monkeypatch.setattr("kit.batches.encoding.mels_and_codes", lambda *_: found)
-    rows = [row for row in manifest() if row.split == "train"][:3]
+    rows = [row for row in helpers.manifest() if row.split == "train"][:3]
     shard = encode(rows, trained_codec()[0], Mel(), DATA)
     assert shard["code_counts"].sum() == 33 and shard["references"].shape == (3, 80, 20)
 
@@ -246,8 +222,8 @@ def run(tmp_path, monkeypatch):
     voice = real_voice()
     for name in WEIGHTS.values():
         save_model(voice.model, run.path(name))
-    leave_voice_files(run.folder, voice)
-    run.record(data={"language": "am", "codes": str(code_index())})
+    helpers.leave_voice_files(run.folder, voice)
+    run.record(data={"language": "am", "codes": str(helpers.code_index())})
     return dataclasses.replace(run, hw=GPU)
 
 
@@ -279,13 +255,13 @@ def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
 
     def build_cache(rows, codec, front_end, *_, **__) -> Path:
         seen.extend(moves)
-        return code_index()
+        return helpers.code_index()
 
     monkeypatch.setattr(prepare, "build_cache", build_cache)
     steps = prepare.Preparation(run)
     steps.codec = trained_codec()[0]
     steps.tokenizer = None
-    steps.data_report = SimpleNamespace(kept=manifest())
+    steps.data_report = SimpleNamespace(kept=helpers.manifest())
     steps.checked = SimpleNamespace(digests=lambda rows: None)
     steps.encode()
     assert seen == [("MelCodec", "cuda"), ("Mel", "cuda")]
@@ -333,9 +309,8 @@ class OnGPU(nn.Module):
 def test_at_the_gate_codec_and_recogniser_visit_the_models_device(tmp_path, moves, monkeypatch):
     seen = []
     found = SimpleNamespace(figures=lambda: {"cer": 0.5})
-    monkeypatch.setattr(
-        "kit.inference.evaluate.score", lambda *_: seen.extend(moves) or (found, [])
-    )
+    score = lambda *_: seen.extend(moves) or (found, [])  # noqa: E731
+    monkeypatch.setattr("kit.inference.evaluate.score", score)
     voice = opinionated_voice(tmp_path)
     recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
     gate = gate_evaluator(voice, [], recognizer, GenerateConfig())
@@ -379,7 +354,7 @@ def torch_defaults() -> Iterator[None]:
 
 
 def speak_from_a_folder(folder: Path) -> None:
-    leave_voice_files(folder, real_voice())
+    helpers.leave_voice_files(folder, real_voice())
     save_model(real_voice().model, folder / WEIGHTS["raw"])
     load_voice(folder, WEIGHTS["raw"])
 
@@ -389,14 +364,9 @@ def speak_from_an_export(folder: Path) -> None:
 
 
 def try_a_step(folder: Path) -> None:
-    work = Workload(
-        model=GPT,
-        train=TrainConfig(),
-        speed=SpeedConfig(),
-        data=dataclasses.replace(DATA, micro_batch=2),
-        hw=CPU,
-    )
-    assert preflight(work).tried
+    sections = {"model": GPT, "train": TrainConfig(), "speed": SpeedConfig()}
+    data = dataclasses.replace(DATA, micro_batch=2)
+    assert preflight(Workload(**sections, data=data, hw=CPU)).tried
 
 
 DOORS = {
@@ -404,7 +374,7 @@ DOORS = {
     "another rank follows": lambda folder: follow_orders(ALONE),
     "a voice is loaded": speak_from_a_folder,
     "an exported voice is loaded": speak_from_an_export,
-    "a model trains": lambda folder: apply(tiny_model(), SpeedConfig(), CPU),
+    "a model trains": lambda folder: apply(helpers.tiny_model(), SpeedConfig(), CPU),
     "a step is tried": try_a_step,
 }
 

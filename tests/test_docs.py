@@ -7,10 +7,10 @@ import re
 import shlex
 from pathlib import Path
 
-import nbformat
 import pytest
 import yaml
 from clips import TEXT
+from test_notebooks import NOTEBOOKS, code_cells, parse, read
 
 from kit.__main__ import parser
 from kit.base.config import load_preset, rename_settings
@@ -59,13 +59,11 @@ def test_a_figure_that_nobody_measured_is_found(claim):
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What was measured keeps the names of files and commands of its day.
 CURRENT = [page for page in PAGES if page.name != "measurements-archive.md"]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def cells(path: Path, kind: str) -> list[str]:
-    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    return [cell.source for cell in book.cells if cell.cell_type == kind]
+    return [cell.source for cell in read(path).cells if cell.cell_type == kind]
 
 
 def blocks(heading: str, kind: str = "python") -> list[str]:
@@ -84,25 +82,16 @@ def test_the_languages_read_their_figures(tmp_path, monkeypatch, capsys):
     numbers = [text.normalize(str(n), "sw") for n in (0, 10, 21, 100, 101, 250_000)]
     assert numbers[:3] == ["sifuri", "kumi", "ishirini na moja"]
     assert numbers[3:] == ["mia moja", "mia moja na moja", "laki mbili na elfu hamsini"]
-    text.language_rules.cache_clear()
     (tmp_path / "ru.py").write_text(blocks("A language")[1], encoding="utf-8")
-    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
     text.language_rules.cache_clear()
     read = "мука: две тысячи триста пятьдесят один рубль."
     assert text.normalize(text.language_example("ru"), "ru") == read
     assert text.normalize("+Окна, вол+ос: 2+2", "ru") == "окна, волос: два + два"
-    numbers = {
-        0: "ноль",
-        14: "четырнадцать",
-        100: "сто",
-        1000: "одна тысяча",
-        12_000: "двенадцать тысяч",
-        21_342: "двадцать одна тысяча триста сорок два",
-        2_000_111: "два миллиона сто одиннадцать",
-        5_000_000_007: "пять миллиардов семь",
-    }
-    for value, words in numbers.items():
-        assert text.normalize(str(value), "ru") == words
+    numbers = (0, 14, 100, 1000, 12_000, 21_342, 2_000_111, 5_000_000_007)
+    numbers = [text.normalize(str(n), "ru") for n in numbers]
+    assert numbers[:5] == ["ноль", "четырнадцать", "сто", "одна тысяча", "двенадцать тысяч"]
+    assert numbers[5] == "двадцать одна тысяча триста сорок два"
+    assert numbers[6:] == ["два миллиона сто одиннадцать", "пять миллиардов семь"]
     text.language_rules.cache_clear()
 
 
@@ -190,22 +179,19 @@ def test_every_link_leads_to_a_file(page):
     for path, part in own:
         if part:
             headings = re.findall("^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
-            # As GitHub makes anchors of headings.
-            anchors = [
-                re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
-            ]
-            assert part in anchors
+            words = (re.sub(r"[^\w -]", "", heading.lower()) for heading in headings)
+            assert part in [each.replace(" ", "-") for each in words]  # GitHub's anchors
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_path_and_command_that_is_named_is_there(page):
-    message = page.read_text(encoding="utf-8")
-    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", message)
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", text)
     to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
     to_write |= {"kit/streams/trn.py", "kit/text/languages/ru.py"}
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
-    message = page.read_text(encoding="utf-8").replace("SECTION.KEY=VALUE", "train.lr=1")
-    for words in re.findall(r"python -m kit ([^`#\n]+)", message):
+    text = text.replace("SECTION.KEY=VALUE", "train.lr=1")
+    for words in re.findall(r"python -m kit ([^`#\n]+)", text):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
         options = parser().parse_args(shlex.split(words.split(" | ")[0]))
@@ -213,21 +199,14 @@ def test_every_path_and_command_that_is_named_is_there(page):
         check_settings(known, load_preset("tiny"))
 
 
-# Messages.
-
 SOURCES = sorted((ROOT / "kit").rglob("*.py"))
 QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `seed`, `save_steps: 1`, `RUN`
-
-
-def parse_cell(source: str) -> ast.Module:
-    """A code cell as a tree, without its %magic and !shell lines."""
-    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
 
 
 @functools.cache
 def trees() -> list[ast.Module]:
     own = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
-    return own + [parse_cell(source) for path in NOTEBOOKS for source in cells(path, "code")]
+    return own + [parse(cell) for path in NOTEBOOKS for cell in code_cells(path)]
 
 
 def docstrings(tree: ast.Module) -> set[int]:
@@ -240,13 +219,10 @@ def docstrings(tree: ast.Module) -> set[int]:
 @functools.cache
 def messages() -> list[str]:
     """Every string of the kit that is no docstring, every string and every word of a notebook."""
-    found = []
-    for tree in trees():
-        left_out = docstrings(tree)
-        for node in ast.walk(tree):
-            whole = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            if whole and id(node) not in left_out:
-                found.append(node.value)
+    left_out = set().union(*map(docstrings, trees()))
+    nodes = [node for tree in trees() for node in ast.walk(tree) if id(node) not in left_out]
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    found = [value for value in values if isinstance(value, str)]
     return found + [source for path in NOTEBOOKS for source in cells(path, "markdown")]
 
 

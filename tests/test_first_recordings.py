@@ -28,9 +28,9 @@ FRAME_RATE = 28.7  # codes a second
 
 def rows(*lengths: tuple[int, float]) -> list[Utterance]:
     """Utterances of so many letters and seconds."""
-    plain = Utterance(id="", audio="", text="", speaker="s", split="train", line=1)
+    plain = {"audio": "", "speaker": "s", "split": "train", "line": 1}
     return [
-        dataclasses.replace(plain, id=str(i), text="ab" * (letters // 2), seconds=seconds)
+        Utterance(id=str(i), text="ab" * (letters // 2), seconds=seconds, **plain)
         for i, (letters, seconds) in enumerate(lengths)
     ]
 

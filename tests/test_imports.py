@@ -29,16 +29,7 @@ ALLOWED = {
     "notebook": {"base", "training", "tuning"},
 }
 ALLOWED["recipes"] = set(ALLOWED)  # the wiring; no room may import it
-LIBRARIES = {  # that only these rooms may import
-    "matplotlib": {"notebook"},
-    "ipywidgets": {"notebook"},
-    "IPython": {"notebook"},
-}
-
-
-def room_of(path: Path) -> str:
-    parts = path.relative_to(ROOT / "kit").parts
-    return parts[0] if len(parts) > 1 else ""
+DRAWING = {"matplotlib", "ipywidgets", "IPython"}  # only the room notebook may import these
 
 
 def imported(path: Path) -> set[str]:
@@ -59,8 +50,8 @@ def cycles(graph: dict) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "kit")))
 def test_arrows_point_one_way(path):
-    room = room_of(path)
-    if room == "":  # kit/__init__.py and what runs as `python -m kit`
+    room, *parts = path.relative_to(ROOT / "kit").parts
+    if not parts:  # kit/__init__.py and what runs as `python -m kit`
         return
     assert room in ALLOWED, f"kit/{room}/ is a new room: say in ALLOWED what it may import"
     modules = imported(path)
@@ -70,9 +61,8 @@ def test_arrows_point_one_way(path):
         f"{path} imports {sorted(back)}, but its room may import only {sorted(ALLOWED[room])}: "
         "take what is needed as an argument, or let a recipe do the wiring"
     )
-    for library, rooms in LIBRARIES.items():
-        used = {name for name in modules if name.split(".")[0] == library}
-        assert not used or room in rooms, f"{path} imports {library}: only {sorted(rooms)} may"
+    drawing = {name.split(".")[0] for name in modules} & DRAWING
+    assert not drawing or room == "notebook", f"{path} imports {drawing}: only notebook may"
 
 
 def test_no_cycles_rooms_are_docstrings_and_torchaudio_is_imported_in_one_place():
@@ -126,18 +116,10 @@ print(json.dumps({module: changed for module, changed in found.items() if change
 
 
 def test_importing_changes_nothing():
-    modules = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in FILES
-        if path.name not in ("__init__.py", "__main__.py")
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, *modules],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    command = [sys.executable, "-c", WATCH, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     *said, changed = done.stdout.splitlines()
     assert not said, f"importing kit/ prints: {said}"

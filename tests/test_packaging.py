@@ -37,8 +37,7 @@ INSTALLED_AS = {
 
 
 def requirements(lines) -> dict[str, Requirement]:
-    parsed = [Requirement(line) for line in lines]
-    return {canonicalize_name(one.name): one for one in parsed}
+    return {canonicalize_name(one.name): one for one in map(Requirement, lines)}
 
 
 def pins(lines) -> dict[str, str]:
@@ -51,9 +50,13 @@ def pins(lines) -> dict[str, str]:
     return found
 
 
+def lines_of(name: str) -> list[str]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
 def requirements_txt() -> dict[str, str]:
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return pins(line for line in lines if line.strip() and not line.startswith("#"))
+    return pins(lines_of("requirements.txt"))
 
 
 def environment_yml() -> dict[str, str]:
@@ -97,8 +100,7 @@ def test_pip_leaves_a_torch_that_was_tried_and_colab_its_own_packages():
     assert all(version in CORE["torch"].specifier for version in tried)
     assert "2.8.0" not in CORE["torch"].specifier
     assert all(version in CORE["torchaudio"].specifier for version in ("2.9.0", "2.11.1"))
-    lines = (ROOT / "requirements-colab.txt").read_text(encoding="utf-8").splitlines()
-    asked = requirements(line for line in lines if line.strip() and not line.startswith("#"))
+    asked = requirements(lines_of("requirements-colab.txt"))
     assert not {"torch", "torchaudio", "torchao", "numpy", "ipywidgets", "ipykernel"} & set(asked)
     assert set(asked) <= set(CORE | EXTRAS["demo"])
     assert not any(one.specifier for one in asked.values()), "what is there already stays"
@@ -158,9 +160,8 @@ def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
 
 def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
     """`make test-oldest`: each is in its range, older than the pinned one, and none is left out."""
-    printed = subprocess.run(
-        [sys.executable, "tests/tools/oldest.py"], cwd=ROOT, capture_output=True, check=True
-    )
+    command = [sys.executable, "tests/tools/oldest.py"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     found = requirements(printed.stdout.decode().split())
     assert set(found) == set(requirements_txt())
     for name, one in found.items():
@@ -174,15 +175,13 @@ def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("package")
-    tracked = "kit configs pyproject.toml README.md LICENSE NOTICE".split()
     source = folder / "source"
     source.mkdir()
-    for name in tracked:
+    for name in "kit configs pyproject.toml README.md LICENSE NOTICE".split():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, source / name)
-    ended = subprocess.run(
-        [*PIP, "wheel", "--no-deps", "-w", folder, source], capture_output=True, encoding="utf-8"
-    )
+    command = [*PIP, "wheel", "--no-deps", "-w", folder, source]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8")
     if ended.returncode and "setuptools" in ended.stderr:
         pytest.skip("setuptools 77 could not be downloaded")
     assert not ended.returncode, ended.stderr
@@ -210,18 +209,16 @@ def test_the_command_runs_away_from_the_repository(wheel, tmp_path):
     work = tmp_path / "elsewhere"
     work.mkdir()
     variables = {k: v for k, v in os.environ.items() if k not in ("KIT_RUNS", "PYTHONPATH")}
+    there = {"cwd": work, "env": variables, "capture_output": True, "timeout": 300}
     command = [python, "-m", "kit", "setup", "--run", "mine", "--preset", "tiny"]
-    ended = subprocess.run(
-        command, cwd=work, env=variables, capture_output=True, encoding="utf-8", timeout=300
-    )
-    assert not ended.returncode, ended.stderr
+    ended = subprocess.run(command, **there)
+    assert not ended.returncode, ended.stderr.decode()
     assert (work / "runs" / "mine" / "report.json").is_file()
-    entry = PROJECT["scripts"]["voicekit"]
-    module, function = entry.split(":")
+    module, function = PROJECT["scripts"]["voicekit"].split(":")
     shown = f"import sys; from {module} import {function}; sys.argv[1:] = ['--help']; {function}()"
-    ended = subprocess.run([python, "-c", shown], cwd=work, env=variables, capture_output=True)
+    ended = subprocess.run([python, "-c", shown], **there)
     assert b"prepare" in ended.stdout
     speaks = f"{module}.{function}(['speak', '--voice', '.', '--text', '.'])"
     without = f"import sys, {module}; sys.modules['yaml'] = None; sys.exit({speaks})"
-    ended = subprocess.run([python, "-c", without], cwd=work, env=variables, capture_output=True)
+    ended = subprocess.run([python, "-c", without], **there)
     assert ended.returncode == 2 and b"`yaml`" in ended.stderr and b"pip" in ended.stderr

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import TRAIN, tiny_session, train_in
+from paths import ROOT, python_path
 from test_notebooks import NOTEBOOKS, code_cells, parse
 
 from kit.inference.voice import Habits
 from kit.inference.voice_files import load_references, save_references
 from kit.training import checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted((ROOT / "kit").rglob("*.py"))
 
 # What Windows has not (macOS lacks sched_getaffinity and what begins with posix_fa), from the
@@ -252,9 +252,7 @@ def test_a_machine_like_windows_uses_every_room(tmp_path):
     """The kit alone does not see them: torch and the standard library keep what they need."""
     script = tmp_path / "windows.py"
     script.write_text(WINDOWS + USES, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        **{"capture_output": True, "text": True, "encoding": "utf-8"},
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
-    )
+    command = [sys.executable, str(script), str(tmp_path)]
+    env = dict(os.environ, PYTHONPATH=python_path(__file__))
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=env)
     assert "all of it ran" in done.stdout, done.stderr[-3000:]

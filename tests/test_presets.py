@@ -56,10 +56,8 @@ each_tier = pytest.mark.parametrize("name", GPU_PRESETS)
 
 def card(name: str) -> Hardware:
     gib, capability, _ = CARDS[name]
-    size = int(gib * 2**30)
-    return dataclasses.replace(
-        CPU, device="cuda", name=name, memory_bytes=size, capability=capability
-    )
+    gpu = {"device": "cuda", "memory_bytes": int(gib * 2**30), "capability": capability}
+    return dataclasses.replace(CPU, name=name, **gpu)
 
 
 def workload(preset: dict, hw: Hardware, **over) -> Workload:
@@ -123,9 +121,8 @@ def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
     assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
-    preset = load_preset(name)
-    codes_per_letter = codec_config(preset["codec"]).frame_rate / 14
-    assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter
+    generate = build(GenerateConfig, preset["generate"])
+    assert generate.max_codes_per_text_id > 8 * codec.frame_rate / 14  # codes a letter
 
 
 @pytest.mark.parametrize("use", ["", *OVERLAYS])
@@ -162,9 +159,7 @@ def test_every_card_gets_its_tier_and_recommendations_agree_with_it(name):
     choice = choose_preset(hw)
     assert choice.value == wanted, choice.reason
     assert name in choice.reason and "GiB" in choice.reason
-    hw = card(name)
-    preset = load_preset(CARDS[name][2])
-    laid = preset
+    preset = laid = load_preset(wanted)
     for advice in recommend(hw):
         section, key = advice.setting.split(".")
         laid = merge(laid, {section: {key: advice.value}})
@@ -224,21 +219,14 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
     config, step_s = resolve_steps(train, epoch_steps), t4_step_s(preset)
     rows = []
     for step in range(1, 2 * config.gate_every + 1):
-        gate_due = step % config.gate_every == 0
-        judged = step % config.eval_steps == 0
-        rows.append(
-            {
-                "step": step,
-                "val_loss": 2.0 if judged else None,
-                "gate": {"cer": 0.5} if gate_due else None,
-                "wall_s": step_s + 5.0 * judged + GATE_S * gate_due,
-            }
-        )
+        gate_due, judged = step % config.gate_every == 0, step % config.eval_steps == 0
+        row = {"step": step, "wall_s": step_s + 5.0 * judged + GATE_S * gate_due}
+        row |= {"val_loss": 2.0 if judged else None, "gate": {"cer": 0.5} if gate_due else None}
+        rows.append(row)
     parameters = count_parameters(build(GPTConfig, preset["model"]))
     size = on_disk(parameters, 8 * parameters, ema=True)
-    found = plan_session(
-        rows, config, size, tmp_path, SessionLimits(quota_bytes=15 * 10**9), done=0
-    )
+    limits = SessionLimits(quota_bytes=15 * 10**9)
+    found = plan_session(rows, config, size, tmp_path, limits, done=0)
     assert (found.table["sessions of 12 h"], found.table["fits"]) == ("1", "yes")
     assert not found.advice
     assert config.max_steps * found.per_step_s < 3600 * most_hours

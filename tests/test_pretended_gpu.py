@@ -5,6 +5,7 @@ tell (a product's time, a trial's figures) they say plainly, or get from figures
 have shown.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_presets
 import torch
 from helpers import code_index, world
 
@@ -27,14 +29,14 @@ from kit.training.switches import load_choice
 from kit.tuning.trials import Task, TrialConfig
 
 GIB = 2**30
-# What such cards report of themselves, and the preset of their memory.
-CARDS = {
-    "T4": ("Tesla T4", (7, 5), 14.6, "t4"),
-    "RTX 3060": ("NVIDIA GeForce RTX 3060", (8, 6), 11.6, "12gb"),
-    "P100": ("Tesla P100-PCIE-16GB", (6, 0), 15.9, "t4"),
-    "A100 40": ("NVIDIA A100-SXM4-40GB", (8, 0), 39.4, "24gb"),
-    "A100 80": ("NVIDIA A100-SXM4-80GB", (8, 0), 79.2, "80gb"),
-    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 79.1, "80gb"),
+# What such cards report of themselves.
+NAMES = {
+    "T4": "Tesla T4",
+    "RTX 3060": "NVIDIA GeForce RTX 3060",
+    "P100": "Tesla P100-PCIE-16GB",
+    "A100 40": "NVIDIA A100-SXM4-40GB",
+    "A100 80": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
 }
 # What follows from the compute capability: precision, attention kernel, torch.compile, TF32.
 FOLLOWS = {
@@ -44,28 +46,14 @@ FOLLOWS = {
     (8, 6): ("bf16", "bf16 units", "flash", True, True),
     (9, 0): ("bf16", "bf16 units", "flash", True, True),
 }
-OF_A_CPU = (
-    "no GPU",
-    "this cpu",
-    "this cuda",
-    "this processor",
-    "product on the CPU",
-    "C++ compiler",
-)
+CPUS = ("no GPU", "this cpu", "this cuda", "this processor", "product on the CPU", "C++ compiler")
 
 
-@pytest.fixture(params=CARDS)
+@pytest.fixture(params=NAMES)
 def card(request, monkeypatch, tmp_path) -> Hardware:
     """A machine with that card, and a run of its own."""
-    name, capability, gib, _ = CARDS[request.param]
-    hw = Hardware(
-        device="cuda",
-        name=name,
-        cores=8,
-        ram_bytes=32 * GIB,
-        memory_bytes=int(gib * GIB),
-        capability=capability,
-    )
+    reported = {"name": NAMES[request.param], "cores": 8, "ram_bytes": 32 * GIB}
+    hw = dataclasses.replace(test_presets.card(request.param), **reported)
     for room in ("base.hardware", "base.run", "recipes.active_run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
@@ -122,7 +110,7 @@ def test_00_says_what_follows_from_the_card(card):
     assert why in choices["precision"]
     assert choices["attention kernel"].startswith(f"{kernel}: expected for {precision}")
     assert choices["torch.compile"].startswith("yes: Triton" if compiles else "no: Triton")
-    preset = next(row[3] for row in CARDS.values() if row[0] == card.name)
+    preset = next(test_presets.CARDS[key][2] for key, name in NAMES.items() if name == card.name)
     assert choices["preset for this machine"].startswith(f"{preset}: {card.name} has")
     assert f"No {card.name} is here to be timed." in words(found)
     assert any(card.name in title for title in titles(found))
@@ -135,7 +123,7 @@ def test_00_says_what_follows_from_the_card(card):
     assert advice.get("speed.tf32", "").startswith("on") == tf32
     assert "It fits." in words(found) or "Change: " in words(found)
     assert "mixed_precision off" not in words(found), "no such fix where there is no half precision"
-    assert [reported for reported in OF_A_CPU if reported in words(found)] == []
+    assert [reported for reported in CPUS if reported in words(found)] == []
 
 
 def test_02_plans_for_the_card(card):
@@ -161,29 +149,17 @@ def test_02_plans_for_the_card(card):
     assert plan.figures["a step"].startswith("0.5 s")
     message = words([training.size(), training.fits(), plan, training.switches()])
     assert "only a GPU" not in message
-    assert [each for each in OF_A_CPU if each in message] == []
+    assert [each for each in CPUS if each in message] == []
 
 
 def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
-    """What a trial of such a card could have shown: every switch but one a tenth faster.
-
-    Pinned memory gains nothing there: it stays all the same.
-    """
+    """What such a card could have shown: all switches but pinned memory make it a tenth faster."""
     precision = choose_precision(task.hw).value if "mixed_precision" in on else "fp32"
-    return {
-        "seconds": config.steps * 0.9 ** len({*on} - {"pinned_memory"}),
-        "tokens": 1000 * config.steps,
-        "steps": config.steps,
-        "loss": 3.0,
-        "skipped": 0,
-        "warmup_s": 2.0,
-        "peak_memory_bytes": 2 * GIB - len(on) * GIB // 20,
-        "compilations": 1,
-        "recompilations": 0,
-        "precision": precision,
-        "attention": "flash" if "sdpa" in on else "explicit softmax",
-        "notes": [],
-    }
+    seconds = config.steps * 0.9 ** len({*on} - {"pinned_memory"})
+    row = {"seconds": seconds, "tokens": 1000 * config.steps, "steps": config.steps}
+    row |= {"loss": 3.0, "skipped": 0, "warmup_s": 2.0, "compilations": 1, "recompilations": 0}
+    row |= {"peak_memory_bytes": 2 * GIB - len(on) * GIB // 20, "precision": precision}
+    return row | {"attention": "flash" if "sdpa" in on else "explicit softmax", "notes": []}
 
 
 def test_05_judges_what_the_card_has(card, monkeypatch):
@@ -198,7 +174,7 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     chosen = load_choice(find_run().path("speed.yaml"))
     assert chosen["compile"] == compiles and chosen["tf32"] == tf32 and chosen["pinned_memory"]
     assert titles(found) == ["Speed", "Peak memory"]
-    assert [reported for reported in OF_A_CPU if reported in words(found)] == []
+    assert [reported for reported in CPUS if reported in words(found)] == []
 
 
 def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch):

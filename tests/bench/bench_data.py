@@ -1,9 +1,8 @@
 """Streaming measured beside its peers, in one run on one machine: `make bench-data`.
 
 Contestants of a row take turns, so that a busy moment hits all; the best of the repeats counts, the
-median is printed too. Memory is measured in a process of its own for each. Prints a table and
-writes runs/bench/data.json: {"row", "value", "unit", "peer", "peer_value", "ratio"}, where a ratio
-above 1 means that the kit is better.
+median is printed too. Memory is measured in a process of its own for each. Prints the rows
+(rows.py) and writes them into runs/bench/data.json.
 """
 
 import argparse
@@ -31,9 +30,6 @@ from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
 ETHIOPIC = [chr(code) for code in range(0x1200, 0x1357)]
-
-
-# --- files ----------------------------------------------------------------------------------
 
 
 def sentences(count: int) -> Iterable[str]:
@@ -121,9 +117,6 @@ def hf_stream(path: Path, shuffle: bool = True):
     return rows.shuffle(seed=0, buffer_size=10_000) if shuffle else rows
 
 
-# --- measuring ------------------------------------------------------------------------------
-
-
 def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
     """Records a second of each, best of `repeats`; they take turns."""
 
@@ -140,9 +133,8 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
 
 def in_own_process(function: str, *arguments):
     """What `function` of this file returns in a process of its own."""
-    return json.loads(
-        apart(f"import json, bench_data as b; print(json.dumps(b.{function}(*{arguments!r})))")
-    )
+    call = f"b.{function}(*{arguments!r})"
+    return json.loads(apart(f"import json, bench_data as b; print(json.dumps({call}))"))
 
 
 def growth_mb(kind: str, path: str, most: int) -> float:
@@ -172,17 +164,14 @@ def resume_ms(kind: str, path: str, at: int) -> dict:
     return {"ms": 1000 * (time.perf_counter() - started_s), "bytes": len(json.dumps(state))}
 
 
-# --- rows -----------------------------------------------------------------------------------
-
-
 def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio: float) -> dict:
     print(f"{name}: {value:,.4g} {unit}; {peer}: {peer_value:,.4g}; ratio {ratio:.2f}", flush=True)
     return result(name, value, unit, peer, peer_value, ratio)
 
 
-def against(name: str, kit: Callable, peer: str, other: Callable, repeats: int) -> dict:
-    own, other = rates({"kit": kit, peer: other}, repeats).values()
-    return row(name, own, "records/s", peer, other, own / other)
+def against(name: str, kit: Callable, peer: str, read: Callable, repeats: int, unit="records/s"):
+    own, other = rates({"kit": kit, peer: read}, repeats).values()
+    return row(name, own, unit, peer, other, own / other)
 
 
 def line_rows(folder: Path, options) -> list[dict]:
@@ -205,8 +194,7 @@ def datasets_rows(folder: Path, options) -> list[dict]:
 
 
 def memory_rows(folder: Path, options) -> list[dict]:
-    path = text_file(folder, options.lines)
-    few = min(options.lines, options.peer_lines)
+    path, few = text_file(folder, options.lines), min(options.lines, options.peer_lines)
     kit = in_own_process("growth_mb", "kit", str(path), options.lines)
     hf = in_own_process("growth_mb", "hf", str(path), few)
     name = f"memory growth over {options.lines:,} lines"
@@ -218,10 +206,8 @@ def resume_rows(folder: Path, options) -> list[dict]:
     few = min(at, options.peer_lines)
     kit = in_own_process("resume_ms", "kit", path, at)
     hf = in_own_process("resume_ms", "hf", path, few)
-    names = {
-        "ms": (f"first record after resuming at line {at:,}", f"datasets, at line {few:,}"),
-        "bytes": ("saved position", "datasets"),
-    }
+    first, peer = f"first record after resuming at line {at:,}", f"datasets, at line {few:,}"
+    names = {"ms": (first, peer), "bytes": ("saved position", "datasets")}
     return [
         row(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
         for unit, (name, peer) in names.items()
@@ -258,10 +244,10 @@ def padding_rows(folder: Path, options) -> list[dict]:
     lengths = np.maximum(1, seconds * 43).astype(int).tolist()  # tokens, about 43 a second
     config = DataConfig(effective_batch=16, micro_batch=16, sort_window=4096)
     share = padding_waste(lengths, config)
-    random_share = 100 * share.pop("any order")
     peer = "any order"
+    random = share.pop(peer)
     return [
-        row(f"padding, {way}", 100 * part, "%", peer, random_share, random_share / (100 * part))
+        row(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
         for way, part in share.items()
     ]
 
@@ -274,20 +260,13 @@ def clip_rows(folder: Path, options) -> list[dict]:
         soundfile.write(path, wave, 22_050)
     kit = lambda: 3 * count(map(measure_clip, paths))  # noqa: E731
     read = lambda: 3 * count(map(soundfile.read, paths))  # noqa: E731
-    peer = "soundfile.read"
-    own, other = rates({"kit": kit, peer: read}, 2 * options.repeats).values()
-    return [row("clips of 3 s checked", own, "x real time", peer, other, own / other)]
+    name, peer = "clips of 3 s checked", "soundfile.read"
+    return [against(name, kit, peer, read, 2 * options.repeats, "x real time")]
 
 
-PARTS = {
-    "lines": line_rows,
-    "datasets": datasets_rows,
-    "memory": memory_rows,
-    "resume": resume_rows,
-    "formats": format_rows,
-    "padding": padding_rows,
-    "clips": clip_rows,
-}
+PARTS = {"lines": line_rows, "datasets": datasets_rows, "memory": memory_rows}
+PARTS |= {"resume": resume_rows, "formats": format_rows, "padding": padding_rows}
+PARTS["clips"] = clip_rows
 
 
 def main() -> None:

@@ -9,13 +9,15 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
+import shutil
 import sys
 import time
 from pathlib import Path
 
+from rows import apart, resident_peak_mb
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from made_index import made_index
+from made_index import made_index  # noqa: F401  (for the process that `measured` starts)
 
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
@@ -23,34 +25,17 @@ from kit.batches.code_stream import CodeStream
 
 SIZES = (10_000, 1_000_000, 30_000_000)
 BATCHES = 300  # read after the first: memory must stay
-KINDS = ("Anonymous", "Pss", "Rss")  # of /proc/self/smaps_rollup
 MB = 1e6
 
 
 def memory_mb() -> dict[str, float]:
-    """Memory of this process: its own, its share of files that others map, too, and with all."""
-    results = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, size_kib, _ = line.split()
-        if name.rstrip(":") in KINDS:
-            results[name.rstrip(":")] = int(size_kib) * 1024 / MB
-    return results
+    """Memory of this process by kind: Anonymous is its own; of Pss and Rss files are part, too."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    return {name.rstrip(":"): int(kib) * 1024 / MB for name, kib, _ in map(str.split, lines)}
 
 
 def above(idle: dict[str, float]) -> dict[str, float]:
     return {name: size - idle[name] for name, size in memory_mb().items()}
-
-
-def peak_mb() -> float:
-    """The most that was ever resident since `forget_peak`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / MB
-    raise ValueError("/proc/self/status names no VmHWM: is this Linux?")
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def parts_only(parts: list, position: dict) -> tuple:
@@ -69,9 +54,9 @@ def first_batch(index: Path, position: dict | None = None) -> tuple:
 def start(index: Path) -> dict:
     """Seconds and megabytes of an epoch's start on `index`; this process did nothing before."""
     idle = memory_mb()
-    forget_peak()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     stream, batches, seconds = first_batch(index)
-    results = {"seconds": seconds, "first": above(idle), "peak": peak_mb() - idle["Rss"]}
+    results = {"seconds": seconds, "first": above(idle), "peak": resident_peak_mb() - idle["Rss"]}
     for _ in itertools.islice(batches, BATCHES):
         pass
     results["later"] = above(idle)
@@ -89,27 +74,21 @@ def forget_files(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def in_its_own_process(*arguments: str) -> str:
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
-
-
 def measured(folder: Path, rows: int) -> dict:
     """What `start` finds for an index of `rows` rows, with its files read before and not."""
-    folder.mkdir(parents=True, exist_ok=False)
+    folder.mkdir(parents=True)
+    call = "import json, bench_index as b; print(json.dumps({}))"
     try:
-        index = in_its_own_process("--make", str(rows), "--folder", str(folder)).strip()
-        size_mb = Path(index).stat().st_size / MB
-        in_its_own_process("--start", index)
-        results = json.loads(in_its_own_process("--start", index))
+        make = f"str(b.made_index(b.Path({str(folder)!r}), {rows}))"
+        index = Path(json.loads(apart(call.format(make))))
+        start = call.format(f"b.start(b.Path({str(index)!r}))")
+        apart(start)
+        results = json.loads(apart(start))
         forget_files(folder)
-        cold = json.loads(in_its_own_process("--start", index))
+        cold = json.loads(apart(start))
+        return dict(results, cold_s=cold["seconds"], index_mb=index.stat().st_size / MB)
     finally:
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-    return dict(results, cold_s=cold["seconds"], index_mb=size_mb)
+        shutil.rmtree(folder)
 
 
 def table_row(rows: int, results: dict) -> str:
@@ -136,19 +115,12 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="for the index and its shards; is removed")
+    parser.add_argument("--folder", type=Path, required=True, help="for the index; is removed")
     parser.add_argument("--rows", type=int, nargs="*", default=SIZES)
-    parser.add_argument("--make", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.make:
-        print(made_index(options.folder, options.make))
-    elif options.start:
-        print(json.dumps(start(options.start)))
-    else:
-        print(HEAD, "|---:" * 9 + "|", sep="\n")
-        for rows in options.rows:
-            print(table_row(rows, measured(options.folder, rows)), flush=True)
+    print(HEAD, "|---:" * 9 + "|", sep="\n")
+    for rows in options.rows:
+        print(table_row(rows, measured(options.folder, rows)), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ Two sizes: S is 6 layers of 256, L is 30 of 1024, both with 1,030 codes and a pr
 positions, greedy. Before anything is timed, both sides must make the same codes from the same
 weights. Contestants take turns round by round, in one process. A step is the median time between
 two codes of a call, sampling and checks included; values are medians of the rounds, a ratio is the
-median of the rounds' ratios. Prints a table and writes runs/bench/infer.json: {"row", "value",
-"unit", "peer", "peer_value", "ratio", "where"}, where a ratio above 1 means that the kit is better;
-what failed has no figures, but a "note".
+median of the rounds' ratios. Prints a table and writes the rows (rows.py) into
+runs/bench/infer.json.
 """
 
 import argparse
@@ -18,18 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import infer_calls
 import torch
-from infer_calls import (
-    Call,
-    gpt2,
-    kit_call,
-    peer_call,
-    random_model,
-    read_bytes_per_s,
-    ready,
-    same_codes,
-    static_compiled,
-)
+from infer_calls import Call, kit_call, peer_call, random_model, ready
 from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
 from rows import against, apart, native, result, run_parts, take_turns
@@ -56,14 +46,8 @@ class Effort:
         return self.rounds if size == "S" else max(1, self.rounds // 2)
 
 
-QUICK = Effort(
-    rounds=1,
-    layers={"S": 1, "L": 2},
-    codes={"S": 16, "L": 8},
-    cache_codes=(8, 16),
-    sentences=6,
-    compared=2,
-)
+TINY = {"layers": {"S": 1, "L": 2}, "codes": {"S": 16, "L": 8}, "cache_codes": (8, 16)}
+QUICK = Effort(rounds=1, sentences=6, compared=2, **TINY)
 
 
 def steps(calls: list[Call]) -> list[float]:
@@ -74,13 +58,10 @@ def steps(calls: list[Call]) -> list[float]:
 def models(size: str, layers: int, codes: int) -> tuple:
     """The kit's model and its peer, once they are seen to make the same codes."""
     model = random_model(size, layers)
-    peer = gpt2(model)
-    different = same_codes(model, peer, codes)
+    peer = infer_calls.gpt2(model)
+    different = infer_calls.same_codes(model, peer, codes)
     print(f"  {size}: both sides make the same {codes} codes, {different} different ones")
     return model, peer
-
-
-# --- rows -----------------------------------------------------------------------------------
 
 
 def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) -> list[dict]:
@@ -91,7 +72,7 @@ def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) 
     decoders |= {f"{w}, compiled": ready(model, w, True) for w in native(compiled)}
     calls = {"peer": lambda: peer_call(peer, codes)}
     calls |= {name: lambda d=d: kit_call(d, codes) for name, d in decoders.items()}
-    calls["bandwidth"] = read_bytes_per_s
+    calls["bandwidth"] = infer_calls.read_bytes_per_s
     results = take_turns(calls, effort.of(size))
     other, speed = results.pop("peer"), results.pop("bandwidth")
     rows = [
@@ -131,14 +112,12 @@ def large(effort: Effort) -> list[dict]:
 def static_rows(effort: Effort) -> list[dict]:
     """The peer's own way to be faster: static cache and compile."""
     model, peer = models("S", effort.layers["S"], effort.codes["S"])
-    decoder, codes, options = ready(model, "int8"), effort.codes["S"], static_compiled()
+    decoder, codes, options = ready(model, "int8"), effort.codes["S"], infer_calls.static_compiled()
     started_s = time.perf_counter()
     peer_call(peer, codes, **options)
     print(f"  its warm-up takes {time.perf_counter() - started_s:.0f} s")
-    calls = {
-        "kit": lambda: kit_call(decoder, codes),
-        "peer": lambda: peer_call(peer, codes, **options),
-    }
+    theirs = lambda: peer_call(peer, codes, **options)  # noqa: E731
+    calls = {"kit": lambda: kit_call(decoder, codes), "peer": theirs}
     kit, other = (steps(results) for results in take_turns(calls, effort.of("S")).values())
     name = f"{PEER}, static cache, compiled"
     return [against("S, int8, eager: beside the peer compiled", kit, name, other)]
@@ -153,10 +132,8 @@ def batch_rows(effort: Effort) -> list[dict]:
 def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[dict]:
     model, peer = models(size, effort.layers[size], effort.codes[size])
     decoder, codes = ready(model, weights, compiled), effort.codes[size]
-    calls = {
-        "kit": lambda: kit_call(decoder, codes, batch=8),
-        "peer": lambda: peer_call(peer, codes, batch=8),
-    }
+    sides = {"kit": (kit_call, decoder), "peer": (peer_call, peer)}
+    calls = {name: functools.partial(*side, codes, batch=8) for name, side in sides.items()}
     kit, other = take_turns(calls, effort.of(size)).values()
     row = f"{size}, {weights}, {'compiled' if compiled else 'eager'}, batch 8"
     rates, peer_rates = ([8 * codes / call.total_s for call in each] for each in (kit, other))

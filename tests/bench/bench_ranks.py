@@ -45,20 +45,16 @@ def one_step(task: Task, ranks: Ranks):
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--pairs", type=int, default=40, help="of steps, one each way")
-    words.add_argument("--preset", default="cpu")
-    options = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=40, help="of steps, one each way")
+    parser.add_argument("--preset", default="cpu")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
-    task = Task(
-        model=build(GPTConfig, preset["model"]),
-        train=TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5),
-        data=build(DataConfig, preset["data"]),
-        rows=some_rows((10, 40), (40, 150), 64),
-        hw=detect(),
-        threads=1,
-    )
+    model, data = build(GPTConfig, preset["model"]), build(DataConfig, preset["data"])
+    endless = TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5)
+    rows = some_rows((10, 40), (40, 150), 64)
+    task = Task(model=model, train=endless, data=data, rows=rows, hw=detect(), threads=1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     ways = {"alone": one_step(task, ALONE), "one rank": one_step(task, SeveralRanks())}
     took = {name: [] for name in ways}

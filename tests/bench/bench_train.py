@@ -10,9 +10,7 @@ references of 6 s and dropout 0.1; coqui-tts computes mels and codes in each ste
 does, and the kit has them in its cache. coqui-tts and one model of the kit's are in memory
 together, with AdamW's moments some 17 GB; memory is measured of the kit alone.
 
-Prints a table and writes runs/bench/train.json: {"row", "value", "unit", "peer", "peer_value",
-"ratio", "where"}, where a ratio above 1 means that the kit is better; a peer that failed has no
-figures, but a "note".
+Prints a table and writes the rows (rows.py) into runs/bench/train.json.
 """
 
 import argparse
@@ -31,21 +29,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from rows import against, apart, native, result, run_parts, step_seconds
-from train_steps import (
-    CODES,
-    FRAMES,
-    Coqui,
-    Step,
-    gpt2,
-    gpt2_step,
-    kit_state,
-    kit_step,
-    packed,
-    parts,
-    require_same_loss,
-    xtts,
-)
+import train_steps
+from rows import against, apart, native, resident_peak_mb, result, run_parts, step_seconds
+from train_steps import CODES, FRAMES, Coqui, Step, kit_step, packed, parts, xtts
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import Choice, detect
@@ -63,9 +49,6 @@ SIZE = "30 x 1024"
 COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
 
 
-# --- measuring ------------------------------------------------------------------------------
-
-
 def peak_mb(kind: str, rounds: int) -> float:
     """Peak resident memory of a process that makes a few steps of one contestant."""
     config = xtts(512)
@@ -80,13 +63,10 @@ def peak_mb(kind: str, rounds: int) -> float:
     return resident_peak_mb()
 
 
-# --- rows -----------------------------------------------------------------------------------
-
-
 def coqui_rows(width: int, rounds: int, bf16: bool = False) -> list[dict]:
     own, same = xtts(width), xtts(width, dropout=0.1)
     coqui, size = Coqui(own), f"{'bf16' if bf16 else 'fp32'}, {width}"
-    require_same_loss(own, coqui)
+    train_steps.require_same_loss(own, coqui)
     texts, codes, cond = parts(own, FRAMES["6 s"])
     contestants = {
         "kit": kit_step(own, bf16=bf16),
@@ -111,14 +91,16 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
     own, dropping = (GPTConfig(width=width, heads=width // 64, dropout=p) for p in (0.0, 0.1))
     batch = packed(own)
     with torch.no_grad():
-        start = gpt2(own, batch.tokens.shape[1])(input_ids=batch.tokens, labels=batch.tokens).loss
+        start = train_steps.gpt2(own, batch.tokens.shape[1])(
+            input_ids=batch.tokens, labels=batch.tokens
+        ).loss
     near = math.log(own.text_vocab + own.code_vocab)
     assert abs(start - near) < 0.5, f"{GPT2} starts at {start:.2f}, ln(V) is {near:.2f}"
     contestants = {
         "kit": kit_step(own),
         "kit, dropout": kit_step(dropping),
-        "GPT-2": gpt2_step(own, batch, dropout=0.1),
-        "GPT-2, no dropout": gpt2_step(own, batch, dropout=0.0),
+        "GPT-2": train_steps.gpt2_step(own, batch, dropout=0.1),
+        "GPT-2, no dropout": train_steps.gpt2_step(own, batch, dropout=0.0),
     }
     kit, dropped, whole, bare = step_seconds(contestants, rounds).values()
     size = f"fp32, {width}, {batch.tokens.numel()} tokens"
@@ -167,22 +149,19 @@ def loop_rows(rounds: int) -> list[dict]:
 
 
 def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
-    """Share of each step's wall time outside forward, backward, clipping and optimizer.
-
-    Freeing the gradients counts as the optimizer's.
-    """
-    state, inside = kit_state(config), [0.0]
+    """Share of each step's wall time outside forward, backward, clipping, optimizer, zero_grad."""
+    state, inside = train_steps.kit_state(config), [0.0]
     texts, codes, cond = parts(config)
     rows = lambda: (texts.tolist(), codes.tolist(), cond)  # noqa: E731
     batches = (collate(config, [rows()], {"batch": i}) for i in itertools.count())
     calls = [(state.model, "forward"), (torch.autograd, "backward"), (state.model, "zero_grad")]
     calls += [(optimizer, "step") for optimizer in state.optimizers]
-    calls += [(torch.nn.utils, name) for name in ("get_total_norm", "clip_grads_with_norm_")]
-    calls += [(torch.nn.utils, "clip_grad_norm_")]
+    clipping = ("get_total_norm", "clip_grads_with_norm_", "clip_grad_norm_")
+    calls += [(torch.nn.utils, name) for name in clipping]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         for owner, name in calls:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, timed(getattr(owner, name), inside))
+            call = timed(getattr(owner, name), inside)
+            undo.enter_context(patch.object(owner, name, call))
         events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
         next(events)
         for _ in range(steps):
@@ -219,7 +198,7 @@ def finetuning_step(bf16: bool = False, finetuning: Finetuning = FULL, **speed) 
     """A step of the kit's own loop, on codes and mels of 6 s that are ready."""
     config = released_size()
     batch = EffectiveBatch(micro=[packed(config, FRAMES["6 s"])], position={})
-    state = kit_state(config, bf16, finetuning, **speed)
+    state = train_steps.kit_state(config, bf16, finetuning, **speed)
     events = train(state, itertools.repeat(batch))
     return lambda: next(events).loss
 
@@ -228,7 +207,7 @@ def full_size_rows(rounds: int) -> list[dict]:
     """The kit's step in fp32, as its users run it, and with adapters, each beside coqui-tts's."""
     config = released_size()
     coqui = Coqui(config)
-    require_same_loss(config, coqui)
+    train_steps.require_same_loss(config, coqui)
     texts, codes, cond = parts(config, FRAMES["6 s"])
     theirs = {"coqui-tts": coqui.step(texts, CODES)}
     alone = {"coqui-tts, GPT alone": coqui.gpt_step(texts, codes, cond)}
@@ -252,43 +231,26 @@ def full_size_rows(rounds: int) -> list[dict]:
 
 def full_size_memory_rows() -> list[dict]:
     """Peak resident memory of two steps: adapters beside the whole model, the same switches."""
-    rows = []
-    for how, speed in (
-        ("fp32", {}),
-        ("bf16", {"bf16": True}),
-        ("bf16, layers recomputed", {"bf16": True, "gradient_checkpointing": True}),
-    ):
-        whole, part = (peak_apart(lora, speed) for lora in (False, True))
+    rows, recomputed = [], {"bf16": True, "gradient_checkpointing": True}
+    kinds = {"fp32": {}, "bf16": {"bf16": True}, "bf16, layers recomputed": recomputed}
+    for how, speed in kinds.items():
+        code = f"import bench_train as b; print(b.peak_of({{}}, {speed}))"
+        whole, part = (float(apart(code.format(lora))) for lora in (False, True))
         row = f"peak resident memory, {SIZE}, {how}: adapters, {part / whole:.2f} of the whole"
         rows.append(result(row, part, "MB", "the kit, the whole model", whole, whole / part))
         print(f"  {row} ({part:,.0f} of {whole:,.0f} MB)", flush=True)
     return rows
 
 
-def peak_apart(lora: bool, speed: dict) -> float:
-    return float(apart(f"import bench_train as b; print(b.peak_of({lora}, {speed}))"))
-
-
 def peak_of(lora: bool, speed: dict) -> float:
-    """Peak resident memory in MB of a process that makes two steps.
-
-    In bf16 where the processor would be quicker without it, too: it takes no other memory there.
-    """
+    """Peak resident memory in MB of a process that makes two steps."""
+    # Also where the processor would be quicker without bf16: it takes no other memory there.
     chosen = Choice(value="bf16", reason="memory alone is measured")
     with patch("kit.training.switches.choose_precision", lambda hw: chosen):
         step = finetuning_step(finetuning=adapters() if lora else FULL, **speed)
     for _ in range(2):
         step()
     return resident_peak_mb()
-
-
-def resident_peak_mb() -> float:
-    """Peak resident memory of this process so far.
-
-    Not getrusage's: that is of the process which started this one, if that was larger.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 
 
 PARTS = {

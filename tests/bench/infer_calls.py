@@ -59,8 +59,7 @@ def greedy(codes: int, kv_cache: bool = True) -> GenerateConfig:
 def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True) -> Call:
     """The kit's own generator on a CPU, where it yields at every code."""
     texts, cond = request(decoder.config, batch)
-    started_s, marks = time.perf_counter(), []
-    said = None
+    started_s, marks, said = time.perf_counter(), [], None
     for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [0] * batch):  # noqa: B007
         marks.append(time.perf_counter())
     return timed(started_s, marks, torch.stack([row.codes for row in said.spoken(0.0)]))
@@ -89,16 +88,11 @@ def gpt2(model: SpeechGPT):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     c = model.config
-    config = GPT2Config(
-        vocab_size=c.code_vocab,
-        n_positions=PROMPT + c.max_code - 1,
-        n_embd=c.width,
-        n_layer=c.layers,
-        n_head=c.heads,
-        bos_token_id=None,
-        eos_token_id=None,  # nothing ends a row: it makes the requested number of codes
-        tie_word_embeddings=False,
-    )
+    sizes = {"vocab_size": c.code_vocab, "n_positions": PROMPT + c.max_code - 1}
+    sizes |= {"n_embd": c.width, "n_layer": c.layers, "n_head": c.heads}
+    # Nothing ends a row: it makes the requested number of codes.
+    endless = {"bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(tie_word_embeddings=False, **sizes, **endless)
     peer = GPT2LMHeadModel(config).eval()
     trunk = model.gpt.state_dict()
     # Its layers keep (inputs, outputs), torch's (outputs, inputs).
@@ -106,8 +100,7 @@ def gpt2(model: SpeechGPT):
     trunk["wte.weight"] = model.code_embedding.weight
     # The prompt comes as embeddings; the first code is fed at position 128, as the kit's second.
     positions = model.code_position.weight[1:]
-    rows = (positions.new_zeros(PROMPT, c.width), positions)
-    trunk["wpe.weight"] = torch.cat(rows)
+    trunk["wpe.weight"] = torch.cat((positions.new_zeros(PROMPT, c.width), positions))
     peer.transformer.load_state_dict(trunk)
     peer.lm_head.load_state_dict({"weight": model.code_head.weight})
     return peer
@@ -118,14 +111,8 @@ def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, CODE_VOCAB - 2, (batch, PROMPT), generator=random).to(peer.device)
     clock, started_s = Clock(), time.perf_counter()
-    results = peer.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=codes,
-        do_sample=False,
-        streamer=clock,
-        **options,
-    )
+    options |= {"attention_mask": torch.ones_like(ids), "streamer": clock}
+    results = peer.generate(ids, max_new_tokens=codes, do_sample=False, **options)
     return timed(started_s, clock.marks[1:], results[:, PROMPT:])  # the first mark is the prompt's
 
 
@@ -140,23 +127,17 @@ def static_compiled() -> dict:
 
 @torch.inference_mode()
 def same_codes(model: SpeechGPT, peer, codes: int) -> int:
-    """Assert that both models make the same codes of one prompt; how many different ones.
-
-    For this alone, the peer gets what GPT-2 lacks: the kit's second norm and its head's bias.
-    """
+    """Assert that both models make the same codes of one prompt; how many different ones."""
     decoder = ready(model)
     texts, cond = request(model.config, 1)
     prompt, _ = decoder.prompt(texts, cond)
     plain = peer.transformer.ln_f, peer.lm_head
+    # For this alone, the peer gets what GPT-2 lacks: the kit's second norm and its head's bias.
     peer.transformer.ln_f = nn.Sequential(plain[0], model.final_norm)
     peer.lm_head = model.code_head
-    results = peer.generate(
-        inputs_embeds=prompt,
-        attention_mask=torch.ones(prompt.shape[:2], dtype=torch.long),
-        max_new_tokens=codes,
-        do_sample=False,
-        suppress_tokens=[model.config.start_code, model.config.stop_code],
-    )[0]
+    inputs = {"inputs_embeds": prompt, "attention_mask": prompt.new_ones(prompt.shape[:2]).long()}
+    inputs["suppress_tokens"] = [model.config.start_code, model.config.stop_code]
+    results = peer.generate(max_new_tokens=codes, do_sample=False, **inputs)[0]
     peer.transformer.ln_f, peer.lm_head = plain
     wanted = kit_call(decoder, codes).codes[0]
     assert torch.equal(wanted, results), f"not the codes transformers makes: {wanted}, {results}"

@@ -12,12 +12,7 @@ from rows import native, result
 from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
-from kit.inference.compare_formats import (
-    compare_decoders,
-    recorded_examples,
-    teacher_forced_logits,
-    time_to_first_audio_s,
-)
+from kit.inference import compare_formats as formats
 from kit.inference.evaluate import score
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
@@ -39,19 +34,17 @@ def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
 
 def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     """Formats along held-out rows, the recorded codes given to both (teacher forcing)."""
-    some = recorded_examples(cache, compared)
+    some = formats.recorded_examples(cache, compared)
     full = voice.ready()
-    full_logits = [teacher_forced_logits(full, row) for row in some]
+    full_logits = [formats.teacher_forced_logits(full, row) for row in some]
     results = []
     for weights in native(FORMATS):
-        cost = compare_decoders(full, voice.in_format(weights).ready(), some, full_logits)
+        cost = formats.compare_decoders(full, voice.in_format(weights).ready(), some, full_logits)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
         results.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
         errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}
-        results += [
-            result(f"{name}: {which} logit error", error, "logits", FULL, None, None)
-            for which, error in errors.items()
-        ]
+        for which, error in errors.items():
+            results.append(result(f"{name}: {which} logit error", error, "logits", FULL))
     return results
 
 
@@ -79,7 +72,7 @@ def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
     text, results = texts[len(texts) // 2], []
     for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
         ready = voice.in_format(weights, compiled)
-        ms = 1000 * time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
+        ms = 1000 * formats.time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
         row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
         results.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
     return results

@@ -36,11 +36,11 @@ class KitNoise:
         return self.noise.next()[0].numpy()
 
 
-def speak(voice: speak_onnx.Voice, text: str, speaker: str, config: GenerateConfig):
-    """Return codes and the waveform (L,)."""
-    ids = voice.ids(text)
+def speak(voice: speak_onnx.Voice, config: GenerateConfig, row):
+    """Return codes and the waveform (L,) of `row`'s text."""
+    ids = voice.ids(row.text)
     np.random.default_rng = lambda seed: KitNoise(config, ids)
-    codes, states = voice.codes(ids, speaker, dataclasses.asdict(config))
+    codes, states = voice.codes(ids, row.speaker, dataclasses.asdict(config))
     inputs = {"codes": [codes]}
     if voice.card["uses_states"]:
         inputs["states"] = np.stack(states, 1)
@@ -55,9 +55,8 @@ def main() -> None:
     torch.set_num_threads(1)
     one_thread = onnxruntime.SessionOptions()
     one_thread.intra_op_num_threads = 1
-    onnxruntime.InferenceSession = functools.partial(
-        onnxruntime.InferenceSession, sess_options=one_thread
-    )
+    session = functools.partial(onnxruntime.InferenceSession, sess_options=one_thread)
+    onnxruntime.InferenceSession = session
     report = json.loads((options.run / "report.json").read_text(encoding="utf-8"))
     weights = f"model-{report['eval']['weights']}.safetensors"
     voice = load_voice(options.run, weights, report["data"]["language"])
@@ -79,27 +78,21 @@ def main() -> None:
         print(f"{name}: real-time factor {work_s / seconds:.4f}, CER {errors:.2%}", flush=True)
         return spoken
 
-    def say_in(format):
-        def say(row):
-            speech = format.speak([row.text], row.speaker, config, 1)[0]
-            return speech.codes.tolist(), speech.wave
-
-        return say
-
-    def say_with(exported):
-        return lambda row: speak(exported, row.text, row.speaker, config)
+    def say(format, row):
+        speech = format.speak([row.text], row.speaker, config, 1)[0]
+        return speech.codes.tolist(), speech.wave
 
     print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}")
     print(f"{len(rows)} held-out sentences, the same random numbers")
-    kit = {name: measure(f"torch, {name}", say_in(voice.in_format(name))) for name in WEIGHTS}
+    formats = {name: functools.partial(say, voice.in_format(name)) for name in WEIGHTS}
+    kit = {name: measure(f"torch, {name}", say) for name, say in formats.items()}
     for weights in WEIGHTS:
         with tempfile.TemporaryDirectory() as folder:
             export_onnx(voice, Path(folder), weights)
             for path in sorted(Path(folder).iterdir()):
                 print(f"  {path.name}: {path.stat().st_size / 1e6:.2f} MB")
             exported = speak_onnx.Voice(Path(folder))
-            name = f"onnxruntime, {weights}"
-            spoken = measure(name, say_with(exported))
+            spoken = measure(f"onnxruntime, {weights}", functools.partial(speak, exported, config))
         for other, expected in kit.items():
             pairs = list(zip(spoken, expected))
             same = [(a[1], b[1]) for a, b in pairs if a[0] == b[0]]

@@ -1,7 +1,7 @@
 """What the benchmarks share: contestants in turns, rows of figures, a table and a JSON file.
 
-A ratio above 1 means that the kit is better than its peer; what failed has no figures, but a
-"note".
+A row has "row", "value", "unit", "peer", "peer_value", "ratio" and, of `run_parts`, "where". A
+ratio above 1 means that the kit is better; what failed has no figures, but a "note".
 """
 
 import contextlib
@@ -80,9 +80,7 @@ def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str
     return results
 
 
-def against(
-    row: str, kit: list[float], peer: str, other: list[float], unit: str = "ms", **more
-) -> dict:
+def against(row: str, kit: list[float], peer: str, other: list[float], unit="ms", **more) -> dict:
     """A row of milliseconds from the seconds of either side's rounds."""
     ratio = statistics.median(b / a for a, b in zip(kit, other))
     ms, peer_ms = (1000 * statistics.median(results) for results in (kit, other))
@@ -93,11 +91,15 @@ def apart(code: str, **environment: str) -> str:
     """The line that `code` prints last, run by a Python of its own."""
     here = Path(__file__).resolve().parent
     environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent.parent)])
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(
-        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    command, env = [sys.executable, "-c", code], os.environ | environment
+    run = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return run.stdout.splitlines()[-1]
+
+
+def resident_peak_mb() -> float:
+    """Of this process so far. getrusage's is of the process that started it, if that was larger."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 
 
 def where() -> str:
@@ -121,8 +123,7 @@ def attempt(part: str, rows: Callable[[], list[dict]], requirements: str) -> lis
     except Exception as error:  # a missing peer must not cost the other rows
         first_line = (str(error).splitlines() or [""])[0]
         fix = f" (tests/bench/{requirements})" if isinstance(error, ImportError) else ""
-        note = f"{type(error).__name__}: {first_line}{fix}"
-        return [result(part, None, note=note)]
+        return [result(part, None, note=f"{type(error).__name__}: {first_line}{fix}")]
 
 
 def run_parts(parts: dict[str, Callable[[], list[dict]]], path: Path, requirements: str) -> None:

@@ -123,10 +123,8 @@ class Coqui:
             optimizer_wd_only_on_weights=True,
             grad_clip=1.0,
             precision="bf16",  # where a step asks for mixed precision; the recipe does not
-            print_step=10**9,
-            plot_step=10**9,
-            save_step=10**9,
             run_eval=False,
+            **dict.fromkeys(("print_step", "plot_step", "save_step"), 10**9),
         )
         model, quiet = GPTTrainer(settings), {"train_samples": [{}], "eval_samples": []}
         self.trainer = Trainer(
@@ -141,29 +139,27 @@ class Coqui:
         """All of it: mels of the reference, codes of the recording, then the GPT."""
         wave = 0.1 * torch.randn(len(texts), 1, codes * HOP)
         reference = 0.1 * torch.randn(len(texts), 1, 1, REFERENCE_SAMPLES)
-        lengths = {"wav_lengths": torch.full((len(texts),), codes * HOP), "cond_lens": None}
 
         def run() -> float:
             self.trainer.config.mixed_precision = bf16
-            lengths["text_lengths"] = torch.full((len(texts),), texts.shape[1])
-            batch = {"padded_text": texts, "wav": wave, "conditioning": reference, **lengths}
-            batch["cond_idxs"] = torch.tensor([[0, REFERENCE_SAMPLES // 2]] * len(texts))
+            batch = {"padded_text": texts, "wav": wave, "conditioning": reference}
+            batch |= self.lengths(texts, codes)
             _, losses = self.trainer.train_step(batch, 10**9, next(self.steps), time.time())
             return float(losses["loss"])
 
         return run
 
+    def lengths(self, texts: Tensor, codes: int) -> dict:
+        text_lengths = torch.full((len(texts),), texts.shape[1])
+        wav_lengths = torch.full((len(texts),), codes * HOP)
+        segments = torch.tensor([[0, REFERENCE_SAMPLES // 2]] * len(texts))
+        known = {"text_lengths": text_lengths, "wav_lengths": wav_lengths}
+        return known | {"cond_lens": None, "cond_idxs": segments}
+
     def ready(self, texts: Tensor, codes: Tensor, cond: Tensor) -> dict:
         """A batch as the GPT gets it after `format_batch`: codes and mels are ready."""
-        return {
-            "text_inputs": texts,
-            "text_lengths": torch.full((len(texts),), texts.shape[1]),
-            "audio_codes": codes,
-            "wav_lengths": torch.full((len(texts),), codes.shape[1] * HOP),
-            "cond_mels": cond[:, None],
-            "cond_lens": None,
-            "cond_idxs": torch.tensor([[0, REFERENCE_SAMPLES // 2]] * len(texts)),
-        }
+        batch = {"text_inputs": texts, "audio_codes": codes, "cond_mels": cond[:, None]}
+        return batch | self.lengths(texts, codes.shape[1])
 
     def gpt_step(self, texts: Tensor, codes: Tensor, cond: Tensor, bf16: bool = False) -> Step:
         """The GPT alone: forward, backward, clipping, AdamW."""
@@ -231,12 +227,7 @@ def gpt2(config: GPTConfig, length: int, dropout: float = 0.1) -> nn.Module:
     logging.disable(logging.WARNING)
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    sizes = GPT2Config(
-        vocab_size=config.text_vocab + config.code_vocab,
-        n_positions=length,
-        n_embd=config.width,
-        n_layer=config.layers,
-        n_head=config.heads,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
-    )
-    return AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa").train()
+    sizes = {"vocab_size": config.text_vocab + config.code_vocab, "n_positions": length}
+    sizes |= {"n_embd": config.width, "n_layer": config.layers, "n_head": config.heads}
+    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return AutoModelForCausalLM.from_config(GPT2Config(**sizes), attn_implementation="sdpa").train()

@@ -55,24 +55,18 @@ def wait(condition, what: str, limit_s: float = LIMIT_S, pause_s: float = 0.3):
     """The first true value of `condition()`. Raises TimeoutError naming `what`."""
     end_s = time.monotonic() + limit_s
     while True:
-        value = condition()
-        if value:
+        if value := condition():
             return value
         if time.monotonic() > end_s:
             raise TimeoutError(f"waited {limit_s:.0f} s in vain for {what}")
         time.sleep(pause_s)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextlib.contextmanager
 def lab(folder: Path, **environment: str) -> Iterator[str]:
     """A JupyterLab over `folder` on localhost without a token; yields its address."""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser"]
     command += ["--allow-root", "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token="]
     command += [f"--ServerApp.root_dir={folder}", "--ServerApp.disable_check_xsrf=True"]
@@ -142,10 +136,7 @@ def resize(driver, height_px: int) -> None:
 
 
 def open_notebook(driver, address: str, path: str) -> None:
-    """Open `path` (relative to the lab's folder) alone, and wait until its kernel is ready.
-
-    A notebook without a kernelspec in its metadata never is: JupyterLab asks with a dialog.
-    """
+    """Open `path` (relative to the lab's folder) alone, and wait until its kernel is ready."""
     driver.get(f"{address}/lab/tree/{path}?reset")
     status = f"{PANEL} return context?.isReady && context.sessionContext.session?.kernel?.status"
     wait(lambda: driver.execute_script(status) == "idle", f"the kernel of {path}")
@@ -175,10 +166,7 @@ def run_all(driver) -> None:
 
 
 def complaints(driver, name: str) -> list[str]:
-    """What cannot be read of the notebook on show, in the light and in the dark theme.
-
-    Screenshots of the whole notebook are `name`-light and `name`-dark.
-    """
+    """What cannot be read of the notebook on show, in either theme; screenshots of all of it."""
     sentences = []
     for theme in THEMES:
         command(driver, "apputils:change-theme", theme=theme)

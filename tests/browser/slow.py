@@ -34,12 +34,10 @@ SWITCHES = [
 PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
 PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1}
 PRESET |= {EPOCHS: 0, GPUS: 1}
-FIELDS = [
-    Field(name=name, label=label, value=value, preset=value, comment=comment, more=more)
-    for (name, (label, comment)), value, more in (
-        (known, PRESET[known[0]], known[0] in MORE_FIELDS) for known in LABELLED.items()
-    )
-]
+FIELDS = []
+for name, (label, comment) in LABELLED.items():
+    known = {"name": name, "label": label, "comment": comment, "more": name in MORE_FIELDS}
+    FIELDS.append(Field(value=PRESET[name], preset=PRESET[name], **known))
 
 
 def plan(values: dict) -> tuple[str, bool]:
@@ -96,21 +94,13 @@ class SlowTrainer:
         share, noise = step / self.steps, random.Random(step).gauss(0, 0.12)
         loss = 1.9 + 5.3 * math.exp(-6 * share)
         validates = step % max(1, self.steps // 10) == 0
-        return StepEvent(
-            step=step,
-            steps=self.steps,
-            loss=loss + noise,
-            lr=2e-3 * min(1, 10 * share) * (1 - 0.8 * share),
-            grad_norm=1.0,
-            tokens=4096,
-            step_s=self.pause_s,
-            unix_s=time.time(),
-            memory_bytes=int(2**30 * (1.9 - 0.6 * math.exp(-20 * share))),
-            load=0.9 + noise / 4,
-            val_loss=loss + 0.15 if validates else None,
-            ema_val_loss=loss + 0.02 if validates else None,
-            note=note,
-        )
+        figures = {"step": step, "steps": self.steps, "loss": loss + noise, "note": note}
+        figures |= {"lr": 2e-3 * min(1, 10 * share) * (1 - 0.8 * share), "grad_norm": 1.0}
+        figures |= {"tokens": 4096, "step_s": self.pause_s, "unix_s": time.time()}
+        figures["memory_bytes"] = int(2**30 * (1.9 - 0.6 * math.exp(-20 * share)))
+        if validates:
+            figures |= {"val_loss": loss + 0.15, "ema_val_loss": loss + 0.02}
+        return StepEvent(load=0.9 + noise / 4, **figures)
 
 
 def tone(text: str, choices: dict, reference: str) -> tuple[bytes, str]:

@@ -346,14 +346,12 @@ def watch_training(driver, address: str, notebook: Path) -> None:
 
 def steps(notebook: Path, number: int) -> None:
     """Set how long 02_train trains."""
-    text, count = re.subn(
-        r"MAX_STEPS = \d+  #", f"MAX_STEPS = {number}  #", notebook.read_text("utf-8")
-    )
+    wanted = f"MAX_STEPS = {number}  #"
+    text, count = re.subn(r"MAX_STEPS = \d+  #", wanted, notebook.read_text("utf-8"))
     assert count == 1
     notebook.write_text(text, "utf-8")
 
 
-@pytest.mark.skipif(not NOTEBOOKS, reason="there are no notebooks yet")
 def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, folder):
     """In order, for each needs what the one before made; then 02 again, when 05 has measured."""
     for path in sorted(folder.glob("0*.ipynb")):
@@ -362,10 +360,8 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
             web.end_kernels(address)
         run_and_read(driver, address, path, path.stem)
         if path.stem == "02_train":
-            report = json.loads(
-                (Path(os.environ["KIT_RUNS"]) / "demo" / "report.json").read_text("utf-8")
-            )
-            assert report["settings"]["data"]["micro_batch"] == 2
+            report = Path(os.environ["KIT_RUNS"], "demo", "report.json").read_text("utf-8")
+            assert json.loads(report)["settings"]["data"]["micro_batch"] == 2
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
     web.show(driver, ".widget-checkbox")

@@ -1,8 +1,7 @@
 """A machine of Colab's: its own disk, a real kernel of Colab's versions, a Drive that outlives it.
 
 `environment()` makes the Python it runs on; `Machine` is one, taken away at the end of its block.
-A notebook is run as "Run all" does: its first cell clones
-the kit, from a snapshot of this checkout.
+A notebook is run as "Run all" does: its first cell clones the kit from a snapshot of this checkout.
 """
 
 import contextlib
@@ -79,20 +78,13 @@ class Machine:
         (place / "home").mkdir(parents=True)
         (place / "content").mkdir()
         drive.mkdir(exist_ok=True)
-        environ |= {
-            "COLAB_DRIVE": str(drive),
-            "COLAB_DRIVE_MOOD": mood,
-            "KIT_DRIVE": str(place / "content" / "drive"),
-            "KIT_PRESET": "tiny",
-            "HOME": str(place / "home"),
-            "PYTHONPATH": str(HERE / "stand_in"),
-            "MPLCONFIGDIR": str(ROOT / "build" / "matplotlib"),
-            "OMP_NUM_THREADS": "1",
-            # Whoever clones the address gets the snapshot.
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": f"url.{repository}.insteadOf",
-            "GIT_CONFIG_VALUE_0": ADDRESS,
-        }
+        environ |= {"COLAB_DRIVE": str(drive), "COLAB_DRIVE_MOOD": mood, "KIT_PRESET": "tiny"}
+        environ |= {"KIT_DRIVE": str(place / "content" / "drive"), "HOME": str(place / "home")}
+        environ |= {"PYTHONPATH": str(HERE / "stand_in"), "OMP_NUM_THREADS": "1"}
+        environ["MPLCONFIGDIR"] = str(ROOT / "build" / "matplotlib")
+        # Whoever clones the address gets the snapshot.
+        environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": ADDRESS}
+        environ["GIT_CONFIG_KEY_0"] = f"url.{repository}.insteadOf"
         own = {k: v for k, v in os.environ.items() if not k.startswith(("KIT_", "PYTHON"))}
         self.manager = KernelManager()
         self.manager.kernel_spec.argv[0] = str(environment())
@@ -149,10 +141,8 @@ class Machine:
                 raise Killed(source)
             with contextlib.suppress(queue.Empty):
                 message = self.client.get_iopub_msg(timeout=0.2)
-                if (
-                    self._hear(message, press, source)
-                    and message["parent_header"]["msg_id"] == ours
-                ):
+                ends = self._hear(message, press, source)
+                if ends and message["parent_header"]["msg_id"] == ours:
                     return
             if not self.manager.is_alive():
                 raise CellError(f"the kernel died in\n{source}\n{self.output[-2000:]}")
@@ -172,9 +162,10 @@ class Machine:
         elif kind == "comm_open":
             state = content["data"].get("state", {})
             if state.get("_model_name") == "ButtonModel":
-                self.buttons[state.get("description", "")] = content["comm_id"]
-                if press and state.get("description", "").startswith(press):
-                    self.click(state["description"])
+                label = state.get("description", "")
+                self.buttons[label] = content["comm_id"]
+                if press and label.startswith(press):
+                    self.click(label)
         return kind == "status" and content["execution_state"] == "idle"
 
     def click(self, button: str) -> None:

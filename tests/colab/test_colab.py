@@ -64,10 +64,9 @@ def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
 
 
 def test_01_is_killed_and_resumes_with_what_it_had_made(colab, drive):
+    made = lambda: bool(kept(drive, "codec.safetensors"))  # noqa: E731
     with colab(drive, "slow") as machine, pytest.raises(Killed):
-        machine.run_all(
-            "01_data_prep", RUN=RUN, kill_when=lambda: bool(kept(drive, "codec.safetensors"))
-        )
+        machine.run_all("01_data_prep", RUN=RUN, kill_when=made)
     (codec,) = kept(drive, "codec.safetensors")
     made_ns = codec.stat().st_mtime_ns
     with colab(drive, "slow") as machine:
@@ -78,14 +77,9 @@ def test_01_is_killed_and_resumes_with_what_it_had_made(colab, drive):
 
 
 def test_02_is_killed_while_it_trains_and_run_all_resumes(colab, drive):
+    saved = lambda: bool(kept(drive, "checkpoints", "*.sha256"))  # noqa: E731
     with colab(drive, "slow") as machine, pytest.raises(Killed):
-        machine.run_all(
-            "02_train",
-            RUN=RUN,
-            MAX_STEPS=40,
-            press="Start",
-            kill_when=lambda: bool(kept(drive, "checkpoints", "*.sha256")),
-        )
+        machine.run_all("02_train", RUN=RUN, MAX_STEPS=40, press="Start", kill_when=saved)
     assert not kept(drive, "train-finished")
     with colab(drive, "slow") as machine:
         machine.run_all("02_train", RUN=RUN, MAX_STEPS=40)
@@ -120,9 +114,8 @@ def test_05_measures_and_leaves_the_switches_on_drive(colab, drive):
 def test_06_more_data(colab, drive):
     with colab(drive, "slow") as machine:
         machine.run_all("06_more_data", RUN=RUN, press="Upload")
-        machine.execute(
-            "from google.colab import output\nprint(*output.CALLBACKS)", allow_stdin=True
-        )
+        source = "from google.colab import output\nprint(*output.CALLBACKS)"
+        machine.execute(source, allow_stdin=True)
         assert "kit.record." in machine.output
         until(lambda: kept(drive, "uploads", "me.wav"))  # copied in the background
 

@@ -23,8 +23,7 @@ def session(wheels: Path, out: Path, seconds: int) -> list[dict]:
     """Run the script as on the other machine: no environment of ours, no git folder needed."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(out), "PYTHON": str(PYTHON)}
     environment |= {"KIT_COMMIT": "rehearsal", "OMP_NUM_THREADS": "2"}
-    script = ROOT / "tests" / "bench" / "gpu_session.sh"
-    command = ["bash", str(script), str(wheels), str(out), str(seconds)]
+    command = ["bash", ROOT / "tests/bench/gpu_session.sh", wheels, out, str(seconds)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     table = json.loads((out / "gpu-pretended.json").read_text(encoding="utf-8"))
@@ -33,8 +32,7 @@ def session(wheels: Path, out: Path, seconds: int) -> list[dict]:
 
 
 def installed(package: str) -> bool:
-    result = subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True)
-    return result.returncode == 0
+    return not subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True).returncode
 
 
 def uninstall_wheels() -> None:

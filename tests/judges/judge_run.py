@@ -8,7 +8,6 @@ again.
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import json
@@ -47,15 +46,6 @@ def true_magnitudes(codec: MelCodec, wave: Tensor) -> Tensor:
         return codec.griffin_lim(codec.mel(wave[None])[1].exp())[0]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One version of the held-out sentences that is judged."""
-
-    name: str
-    depends_on: object  # what its sound depends on beside the recordings
-    waves: Callable[[], list[Tensor]]  # (L,) each
-
-
 class JudgedRun:
     """What of a run is judged: its held-out recordings, its codec, and its voices where trained."""
 
@@ -67,42 +57,29 @@ class JudgedRun:
         self.rate_hz = self.codec.sample_rate
         trained = (run.folder / WEIGHTS["raw"]).is_file()
         self.voices = load_voices(run.folder, self.language) if trained else {}
-        as_it_speaks = sampling_of(run)
-        self.readings = {
-            "read once": dataclasses.replace(as_it_speaks, best_of=1),
-            "as it speaks": as_it_speaks,
-        }
-        held_out = rows_in_split(self.rows, "held_out")[:sentences]
+        self.readings = {"read once": sampling_of(run, best_of=1), "as it speaks": sampling_of(run)}
+        self.held_out = rows_in_split(self.rows, "held_out")[:sentences]
         if trained:
-            held_out = [row for row in held_out if self.voices["raw"].can_speak(row.text)]
-        if not held_out:
+            speaks = self.voices["raw"].can_speak
+            self.held_out = [row for row in self.held_out if speaks(row.text)]
+        if not self.held_out:
             raise JudgeError(f"The run `{run.name}` has no held-out sentence to judge.")
-        self.held_out = held_out
-        self.texts = [row.text for row in held_out]
+        self.texts = [row.text for row in self.held_out]
 
-    def variants(self) -> Iterator[Variant]:
-        """All versions that are judged."""
-        codec = self.codec
-        recordings = self.recordings
-        yield Variant(name="recordings", depends_on="", waves=lambda: recordings)
+    def variants(self) -> Iterator[tuple[str, object, Callable[[], list[Tensor]]]]:
+        """Each version: its name, what it depends on beside the recordings, its waves (L,)."""
+        codec, recordings = self.codec, self.recordings
+        yield "recordings", "", lambda: recordings
         if isinstance(codec, MelCodec):
-            yield Variant(
-                name="Griffin-Lim of true magnitudes",
-                depends_on=asdict(codec.config),
-                waves=lambda: [true_magnitudes(codec, wave) for wave in recordings],
-            )
+            again = lambda: [true_magnitudes(codec, wave) for wave in recordings]  # noqa: E731
+            yield "Griffin-Lim of true magnitudes", asdict(codec.config), again
         for name in codec.round_trips(recordings[0]):
-            yield Variant(
-                name=name,
-                depends_on=self.digest_of("codec.safetensors"),
-                waves=functools.partial(self.after_round_trip, name),
-            )
+            after = functools.partial(self.after_round_trip, name)
+            yield name, self.digest_of("codec.safetensors"), after
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
-            yield Variant(
-                name=f"{weights}, {reading}",
-                depends_on=[*self.digest_of(WEIGHTS[weights], *SPEAKING), asdict(config)],
-                waves=functools.partial(self.spoken, weights, config),
-            )
+            depends_on = [*self.digest_of(WEIGHTS[weights], *SPEAKING), asdict(config)]
+            spoken = functools.partial(self.spoken, weights, config)
+            yield f"{weights}, {reading}", depends_on, spoken
 
     def digest_of(self, *files: str) -> list[str]:
         paths = [self.run.folder / name for name in files]
@@ -123,8 +100,7 @@ class JudgedRun:
     def spoken(self, weights: str, config: GenerateConfig) -> list[Tensor]:
         """The held-out sentences (L,) as the voice with `weights` reads them."""
         speakers = [row.speaker for row in self.held_out]
-        speech = self.voices[weights].speak(self.texts, speakers, config)
-        return [one.wave for one in speech]
+        return [one.wave for one in self.voices[weights].speak(self.texts, speakers, config)]
 
     def references(self, judges: Judges) -> list[np.ndarray]:
         """The voice of each sentence's speaker, by recordings that are not judged."""
@@ -145,18 +121,15 @@ def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
     references = data.references(judges)
     rows = [(row.audio, row.text, row.speaker) for row in data.held_out]
     judgements = {}
-    for variant in data.variants():
+    for name, depends_on, waves in data.variants():
 
-        def make(variant: Variant = variant) -> dict:
-            waves = variant.waves()
-            judgement = judges.judge(waves, data.texts, data.rate_hz, references)
-            return asdict(judgement)
+        def make(waves: Callable[[], list[Tensor]] = waves) -> dict:
+            return asdict(judges.judge(waves(), data.texts, data.rate_hz, references))
 
         path = run.path("judged", f"{len(judgements)}.json")
-        key = digest(variant.name, rows, data.language, variant.depends_on)
-        judgement = Judgement(**cached_result(path, key, make))
-        judgements[variant.name] = judgement
-        print(f"{variant.name}: {figures(judgement)}", flush=True)
+        key = digest(name, rows, data.language, depends_on)
+        judgements[name] = Judgement(**cached_result(path, key, make))
+        print(f"{name}: {figures(judgements[name])}", flush=True)
     return judgements
 
 
@@ -171,9 +144,8 @@ def write_judgements(run: ActiveRun, judgements: dict[str, Judgement]) -> dict[s
     """judges.json in the run's folder with the transcripts; its record gets the figures alone."""
     rows = {name: asdict(judgement) for name, judgement in judgements.items()}
     write_atomic(run.path("judges.json"), json.dumps(rows, indent=1, ensure_ascii=False))
-    scores = {}
-    for name, row in rows.items():
-        scores[name] = {key: row[key] for key in ("cer", "dnsmos", "similarity", "clips")}
+    keys = ("cer", "dnsmos", "similarity", "clips")
+    scores = {name: {key: row[key] for key in keys} for name, row in rows.items()}
     model = run.folder / WEIGHTS["raw"]
     weights = file_digest(model) if model.is_file() else ""
     run.record(judges={"heard": scores, "weights": weights})

@@ -104,15 +104,10 @@ class Judges:
 
     def transcribe(self, wave: Tensor, rate_hz: int) -> str:
         """Whisper's transcript of `wave` (L,): beams of 5, nothing sampled, no text before it."""
-        segments, _ = self.whisper.transcribe(
-            _at_16_khz(wave, rate_hz),
-            language=self.language,
-            beam_size=5,
-            temperature=0.0,
-            condition_on_previous_text=False,
-            without_timestamps=True,
-            max_new_tokens=round(TOKENS_PER_S * len(wave) / rate_hz) + TOKENS,
-        )
+        how = {"beam_size": 5, "temperature": 0.0, "language": self.language}
+        how |= {"condition_on_previous_text": False, "without_timestamps": True}
+        how["max_new_tokens"] = round(TOKENS_PER_S * len(wave) / rate_hz) + TOKENS
+        segments, _ = self.whisper.transcribe(_at_16_khz(wave, rate_hz), **how)
         return " ".join(segment.text.strip() for segment in segments)
 
     def opinion(self, wave: Tensor, rate_hz: int) -> float:
@@ -123,8 +118,7 @@ class Judges:
 
     def voice_of(self, waves: list[Tensor], rate_hz: int) -> np.ndarray:
         """The voice (D,) of clips (L,) of one person, of length 1."""
-        vectors = [self._voice(wave, rate_hz) for wave in waves]
-        mean = np.mean(vectors, axis=0)
+        mean = np.mean([self._voice(wave, rate_hz) for wave in waves], axis=0)
         return mean / np.linalg.norm(mean)
 
     def _voice(self, wave: Tensor, rate_hz: int) -> np.ndarray:
@@ -146,20 +140,16 @@ class Judges:
             raise JudgeError("There is no clip to judge.")
         started = time.perf_counter()
         transcripts = [self.transcribe(wave, rate_hz) for wave in waves]
-        opinions = [self.opinion(wave, rate_hz) for wave in waves]
+        wrong = cer(*([plain(t, self.language) for t in each] for each in (transcripts, texts)))
         similarity = None
         if references is not None:
             pairs = zip(waves, references, strict=True)
             alike = [float(self._voice(wave, rate_hz) @ reference) for wave, reference in pairs]
             similarity = float(np.mean(alike))
-        return Judgement(
-            clips=len(waves),
-            cer=cer(*([plain(t, self.language) for t in each] for each in (transcripts, texts))),
-            dnsmos=float(np.mean(opinions)),
-            similarity=similarity,
-            transcripts=tuple(transcripts),
-            wall_s=time.perf_counter() - started,
-        )
+        dnsmos = float(np.mean([self.opinion(wave, rate_hz) for wave in waves]))
+        figures = {"clips": len(waves), "cer": wrong, "dnsmos": dnsmos, "similarity": similarity}
+        wall_s = time.perf_counter() - started
+        return Judgement(**figures, transcripts=tuple(transcripts), wall_s=wall_s)
 
 
 def plain(text: str, language: str) -> str:

@@ -23,9 +23,7 @@ def clips(tmp_path_factory) -> dict[str, list]:
 
 
 def test_words_are_understood_and_noise_is_not(judges, clips):
-    pairs = [pair for mine in clips.values() for pair in mine][:4]
-    waves = [wave for wave, _ in pairs]
-    texts = [text for _, text in pairs]
+    waves, texts = zip(*[pair for mine in clips.values() for pair in mine][:4])
     clean = judges.judge(waves, texts, RATE_HZ)
     torch.manual_seed(0)
     noisy = [wave + 0.1 * torch.randn_like(wave) for wave in waves]
@@ -40,8 +38,7 @@ def test_a_voice_is_nearer_to_itself(judges, clips):
     voice = judges.voice_of([wave for wave, _ in first[2:]], RATE_HZ)
 
     def alike(pairs: list) -> float:
-        waves = [wave for wave, _ in pairs[:2]]
-        texts = [text for _, text in pairs[:2]]
+        waves, texts = zip(*pairs[:2])
         return judges.judge(waves, texts, RATE_HZ, [voice] * 2).similarity
 
     assert alike(first) > alike(second) + 0.02

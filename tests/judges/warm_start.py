@@ -13,6 +13,7 @@ reading while it learns to sound like the person.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -59,14 +60,8 @@ def duration_s(folder: Path, name: str) -> float:
 
 
 def first_minutes(folder: Path, rows: Rows, minutes: float) -> Rows:
-    taken = []
-    left_s = 60 * minutes
-    for row in rows:
-        left_s -= duration_s(folder, row[0])
-        if left_s < 0:
-            break
-        taken.append(row)
-    return taken
+    ends_s = itertools.accumulate(duration_s(folder, name) for name, _ in rows)
+    return [row for row, end_s in zip(rows, ends_s) if end_s <= 60 * minutes]
 
 
 def any_sentences(rows: Rows, count: int) -> list[str]:
@@ -99,12 +94,11 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
     rows = [(f"base{i:05d}", text, i % VOICES) for i, text in enumerate(texts)]
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
+    left = [row for row in rows if not (wavs / f"{row[0]}.wav").exists()]
     for voice in range(VOICES):
-        own = [(name, text) for name, text, speaker in rows if speaker == voice]
-        own = [row for row in own if not (wavs / f"{row[0]}.wav").exists()]
+        own = [(name, text) for name, text, speaker in left if speaker == voice]
         job = {"folder": str(wavs), "language": language, "speaker": voice, "pace": PACE}
-        job["rows"] = own
-        done = run_module("kit.dataset.synthetic", job)
+        done = run_module("kit.dataset.synthetic", job | {"rows": own})
         if done.returncode:
             raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")
     return [(name, text, f"voice{speaker}") for name, text, speaker in rows]
@@ -185,8 +179,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     os.environ["KIT_RUNS"] = str(folder / "runs")
     judges = Judges(options.language, folder / "judges")
     source = options.recordings
-    names = (*learnt_from(options), "base")
-    runs = {name: start(name) for name in names}
+    runs = {name: start(name) for name in (*learnt_from(options), "base")}
     voices = {name: load_voices(run.folder, options.language) for name, run in runs.items()}
     codec = voices["from-base"]["raw"].codec
     rate_hz = codec.sample_rate
@@ -207,10 +200,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     judge("recordings", recorded)
     judge("codec's round trip", [codec.round_trip(wave) for wave in recorded])
     for name, run in runs.items():
-        ways = {
-            "read once": sampling_of(run, best_of=1),
-            "as it speaks": sampling_of(run),
-        }
+        ways = {"read once": sampling_of(run, best_of=1), "as it speaks": sampling_of(run)}
         for weights, voice in voices[name].items():
             speaker = PERSON if PERSON in voice.speakers else voice.speakers[0]
             for way, settings in ways.items():

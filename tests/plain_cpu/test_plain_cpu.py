@@ -19,11 +19,8 @@ import pytest
 from kit.base.config import load_preset
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+AVX2["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
 HASWELL = ["qemu-x86_64", "-cpu", "Haswell"]
 # The emulator multiplies and adds in one instruction (FMA) 30 times as slowly as in two, so MKL
 # takes its kernels for older processors. What torch and oneDNN pick stays the Haswell's.
@@ -39,14 +36,8 @@ needs_qemu = pytest.mark.skipif(not shutil.which(HASWELL[0]), reason=NO_QEMU)
 
 def run(command: list[str], **env: str) -> str:
     """What `command` prints, in the repository's root; its last lines where it fails."""
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | ALONE | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-    )
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | ALONE | env, **output)
     assert done.returncode == 0, "\n".join(done.stdout.splitlines()[-60:])
     return done.stdout
 
@@ -62,9 +53,8 @@ ANSWER = ["AVX2", "False", "Fbgemm16"]
 
 
 def test_the_variables_take_bf16_away():
-    *actual, int8_matmul_is_exact, ran = (
-        run([sys.executable, "-c", ASKED], **AVX2).strip().split("|")
-    )
+    printed = run([sys.executable, "-c", ASKED], **AVX2)
+    *actual, int8_matmul_is_exact, ran = printed.strip().split("|")
     assert actual == ANSWER and "no bf16 products" in ran
     assert int8_matmul_is_exact == "False", "oneDNN's own AVX2 products overflow"
 
@@ -76,13 +66,13 @@ def test_a_haswell_has_no_bf16():
     assert actual == ANSWER and "no bf16 products" in ran
 
 
-@pytest.mark.parametrize(
-    "name", ["linear_formats", "compare_formats", "decoder", "generate", "optim"]
-)
+QUICK = ("linear_formats", "compare_formats", "decoder", "generate", "optim")
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_what_speaks_and_trains_works_with_avx2_alone(name):
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     (file,) = (ROOT / "tests").glob(f"*/test_{name}.py")
-    run([*pytest_, str(file)], **AVX2)
+    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], **AVX2)
 
 
 @needs_qemu

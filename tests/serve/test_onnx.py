@@ -52,8 +52,8 @@ def made_voice(folder, states=0, **codec):
 
 @pytest.fixture(scope="module", params=["griffin-lim", "vocoder with states"])
 def voice(request, tmp_path_factory):
-    how = {"vocoder_steps": 1, "vocoder_width": 32, "states": 32}
-    how = how if request.param.startswith("vocoder") else {}
+    vocoder = {"vocoder_steps": 1, "vocoder_width": 32, "states": 32}
+    how = vocoder if request.param.startswith("vocoder") else {}
     return made_voice(tmp_path_factory.mktemp("voice"), **how)
 
 
@@ -62,14 +62,10 @@ def exported(voice, tmp_path_factory):
     return export_onnx(voice, tmp_path_factory.mktemp("onnx"), sampling=GREEDY)
 
 
-def settings_of(config):
-    return dataclasses.asdict(config)
-
-
 def spoken(folder, ids, speaker, config):
     """Codes and waveform by onnxruntime."""
     voice = speak_onnx.Voice(folder)
-    codes, states = voice.codes(ids, speaker, settings_of(config))
+    codes, states = voice.codes(ids, speaker, dataclasses.asdict(config))
     inputs = {"codes": [codes]}
     if voice.card["uses_states"]:
         inputs["states"] = np.stack(states, 1)
@@ -122,7 +118,8 @@ def test_the_filters_are_those_of_the_kit():
                 def exponential(self, size, noise=noise):
                     return noise[0].numpy()
 
-            got = speak_onnx.sample(logits[0].numpy().copy(), codes, settings_of(config), Drawn())
+            settings = dataclasses.asdict(config)
+            got = speak_onnx.sample(logits[0].numpy().copy(), codes, settings, Drawn())
             assert got == int(wanted)
 
 

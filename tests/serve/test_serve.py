@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import sys
 import threading
 import wave
@@ -18,7 +17,7 @@ import uvicorn
 from helpers import LINES, opinionated_voice
 
 sys.path.append(str(Path(__file__).parents[1] / "browser"))
-from lab import browser, missing, wait
+from lab import browser, missing, screenshot, wait
 
 from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import SpeechQueue
@@ -104,9 +103,8 @@ def test_eight_clients_at_once_lose_nothing(client, voice):
 
 def test_the_sound_is_streamed(client):
     text = "። ".join(LINES)
-    with client.audio.speech.with_streaming_response.create(
-        model="kit", input=text, voice="brook", response_format="pcm"
-    ) as response:
+    request = {"model": "kit", "input": text, "voice": "brook", "response_format": "pcm"}
+    with client.audio.speech.with_streaming_response.create(**request) as response:
         assert response.headers["x-sample-rate"].isdigit()
         assert sum(len(chunk) for chunk in response.iter_bytes()) > 1000
 
@@ -191,10 +189,4 @@ PLAYABLE = "return document.querySelectorAll('a[download][href*=\"/file=\"]').le
 
 
 def toast(driver) -> str:
-    actual = driver.find_elements("css selector", ".toast-body")
-    return " ".join(each.text for each in actual)
-
-
-def screenshot(driver, name: str) -> None:
-    if folder := os.environ.get("KIT_SCREENSHOTS"):
-        driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+    return " ".join(each.text for each in driver.find_elements("css selector", ".toast-body"))

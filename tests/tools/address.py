@@ -12,9 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 VALUE = re.compile(r'^(Repository = ")([^"]*)(")$', re.MULTILINE)
 # In a badge, a link or a clone cell: what comes before the name of owner and repository.
-PLACE = re.compile(
-    r"((?:https://github\.com|colab\.research\.google\.com/github)/)([\w.-]+/[\w.-]+)"
-)
+SITES = r"https://github\.com|colab\.research\.google\.com/github"
+PLACE = re.compile(rf"((?:{SITES})/)([\w.-]+/[\w.-]+)")
 # Links to others' repositories, if a text should need one, are left alone: only these are ours.
 OURS = re.compile(
     r"git clone[^\n]*|colab\.research\.google\.com/github/[^)\s\"]*"
@@ -43,10 +42,7 @@ def repeated(text: str) -> list[str]:
 
 
 def rewrite(url: str, root: Path = ROOT) -> list[Path]:
-    """Write `url` to every place; returns the files that changed.
-
-    Raises SystemExit, with a sentence, for what Colab could not open.
-    """
+    """Write `url` to every place; returns the files that changed. Exits if Colab can't open it."""
     result = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
     if not result:
         raise SystemExit(
@@ -54,17 +50,13 @@ def rewrite(url: str, root: Path = ROOT) -> list[Path]:
             "https://github.com/OWNER/NAME."
         )
     name = result[1]
-
-    def ours(match: re.Match) -> str:
-        return PLACE.sub(rf"\g<1>{name}", match[0])
-
     changed = []
     for path in [root / "pyproject.toml", *repeating(root)]:
         before = path.read_text(encoding="utf-8")
         if path.name == "pyproject.toml":
             after = VALUE.sub(rf"\g<1>https://github.com/{name}\g<3>", before)
         else:
-            after = OURS.sub(ours, before)
+            after = OURS.sub(lambda ours: PLACE.sub(rf"\g<1>{name}", ours[0]), before)
         if after != before:
             path.write_text(after, encoding="utf-8", newline="\n")
             changed.append(path)
@@ -72,10 +64,11 @@ def rewrite(url: str, root: Path = ROOT) -> list[Path]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or not sys.argv[1]:
-        print(
-            f"It is {address()} now. To change it: make address URL=https://github.com/OWNER/NAME"
-        )
-    else:
+    if any(sys.argv[1:]):
         files = rewrite(sys.argv[1])
         print("\n".join(str(file.relative_to(ROOT)) for file in files) or "It is so already.")
+    else:
+        print(
+            f"It is {address()} now.",
+            "To change it: make address URL=https://github.com/OWNER/NAME",
+        )

@@ -76,11 +76,8 @@ def shown(outputs: list, name: str) -> list[str]:
 
 def tour_of(path: Path, executed: Path) -> list[str]:
     """A notebook's headings, the first sentence before each cell, and what the cell showed."""
-    outputs = {
-        cell.id: cell.outputs
-        for cell in nbformat.read(executed, as_version=4).cells
-        if cell.cell_type == "code"
-    }
+    cells = nbformat.read(executed, as_version=4).cells
+    outputs = {cell.id: cell.outputs for cell in cells if cell.cell_type == "code"}
     notebook = nbformat.read(path, as_version=4)
     title, *paragraphs = notebook.cells[0].source.split("\n\n")
     lines = [f"#{title}", f"[The notebook](../notebooks/{path.name})", paragraphs[2]]

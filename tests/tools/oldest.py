@@ -13,20 +13,16 @@ EXTRAS = ("demo", "lab", "watch", "test")  # what `make` installs, too
 
 
 def oldest(project: dict) -> list[str]:
-    """Pins for the dependencies of `project` ("project" of pyproject.toml) and of EXTRAS.
-
-    Raises ValueError for a range without a lower end.
-    """
-    ranges = list(project["dependencies"])
+    """Pins for the dependencies of `project` ("project" of pyproject.toml) and of EXTRAS."""
+    ranges, extras = list(project["dependencies"]), project.get("optional-dependencies", {})
     for extra in EXTRAS:
-        ranges += project.get("optional-dependencies", {}).get(extra, [])
+        ranges += extras.get(extra, [])
     pins = []
     for text in ranges:
         result = re.match(r"([\w.-]+)>=([\d.]+)", text)
         if not result:
             raise ValueError(f"{text!r} in pyproject.toml says no oldest version (name>=version).")
-        name, version = result.groups()
-        pins.append(f"{name}=={version}.*")
+        pins.append(f"{result[1]}=={result[2]}.*")
     return pins
 
 

@@ -14,26 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from kit.base import files
 from kit.base.errors import DatasetError
-from kit.base.files import (
-    atomic_path,
-    disk_errors,
-    file_digest,
-    make_folder,
-    require_disk,
-    write_atomic,
-)
+from kit.base.files import make_folder, write_atomic
 from kit.base.formatting import join_names
 from kit.base.hub import DownloadSource, RemoteFile, fetch_file
 from kit.dataset.archive import CHUNK_BYTES, ArchiveConfig, archive_suffix, unpack
 from kit.notebook.progress import Ticker
 
 ADDRESS = "https://deb.debian.org/debian/pool/main/f/festvox-ru/"
-PACKAGE = RemoteFile(
-    name="festvox-ru_0.5+dfsg-6_all.deb",
-    size_bytes=178_728_512,
-    sha256="21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4",
-)
+SHA256 = "21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4"
+PACKAGE = RemoteFile(name="festvox-ru_0.5+dfsg-6_all.deb", size_bytes=178_728_512, sha256=SHA256)
 DEBIAN = DownloadSource(
     name="Debian's server (deb.debian.org)",
     otherwise="get the package elsewhere (`apt-get download festvox-ru` on a Debian) and name it: "
@@ -72,16 +63,15 @@ def russian_corpus(
         return into
     work = make_folder(into / ".unpacking")
     if package is None:
-        require_disk(into, NEEDED_BYTES)
+        files.require_disk(into, NEEDED_BYTES)
         for size_bytes in fetch_file(address + file.name.replace("+", "%2B"), file, work, DEBIAN):
             progress(size_bytes, file.size_bytes)
         package = work / file.name
     else:
         package = Path(package)
         require_package(package, file)
-    folder = work / "package"
     archive = extract_debian_data(package, work)
-    unpacked = unpack(archive, folder, ArchiveConfig(), progress)
+    unpacked = unpack(archive, work / "package", ArchiveConfig(), progress)
     write_atomic(into / "copyright", (unpacked / NOTICE).read_bytes())
     write_atomic(into / "about.txt", ABOUT)
     move_to_ljspeech(find_festival_voice(unpacked), into)
@@ -93,12 +83,10 @@ def require_package(package: Path, file: RemoteFile) -> None:
     """Raise DatasetError if `package` is not the expected version."""
     if not package.is_file():
         raise DatasetError(f"There is no {package}: is the name right, and the disk mounted?")
-    sha256 = file_digest(package)
+    sha256 = files.file_digest(package)
     if sha256 != file.sha256:
-        raise DatasetError(
-            f"{package} is not {file.name}: its SHA-256 is {sha256}, expected {file.sha256}. "
-            "Download it again."
-        )
+        fault = f"{package} is not {file.name}: its SHA-256 is {sha256}, expected {file.sha256}"
+        raise DatasetError(f"{fault}. Download it again.")
 
 
 def extract_debian_data(package: Path, into: Path) -> Path:
@@ -133,16 +121,14 @@ def ar_members(file: BinaryIO, package: Path) -> Iterator[tuple[str, int]]:
 def copy_member(file: BinaryIO, name: str, size_bytes: int, package: Path, into: Path) -> Path:
     path = into / f"{package.stem}.{name}"
     if not archive_suffix(path):
-        raise DatasetError(
-            f"{package} uses a compression not supported here ({name}): unpack it with "
-            "`dpkg-deb -x`."
-        )
+        fault = f"{package} uses a compression not supported here ({name})"
+        raise DatasetError(f"{fault}: unpack it with `dpkg-deb -x`.")
     present_bytes = package.stat().st_size - file.tell()
     if present_bytes < size_bytes:
         raise damaged(package, f"it has {present_bytes:,} of {size_bytes:,} bytes of {name}")
     if path.is_file() and path.stat().st_size == size_bytes:
         return path
-    with atomic_path(path) as part, part.open("wb") as target:
+    with files.atomic_path(path) as part, part.open("wb") as target:
         for start in range(0, size_bytes, CHUNK_BYTES):
             target.write(file.read(min(CHUNK_BYTES, size_bytes - start)))
     return path
@@ -161,10 +147,8 @@ def find_festival_voice(folder: Path) -> Path:
     """
     tables = sorted(Path(folder).rglob(FESTIVAL_TRANSCRIPTS))
     if len(tables) != 1:
-        raise DatasetError(
-            f"{folder} holds {len(tables) or 'no'} Festival voices with {FESTIVAL_TRANSCRIPTS}: "
-            "expected one."
-        )
+        found = f"{len(tables) or 'no'} Festival voices with {FESTIVAL_TRANSCRIPTS}"
+        raise DatasetError(f"{folder} holds {found}: expected one.")
     return tables[0].parent.parent
 
 
@@ -195,20 +179,16 @@ def move_to_ljspeech(voice: Path, into: Path) -> int:
     wavs = make_folder(Path(into) / "wavs")
     missing = []
     for name in texts:
-        source = voice / "wav" / f"{name}.wav"
-        target = wavs / f"{name}.wav"
+        source, target = voice / "wav" / f"{name}.wav", wavs / f"{name}.wav"
         if source.is_file():
-            with disk_errors(target):
+            with files.disk_errors(target):
                 os.replace(source, target)
         elif not target.is_file():
             missing.append(name)
     if missing:
-        raise DatasetError(
-            f"{voice} lacks {len(missing)} of its {len(texts)} recordings ({join_names(missing)}): "
-            "unpack it again."
-        )
-    lines = [f"{name}|{text}\n" for name, text in texts.items()]
-    write_atomic(Path(into) / TABLE, "".join(lines))
+        lacking = f"{len(missing)} of its {len(texts)} recordings ({join_names(missing)})"
+        raise DatasetError(f"{voice} lacks {lacking}: unpack it again.")
+    write_atomic(Path(into) / TABLE, "".join(f"{name}|{text}\n" for name, text in texts.items()))
     return len(texts)
 
 

@@ -1,20 +1,14 @@
 """`make corpus-ru` on a small package of the same make, from a server on this machine."""
 
 import hashlib
+import io
 import shutil
+import tarfile
 
 import pytest
 import russian_corpus as recipe
-from debian_package import member, write_package
 from hub import COMMIT, serving
-from russian_corpus import (
-    corpus_command,
-    extract_debian_data,
-    find_festival_voice,
-    move_to_ljspeech,
-    read_festival_transcripts,
-    russian_corpus,
-)
+from russian_corpus import corpus_command, extract_debian_data, move_to_ljspeech, russian_corpus
 
 from kit.base import hub
 from kit.base.errors import DatasetError, KitError
@@ -26,6 +20,30 @@ from kit.dataset.layouts import read_dataset
 VOICE = "usr/share/festival/voices/russian/msu"
 NAMES = ("ru_0001", "ru_0002")
 WAV = bytes(range(256)) * 9000
+
+
+def member(name: str, data: bytes) -> bytes:
+    """A member of an `ar` archive, header and padding included."""
+    header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode()
+    return header + data + b"\n" * (len(data) % 2)
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def write_package(path, files: dict[str, bytes], data_name: str = "data.tar.xz"):
+    """A Debian package written by hand: an `ar` archive with a tar of files in it."""
+    control = tar_of({"control": b"Package: test"}) + b"odd"
+    members = {"debian-binary": b"2.0\n", "control.tar.xz": control, data_name: tar_of(files)}
+    path.write_bytes(b"!<arch>\n" + b"".join(member(*each) for each in members.items()))
+    return path
 
 
 @pytest.fixture
@@ -97,7 +115,6 @@ def test_killed_anywhere_it_resumes(tmp_path, server, file):
 
 def test_a_kill_among_the_recordings(tmp_path, package, file, monkeypatch):
     into = tmp_path / "into"
-    whole = recipe.move_to_ljspeech
 
     def killed(voice, target):
         (target / "wavs").mkdir()
@@ -107,7 +124,7 @@ def test_a_kill_among_the_recordings(tmp_path, package, file, monkeypatch):
     monkeypatch.setattr(recipe, "move_to_ljspeech", killed)
     with pytest.raises(KeyboardInterrupt):
         russian_corpus(into, package, file=file)
-    monkeypatch.setattr(recipe, "move_to_ljspeech", whole)
+    monkeypatch.undo()
     require_whole(russian_corpus(into, package, file=file))
 
 
@@ -150,24 +167,16 @@ def test_its_files_come_out_as_they_are(tmp_path):
     assert extract_debian_data(package, tmp_path / "work").stat().st_mtime_ns == changed
 
 
-def cut(data: bytes) -> bytes:
-    return data[:-100]
+BROKEN = [
+    (lambda data: data[:-100], "bytes of data.tar.xz"),
+    (lambda data: data.replace(b"100644", b"1006`4").replace(b"`\n2.0", b"??2.0"), "is damaged"),
+    (lambda data: b"PK" + data, "is no Debian package"),
+    (lambda data: data[:8], "it holds no data.tar"),
+    (lambda data: data[:8] + member("debian-binary", b"2.0\n"), "it holds no data.tar"),
+]
 
 
-def mangled(data: bytes) -> bytes:
-    return data.replace(b"100644", b"1006`4").replace(b"`\n2.0", b"??2.0")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (cut, "bytes of data.tar.xz"),
-        (mangled, "header is damaged"),
-        (lambda data: b"PK" + data, "is no Debian package"),
-        (lambda data: data[:8], "it holds no data.tar"),
-        (lambda data: data[:8] + member("debian-binary", b"2.0\n"), "it holds no data.tar"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "why"), BROKEN)
 def test_a_broken_one_is_reported(tmp_path, spoil, why):
     package = write_package(tmp_path / "voice.deb", FILES)
     package.write_bytes(spoil(package.read_bytes()))
@@ -205,7 +214,7 @@ def voice(tmp_path):
 
 
 def test_texts_and_recordings_stay_together(voice, tmp_path):
-    assert find_festival_voice(tmp_path / "unpacked") == voice
+    assert recipe.find_festival_voice(tmp_path / "unpacked") == voice
     assert move_to_ljspeech(voice, tmp_path / "out") == 3
     result = read_dataset(tmp_path / "out", ManifestConfig(held_out_percent=0))
     assert result.layout == "LJSpeech: metadata.csv" and not result.refused
@@ -227,9 +236,9 @@ def test_a_line_of_another_kind_is_reported_by_its_number(voice):
     path = voice / "etc/txt.done.data"
     path.write_text('( a "b" )\nru_0002 text\n', encoding="utf-8")
     with pytest.raises(DatasetError, match=r"line 2: expected .*, got 'ru_0002 text'"):
-        read_festival_transcripts(path)
+        recipe.read_festival_transcripts(path)
 
 
 def test_a_folder_without_a_voice(tmp_path):
     with pytest.raises(DatasetError, match=r"holds no Festival voices with etc/txt\.done\.data"):
-        find_festival_voice(tmp_path)
+        recipe.find_festival_voice(tmp_path)
