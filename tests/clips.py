@@ -2,6 +2,7 @@
 
 import io
 import struct
+from functools import partial
 
 import numpy as np
 import soundfile
@@ -62,24 +63,18 @@ def hour() -> bytes:
     return encoded(np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
 
 
-GOOD = {
+SUBTYPES = {"8 bit": "PCM_U8", "24 bit": "PCM_24", "32 bit": "PCM_32"}
+SUBTYPES |= {"float": "FLOAT", "double": "DOUBLE", "mu-law": "ULAW"}
+FORMATS = {"extensible": "WAVEX", "RF64": "RF64", "W64": "W64", "AIFF": "AIFF", "FLAC": "FLAC"}
+GOOD = {name: partial(encoded, speech(), subtype=kind) for name, kind in SUBTYPES.items()}
+GOOD |= {name: partial(encoded, speech(), format=kind) for name, kind in FORMATS.items()}
+GOOD |= {
     "16 bit": lambda: encoded(speech()),
-    "8 bit": lambda: encoded(speech(), subtype="PCM_U8"),
-    "24 bit": lambda: encoded(speech(), subtype="PCM_24"),
-    "32 bit": lambda: encoded(speech(), subtype="PCM_32"),
-    "float": lambda: encoded(speech(), subtype="FLOAT"),
-    "double": lambda: encoded(speech(), subtype="DOUBLE"),
-    "mu-law": lambda: encoded(speech(), subtype="ULAW"),
-    "extensible": lambda: encoded(speech(), format="WAVEX"),
     "stereo": lambda: encoded(np.stack([speech(), 0.3 * speech()], axis=1)),
     "96 kHz": lambda: encoded(speech(rate=96_000), 96_000),
     "8 kHz": lambda: encoded(speech(rate=8000), 8000),
     "a comment": lambda: wav_with_comment(b"take 3 of data set"),
-    "RF64": lambda: encoded(speech(), format="RF64"),
-    "W64": lambda: encoded(speech(), format="W64"),
-    "AIFF": lambda: encoded(speech(), format="AIFF"),
     "FLAC of unknown length": lambda: flac_telling(0),
-    "FLAC called .wav": lambda: encoded(speech(), format="FLAC"),
 }
 
 # name: (bytes, the kind in the data report, words of its reason)

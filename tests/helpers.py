@@ -241,13 +241,10 @@ def opinionated_voice(folder: Path, phonemes: str = "") -> Voice:
     tokenizer = Tokenizer(train_tokenizer(LINES, folder / "tokenizer.model", pieces))
     codec = MelCodec(CODEC).eval()
     sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
-    return Voice(
-        model=opinionated_model(n_mels=80, **sizes),
-        codec=codec,
-        tokenizer=tokenizer,
-        references={name: torch.randn(80, 12).half() for name in ("alma", "brook")},
-        habits=Habits(longest_text=15),
-    )
+    model = opinionated_model(n_mels=80, **sizes)
+    references = {name: torch.randn(80, 12).half() for name in ("alma", "brook")}
+    parts = {"model": model, "codec": codec, "tokenizer": tokenizer, "references": references}
+    return Voice(**parts, habits=Habits(longest_text=15))
 
 
 def real_voice(**over) -> Voice:
@@ -271,17 +268,15 @@ def leave_voice_files(folder: Path, voice: Voice) -> None:
 
 
 # A base with fewer text pieces and positions than GPT has: a run that begins with it grew.
-BASE = dataclasses.replace(
-    GPT, text_vocab=15, max_code=36, dropout=0.1, start_text_id=13, stop_text_id=14
-)
+IDS = {"start_text_id": 13, "stop_text_id": 14}
+BASE = dataclasses.replace(GPT, text_vocab=15, max_code=36, dropout=0.1, **IDS)
 
 
 def finetune_session(folder: Path, train: TrainConfig, finetuning: Finetuning) -> "Session":
     """A tiny session that begins with a random voice, and a vocabulary that has grown since."""
     base = tiny_model(**vars(BASE))
     known = Base(config=BASE, sha256=checksum(base.state_dict()))
-    ids = {"start_text_id": BASE.start_text_id, "stop_text_id": BASE.stop_text_id}
-    session = tiny_session(folder, train, **ids)
+    session = tiny_session(folder, train, **IDS)
     session.first_model = lambda config: warm_start_model(config, base, {17: [1, 2]})
     session.finetuning = dataclasses.replace(finetuning, base=known)
     return session
@@ -390,15 +385,10 @@ class Session(TrainingRun):
 def tiny_session(folder: Path, train: TrainConfig = TRAIN, **shape) -> "Session":
     """A training run of a few milliseconds a step, with dropout so that random states matter."""
     config = dataclasses.replace(GPT, **{"dropout": 0.1} | shape)
-    return Session(
-        model=config,
-        config=train,
-        hw=CPU,
-        folder=Path(folder),
-        speed=SpeedConfig(),
-        make_batches=lambda position, parts: random_batches(config, position, parts),
-        validation=[effective_batch(config, random_rows(config, 4, seed=999))],
-    )
+    held_out = effective_batch(config, random_rows(config, 4, seed=999))
+    batches = {"make_batches": partial(random_batches, config), "validation": [held_out]}
+    settings = {"model": config, "config": train, "speed": SpeedConfig(), "hw": CPU}
+    return Session(folder=Path(folder), **settings, **batches)
 
 
 def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers: int) -> list:

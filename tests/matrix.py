@@ -115,7 +115,7 @@ def shrunk(row: Row) -> dict:
 @contextlib.contextmanager
 def surroundings(row: Row, runs: Path) -> Iterator[None]:
     """A notebook's: its folder, its environment, its preset; all put back at the end."""
-    there, paths, threads = Path.cwd(), [*sys.path], torch.get_num_threads()
+    paths, threads = [*sys.path], torch.get_num_threads()
     preset = shrunk(row)
     site = runs / f"{row.name}-site"
     site.mkdir(parents=True, exist_ok=True)
@@ -130,12 +130,11 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
         patch.dict(os.environ, env),
         patch("kit.base.run.load_preset", own_preset),
         patch.object(Figure, "savefig", partialmethod(Figure.savefig, dpi=40)),  # not looked at
+        contextlib.chdir(ROOT / "notebooks"),
     ):
-        os.chdir(ROOT / "notebooks")
         try:
             yield
         finally:
-            os.chdir(there)
             sys.path[:] = paths
             torch.set_num_threads(threads)
             set_process(dict.fromkeys(LABELS, False))
@@ -143,13 +142,11 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
 
 def run_cells(name: str, **parameters) -> dict:
     """Execute the code cells of notebook `name` with `parameters` changed; the names they left."""
-    path = ROOT / "notebooks" / f"{name}.ipynb"
-    book = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    book = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", nbformat.NO_CONVERT)
     names = {"__name__": "__notebook__", "display": draw}
     for cell in (cell for cell in book.cells if cell.cell_type == "code"):
-        source = TransformerManager().transform_cell(cell.source)
         try:
-            run_cell(source, f"{name}[{cell.id}]", names)
+            run_cell(TransformerManager().transform_cell(cell.source), f"{name}[{cell.id}]", names)
         except BaseException as error:
             error.add_note(f"In cell {cell.id} of {name}.")
             raise

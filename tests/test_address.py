@@ -17,8 +17,8 @@ NAME = address.address().removeprefix("https://github.com/")
 
 @pytest.mark.parametrize("path", address.repeating(), ids=lambda path: path.name)
 def test_every_place_repeats_the_one_value(path):
-    places = address.repeated(path.read_text(encoding="utf-8"))
-    assert set(places) == {NAME}, "run: make address URL=..."
+    places = set(address.repeated(path.read_text(encoding="utf-8")))
+    assert places == {NAME}, "run: make address URL=..."
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)

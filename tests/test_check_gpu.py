@@ -17,6 +17,7 @@ sys.path.insert(0, str(BENCH))
 import check_gpu  # noqa: E402
 import gpu_page  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
+from rows import result  # noqa: E402
 
 SETTING = Setting(hw=CPU, steps=3, codes=4)
 EXACT = ("parity", "recovery", "resume", "codec", "recogniser")  # the same on any device
@@ -38,8 +39,7 @@ def test_every_part_measures_what_it_is_for(part):
     rows = list(check_gpu.part_rows(part, SETTING))
     assert rows and all(row.keys() >= KEYS and row["part"] == part for row in rows)
     assert json.loads(json.dumps(rows)) and len({row["row"] for row in rows}) == len(rows)
-    failed = [row for row in rows if row.get("status") == "failed"]
-    assert not failed
+    assert not [row for row in rows if row.get("status") == "failed"]
     assert any(row["value"] is not None for row in rows) == (part != "cuDNN attention")
     assert all(math.isfinite(row["value"]) for row in rows if row["value"] is not None)
     if part in EXACT:
@@ -51,19 +51,21 @@ def test_the_stages_run_every_part_once_and_fit_into_the_time():
     assert sorted(parts) == sorted(check_gpu.PARTS)
     assert sum(stage.limit_s for stage in check_gpu.STAGES) <= 580
     # The required figures come first, within a session of 500 s.
-    first = check_gpu.STAGES[:8]
-    assert sum(stage.limit_s for stage in first) <= 480
+    assert sum(stage.limit_s for stage in check_gpu.STAGES[:8]) <= 480
+
+
+BREAKING = """
+def rows(setting):
+    yield {"row": "first"}
+    raise RuntimeError("CUDA error: device-side assert triggered\\nmore")
+def needs(setting):
+    import no_such_package
+    yield
+"""
 
 
 def test_a_part_that_fails_keeps_its_rows_and_says_why(monkeypatch, tmp_path):
-    (tmp_path / "breaking.py").write_text(
-        "def rows(setting):\n"
-        "    yield {'row': 'first'}\n"
-        "    raise RuntimeError('CUDA error: device-side assert triggered\\nmore')\n"
-        "def needs(setting):\n"
-        "    import no_such_package\n"
-        "    yield\n"
-    )
+    (tmp_path / "breaking.py").write_text(BREAKING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(check_gpu.PARTS, "copies", "breaking:rows")
     first, last = check_gpu.part_rows("copies", SETTING)
@@ -122,10 +124,9 @@ def test_only_replaces_the_rows_of_its_own_parts_and_those_without_time_say_so(t
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")
 def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
-    command = [sys.executable, str(BENCH / "check_gpu.py"), "--only", "cuDNN attention"]
-    ended = subprocess.run(
-        [*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, BENCH / "check_gpu.py", "--only", "cuDNN attention"]
+    command += ["--folder", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
     written = json.loads((tmp_path / "gpu-pretended.json").read_text())
     assert not written["machine"]["gpu"] and written["rows"][0]["status"] == "skipped"
@@ -134,10 +135,9 @@ def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
 def test_the_page_has_a_section_a_card_and_replaces_it(tmp_path):
     page = tmp_path / "measurements.md"
     page.write_text(f"before\n\n{gpu_page.END}\n\nafter\n")
-    row = {"row": "a | b", "value": 2.0, "unit": "steps/s", "peer": "baseline", "peer_value": 1.0}
-    row |= {"ratio": 2.0, "part": "switches", "status": "ok", "spread": 0.01}
-    failed = {"row": "x", "value": None, "unit": "", "peer": "", "peer_value": None, "ratio": None}
-    failed |= {"part": "t4", "status": "failed", "note": "out of memory"}
+    row = result("a | b", 2.0, "steps/s", "baseline", 1.0, 2.0, part="switches", status="ok")
+    failed = result("x", None, part="t4", status="failed", note="out of memory")
+    row["spread"] = 0.01
     names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "python", "torch")
     machine = MACHINE | dict.fromkeys((*names, "cuda", "cudnn", "triton", "transformers"), "1")
     machine |= {"memory_bytes": 2**34, "cores": 2, "command": "python check_gpu.py"}

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,13 +26,14 @@ from kit.inference.evaluate import save_samples
 from kit.inference.export import export_voice
 
 LOOSE = ManifestConfig(held_out_percent=0)
+SPOKEN = {"ema": ([TEXT], [torch.from_numpy(speech(5.0))])}
 
 
 @contextlib.contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     """A disk of its own at `folder`; the test is skipped where it cannot be had."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
     if not sys.platform.startswith("linux") or not shutil.which("mount"):
         pytest.skip("needs Linux, to mount a small disk")
     if subprocess.run(command, capture_output=True).returncode:
@@ -78,9 +78,7 @@ def archive_at(folder: Path) -> Path:
 # name: what is tried on the disk, and a folder beside it to work in
 TRIED = {
     "check_dataset": lambda disk, own: check_dataset(recorded(own / "data"), LOOSE, disk / "run"),
-    "save_samples": lambda disk, own: save_samples(
-        {"ema": ([TEXT], [torch.from_numpy(speech(5.0))])}, "held_out", 22050, disk / "run"
-    ),
+    "save_samples": lambda disk, own: save_samples(SPOKEN, "held_out", 22050, disk / "run"),
     "record": lambda disk, own: run_at(disk / "run").record(train={"all": list(range(20_000))}),
     "settle": lambda disk, own: run_at(disk / "run").set_permanent("data", "x" * 50_000),
     "path": lambda disk, own: write_atomic(run_at(disk).path("a", "b"), bytes(50_000)),
@@ -118,7 +116,7 @@ def test_a_check_resumes_where_the_full_disk_ended_it(full_disk, tmp_path):
 def test_a_runs_folder_deleted_while_it_trains_is_reported(tmp_path):
     session, seen = tiny_session(tmp_path / "run"), []
     with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
-        for event in session.run({"ema": True}, threading.Event()):
+        for event in session.run({"ema": True}):
             seen.append(event.step)
             if event.step == 5:
                 shutil.rmtree(tmp_path / "run")

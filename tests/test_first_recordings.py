@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import GPT
+from helpers import CPU, GPT
 
 from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
-from kit.base.hardware import detect
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset.checks import own_faults
@@ -35,13 +35,8 @@ def rows(*lengths: tuple[int, float]) -> list[Utterance]:
     ]
 
 
-class Letters:
-    """A tokenizer with a piece for every two letters."""
-
-    def encode(self, text: str) -> list[int]:
-        return [0] * (len(text) // 2)
-
-
+# A tokenizer with a piece for every two letters.
+LETTERS = SimpleNamespace(encode=lambda text: [0] * (len(text) // 2))
 FITTED = [  # (preset, letters and seconds of the rows), (text positions, code positions)
     (({}, [(20, 1.0), (199, 9.0)]), (112, 304)),  # a tenth more than 101 and 264, by 16
     (({}, [(70, 1.0)]), (48, 100)),  # pieces count, not letters
@@ -55,12 +50,12 @@ FITTED = [  # (preset, letters and seconds of the rows), (text positions, code p
 def test_positions_follow_from_the_longest_rows_with_room(given, wanted):
     preset, lengths = given
     model = dataclasses.replace(PRESET, **preset)
-    fitted, refused = fit_positions(model, rows(*lengths), Letters(), FRAME_RATE)
+    fitted, refused = fit_positions(model, rows(*lengths), LETTERS, FRAME_RATE)
     assert not refused and (fitted.max_text, fitted.max_code) == wanted
 
 
 def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
-    model, refused = fit_positions(PRESET, rows((806, 1.0), (804, 1.0), (9, 30.0)), Letters(), 28.7)
+    model, refused = fit_positions(PRESET, rows((806, 1.0), (804, 1.0), (9, 30.0)), LETTERS, 28.7)
     assert model.max_text == MAX_TEXT_POSITIONS and model.max_code == MAX_CODE_POSITIONS
     assert [(f.id, f.kind) for f in refused] == [("0", "long text"), ("2", "too long")]
     assert "403 tokens" in refused[0].reason and "402" in refused[0].reason
@@ -70,17 +65,16 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
 
 def test_the_data_report_rejects_no_clip_that_can_be_given_positions():
     rules = build(ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
-    long = rows((800, 20.9), (6500, 1.0), (20, 21.1))
-    kinds = [[kind for kind, _ in own_faults(r, measured(r.seconds), rules)] for r in long]
+    clip = {"rate_hz": 22050, "channels": 1, "subtype": "PCM_16", "snr_db": 40.0}
+    levels = {"peak": 0.5, "mono_peak": 0.5, "dc": 0.0, "clipped": 0.0}
+    kinds = []
+    for row in rows((800, 20.9), (6500, 1.0), (20, 21.1)):
+        measure = ClipMeasure(seconds=row.seconds, **clip, **levels)
+        kinds.append([kind for kind, _ in own_faults(row, measure, rules)])
     assert "long text" not in kinds[0] and "too long" not in kinds[0]
     assert "long text" in kinds[1] and "too long" in kinds[2]
     assert manifest_limits(PRESET, FRAME_RATE, 5.0)["max_clip_s"] == 5.0
     assert manifest_limits(PRESET, FRAME_RATE, 99.0)["max_clip_s"] < 22
-
-
-def measured(seconds: float) -> ClipMeasure:
-    levels = {"peak": 0.5, "mono_peak": 0.5, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}
-    return ClipMeasure(rate_hz=22050, channels=1, subtype="PCM_16", seconds=seconds, **levels)
 
 
 def test_rows_longer_than_the_presets_positions_pack_into_those_given_them(tmp_path):
@@ -105,8 +99,7 @@ def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatc
     before = run.section("model")
     run.record(data={"positions": {"max_text": 224, "max_code": 608}})
     assert find_run().section("model") == before | {"max_text": 224, "max_code": 608}
-    hw = detect()
-    assert preset_task(find_run().preset, hw, 1, rows=((200, 300),)).model.max_text == 224
+    assert preset_task(find_run().preset, CPU, 1, rows=((200, 300),)).model.max_text == 224
 
 
 def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():

@@ -142,10 +142,9 @@ def test_every_pin_has_its_reason_and_every_room_is_in_the_package():
         else:
             assert len(reason.split()) >= 4, f"say above {line} what it is there for"
     rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
-    names = {".".join(room.parts) for room in rooms}
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    configs = {".".join(("kit", *folder.parts)) for folder in folders}
-    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | configs
+    names = {".".join(folder.parts) for folder in rooms | {Path("kit", each) for each in folders}}
+    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names
 
 
 def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
@@ -153,8 +152,11 @@ def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     called = ["make", "test", "ROOM_GB=1000000", f"PYTHON={sys.executable}"]
     done = subprocess.run(called, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode
-    assert "needs 1000000 GB on this disk" in done.stderr and "TORCH=cpu" in done.stderr
+    assert (
+        done.returncode
+        and "needs 1000000 GB on this disk" in done.stderr
+        and "TORCH=cpu" in done.stderr
+    )
     assert not (tmp_path / ".venv").exists()
 
 

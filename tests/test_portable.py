@@ -9,7 +9,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -111,9 +110,7 @@ def test_the_readers_of_sources_find_what_they_look_for():
 def text_calls(tree: ast.Module) -> list[str]:
     """Calls that read or write text in whatever encoding the system prefers."""
     found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         text = name in ("read_text", "write_text")
@@ -136,7 +133,7 @@ def test_what_only_posix_has_is_checked_first_and_text_files_name_their_encoding
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_name_their_encoding(path):
-    assert [text_calls(parse(cell)) for cell in code_cells(path) if text_calls(parse(cell))] == []
+    assert [call for cell in code_cells(path) for call in text_calls(parse(cell))] == []
 
 
 def test_what_was_read_keeps_no_file_open(tmp_path):
@@ -146,7 +143,7 @@ def test_what_was_read_keeps_no_file_open(tmp_path):
         pytest.skip("what a process has mapped is read from /proc")
     train_in(str(tmp_path))
     session = tiny_session(tmp_path, dataclasses.replace(TRAIN, max_steps=TRAIN.max_steps + 1))
-    list(session.run({"ema": True}, threading.Event()))
+    list(session.run({"ema": True}))
     assert session.state.step == TRAIN.max_steps + 1
     references = tmp_path / "references.safetensors"
     save_references({"a": torch.randn(8, 20)}, references, Habits())

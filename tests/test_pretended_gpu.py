@@ -69,11 +69,10 @@ def started_run(card: Hardware) -> Path:
     """The run's folder with what 01_data_prep leaves, and the log of a run that has started."""
     index, run = code_index(), find_run()
     run.begin()
-    shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
-    shutil.copy(world() / "tokenizer.model", run.path("tokenizer.model"))
+    for name in ("codec.safetensors", "tokenizer.model"):
+        shutil.copy(world() / name, run.path(name))
     run.record(data={"codes": os.path.relpath(index, run.folder), "language": "am"})
-    rows = [step_row(number) for number in range(1, 30)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = "".join(json.dumps(step_row(number)) + "\n" for number in range(1, 30))
     run.path("train.jsonl").write_text(lines, encoding="utf-8")
     return run.folder
 
@@ -89,8 +88,7 @@ def words(results: list[Result]) -> str:
     """All that is printed of `results`, and all that is in their tables."""
     lines = []
     for result in results:
-        lines.append(str(result))
-        lines += [f"{name}: {value}" for name, value in result.figures.items()]
+        lines += [str(result), *(f"{name}: {value}" for name, value in result.figures.items())]
         lines += [" ".join(row) for row in result.grid]
     return "\n".join(lines)
 

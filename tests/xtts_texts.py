@@ -14,6 +14,7 @@ ENGLISH = "the voice reads what nobody has ever written down before in another p
 AMHARIC = "ሰላም ለሁሉ ሰው አለም ነው ቤት ውስጥ መጽሀፍ አነበበ ትምህርት ጀመረ".split()
 HOLES = (12, 13, 20)
 START = 9
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,'!?"
 TAGS = ("en", "de", "hu", "zh-cn")
 
 
@@ -22,13 +23,7 @@ def lines_of(words: list[str], lines: int = 400, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(words, k=6)) + "." for _ in range(lines)]
 
 
-def write_vocabulary(
-    path: Path,
-    letters: str = "abcdefghijklmnopqrstuvwxyz.,'!?",
-    start: int = START,
-    tags: tuple[str, ...] = TAGS,
-    **changes,
-) -> Path:
+def write_vocabulary(path: Path, letters=LETTERS, start=START, tags=TAGS, **changes) -> Path:
     """A vocab.json with holes, tags, and merges for the words of ENGLISH."""
     special = ["[STOP]", "[UNK]", "[SPACE]", "[START]", *(f"[{tag}]" for tag in tags)]
     merges = learned_merges(Counter({tuple(word): 100 for word in ENGLISH}), 200, set())

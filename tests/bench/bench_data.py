@@ -176,8 +176,7 @@ def against(name: str, kit: Callable, peer: str, read: Callable, repeats: int, u
 
 def line_rows(folder: Path, options) -> list[dict]:
     path, name = text_file(folder, options.lines), f"{options.lines:,} lines, shuffled"
-    kit = lambda: count(TextLines(path, SHUFFLED))  # noqa: E731
-    floor = functools.partial(plain_lines, path)
+    kit, floor = lambda: count(TextLines(path, SHUFFLED)), functools.partial(plain_lines, path)
     return [against(name, kit, "for line in open(...)", floor, options.repeats)]
 
 
@@ -215,9 +214,9 @@ def resume_rows(folder: Path, options) -> list[dict]:
 
 
 def format_rows(folder: Path, options) -> list[dict]:
-    count_, again = options.rows, options.repeats
-    plain, quoted = (table_file(folder, count_, quoted) for quoted in (False, True))
-    lines, array = (json_file(folder, count_, suffix) for suffix in (".jsonl", ".json"))
+    many = options.rows
+    plain, quoted = (table_file(folder, many, quoted) for quoted in (False, True))
+    lines, array = (json_file(folder, many, suffix) for suffix in (".jsonl", ".json"))
     reader, orjson_name = ("csv.reader", csv_reader), "orjson.loads a line"
     whole = lambda path: len(json.loads(path.read_text(encoding="utf-8")))  # noqa: E731
     in_order = StreamConfig()
@@ -233,7 +232,7 @@ def format_rows(folder: Path, options) -> list[dict]:
     for name, (kind, config, path, peer, read) in kinds.items():
         kit = lambda kind=kind, config=config, path=path: count(kind(path, config))  # noqa: E731
         other = functools.partial(read, path)
-        rows.append(against(f"{count_:,} rows of {name}", kit, peer, other, again))
+        rows.append(against(f"{many:,} rows of {name}", kit, peer, other, options.repeats))
     return rows
 
 

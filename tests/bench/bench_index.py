@@ -93,17 +93,10 @@ def measured(folder: Path, rows: int) -> dict:
 
 def table_row(rows: int, results: dict) -> str:
     first, later = results["first"], results["later"]
-    cells = [
-        f"{rows:,}",
-        f"{results['index_mb']:,.0f} MB",
-        f"{results['seconds']:.2f} s",
-        f"{results['cold_s']:.2f} s",
-        f"{results['resumed_s']:.2f} s",
-        f"{first['Anonymous']:.0f} MB",
-        f"{later['Anonymous']:.0f} MB",
-        f"{results['peak']:.0f} MB",
-        f"{later['Rss']:.0f} MB",
-    ]
+    seconds = [f"{results[name]:.2f} s" for name in ("seconds", "cold_s", "resumed_s")]
+    own = (first["Anonymous"], later["Anonymous"])
+    memory = [f"{mb:.0f} MB" for mb in (*own, results["peak"], later["Rss"])]
+    cells = [f"{rows:,}", f"{results['index_mb']:,.0f} MB", *seconds, *memory]
     return f"| {' | '.join(cells)} |"
 
 

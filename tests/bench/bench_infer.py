@@ -125,17 +125,17 @@ def static_rows(effort: Effort) -> list[dict]:
 
 def batch_rows(effort: Effort) -> list[dict]:
     """Eight rows at a time: a step, and codes a second of the whole call, prompts included."""
-    kinds = (("S", "int8", True), ("S", "int8", False), ("L", "int8", False))
-    return [row for kind in kinds for row in one_batch(*kind, effort)]
+    kinds = (("S", True), ("S", False), ("L", False))
+    return [row for size, compiled in kinds for row in one_batch(size, compiled, effort)]
 
 
-def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[dict]:
+def one_batch(size: str, compiled: bool, effort: Effort) -> list[dict]:
     model, peer = models(size, effort.layers[size], effort.codes[size])
-    decoder, codes = ready(model, weights, compiled), effort.codes[size]
+    decoder, codes = ready(model, "int8", compiled), effort.codes[size]
     sides = {"kit": (kit_call, decoder), "peer": (peer_call, peer)}
     calls = {name: functools.partial(*side, codes, batch=8) for name, side in sides.items()}
     kit, other = take_turns(calls, effort.of(size)).values()
-    row = f"{size}, {weights}, {'compiled' if compiled else 'eager'}, batch 8"
+    row = f"{size}, int8, {'compiled' if compiled else 'eager'}, batch 8"
     rates, peer_rates = ([8 * codes / call.total_s for call in each] for each in (kit, other))
     ratio = statistics.median(a / b for a, b in zip(rates, peer_rates))
     rate, peer_rate = (statistics.median(values) for values in (rates, peer_rates))
@@ -173,8 +173,8 @@ def warm_up_row(layers: int) -> dict:
     code = f"import bench_infer as b; print(b.warm_up_s({layers}, {torch.get_num_threads()}))"
     with tempfile.TemporaryDirectory() as folder:
         first, second = (float(apart(code, TORCHINDUCTOR_CACHE_DIR=folder)) for _ in range(2))
-    row, peer = "S, int8, compiled: warm-up of a second process", "the kit, first process"
-    return result(row, second, "s", peer, first, first / second)
+    row = "S, int8, compiled: warm-up of a second process"
+    return result(row, second, "s", "the kit, first process", first, first / second)
 
 
 def warm_up_s(layers: int, threads: int) -> float:
@@ -211,8 +211,8 @@ def main() -> None:
         del parts["xtts"]
     asked = options.only or []
     if "voice" in asked or (options.voice / "report.json").is_file():
-        count = (effort.sentences, effort.compared)
-        parts["voice"] = lambda: voice_rows(options.voice, *count)
+        counts = (effort.sentences, effort.compared)
+        parts["voice"] = functools.partial(voice_rows, options.voice, *counts)
     path = options.folder / ("infer-quick.json" if options.quick else "infer.json")
     parts = {name: rows for name, rows in parts.items() if name in (asked or parts)}
     run_parts(parts, path, "infer-requirements.txt")

@@ -52,12 +52,12 @@ COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
 def peak_mb(kind: str, rounds: int) -> float:
     """Peak resident memory of a process that makes a few steps of one contestant."""
     config = xtts(512)
-    texts, *_ = parts(config)
-    step = {
-        "kit": lambda: kit_step(config),
-        "kit, 6 s": lambda: kit_step(xtts(512, dropout=0.1), FRAMES["6 s"]),
-        "coqui": lambda: Coqui(config).step(texts, CODES),
-    }[kind]()
+    if kind == "coqui":
+        step = Coqui(config).step(parts(config)[0], CODES)
+    elif kind == "kit":
+        step = kit_step(config)
+    else:
+        step = kit_step(xtts(512, dropout=0.1), FRAMES["6 s"])
     for _ in range(rounds):
         step()
     return resident_peak_mb()

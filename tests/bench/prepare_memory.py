@@ -75,10 +75,9 @@ def main() -> None:
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         kind = "allocated" if options.trace else "resident"
-        print(
-            f"{len(report.kept):,} of {options.rows:,} rows kept: peak {peak / 2**20:,.0f} MB "
-            f"{kind}, {peak / options.rows:,.0f} bytes a row, {seconds:.0f} s"
-        )
+        kept = f"{len(report.kept):,} of {options.rows:,} rows kept"
+        size = f"{peak / 2**20:,.0f} MB {kind}, {peak / options.rows:,.0f} bytes a row"
+        print(f"{kept}: peak {size}, {seconds:.0f} s")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ ratio above 1 means that the kit is better; what failed has no figures, but a "n
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -73,7 +74,7 @@ def step_seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str
         assert math.isfinite(loss), f"{name}: loss {loss}"
         return time.perf_counter() - started_s
 
-    results = take_turns({name: lambda name=name: timed(name) for name in steps}, rounds)
+    results = take_turns({name: functools.partial(timed, name) for name in steps}, rounds)
     for name, values in results.items():
         middle, best = 1000 * statistics.median(values), 1000 * min(values)
         print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)

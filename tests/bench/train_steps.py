@@ -51,9 +51,7 @@ def packed(config: GPTConfig, frames: int = FRAMES["1 s"]) -> Batch:
     return pack(config, texts.tolist(), codes.tolist(), cond)
 
 
-def kit_state(
-    config: GPTConfig, bf16: bool = False, finetuning: Finetuning = FULL, **speed
-) -> Trainer:
+def kit_state(config: GPTConfig, bf16=False, finetuning: Finetuning = FULL, **speed) -> Trainer:
     """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
     endless = TrainConfig(max_steps=10**9, eval_steps=10**9, lr=1e-5)
@@ -77,9 +75,9 @@ def text_tokenizer(folder: Path, size: int) -> str:
 
     names = {1: "[UNK]", size - 2: "[START]", size - 1: "[STOP]"}
     vocab = {names.get(i, f"<{i}>"): i for i in range(size)}
-    path = folder / "vocab.json"
-    Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]")).save(str(path))
-    return str(path)
+    path = str(folder / "vocab.json")
+    Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]")).save(path)
+    return path
 
 
 class Coqui:
@@ -126,10 +124,9 @@ class Coqui:
             run_eval=False,
             **dict.fromkeys(("print_step", "plot_step", "save_step"), 10**9),
         )
-        model, quiet = GPTTrainer(settings), {"train_samples": [{}], "eval_samples": []}
-        self.trainer = Trainer(
-            TrainerArgs(), settings, folder, model=model, parse_command_line_args=False, **quiet
-        )
+        model, how = GPTTrainer(settings), {"train_samples": [{}], "eval_samples": []}
+        how["parse_command_line_args"] = False
+        self.trainer = Trainer(TrainerArgs(), settings, folder, model=model, **how)
         self.trainer.total_steps_done = 1  # at 0 it prints
         model.on_train_epoch_start(self.trainer)
         self.gpt = model.xtts.gpt

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -104,14 +103,7 @@ class Machine:
         self.manager.shutdown_kernel(now=True)
         shutil.rmtree(self.place, ignore_errors=True)
 
-    def run_all(
-        self,
-        name: str,
-        allow_stdin: bool = True,
-        press: str = "",
-        kill_when: Callable[[], bool] = lambda: False,
-        **parameters,
-    ) -> str:
+    def run_all(self, name: str, allow_stdin=True, press="", kill_when=None, **parameters) -> str:
         """Run the notebook `name` from the top; returns what it said.
 
         `press` is how a button begins that is clicked as soon as it is there. Raises CellError
@@ -126,17 +118,11 @@ class Machine:
                 self.execute(source, allow_stdin, press, kill_when)
         return self.output
 
-    def execute(
-        self,
-        source: str,
-        allow_stdin: bool,
-        press: str = "",
-        kill_when: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def execute(self, source: str, allow_stdin: bool, press="", kill_when=None) -> None:
         ours = self.client.execute(source, allow_stdin=allow_stdin)
         until_s = time.monotonic() + CELL_LIMIT_S
         while time.monotonic() < until_s:
-            if kill_when():
+            if kill_when and kill_when():
                 self.manager.signal_kernel(9)
                 raise Killed(source)
             with contextlib.suppress(queue.Empty):

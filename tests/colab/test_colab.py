@@ -64,7 +64,7 @@ def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
 
 
 def test_01_is_killed_and_resumes_with_what_it_had_made(colab, drive):
-    made = lambda: bool(kept(drive, "codec.safetensors"))  # noqa: E731
+    made = lambda: kept(drive, "codec.safetensors")  # noqa: E731
     with colab(drive, "slow") as machine, pytest.raises(Killed):
         machine.run_all("01_data_prep", RUN=RUN, kill_when=made)
     (codec,) = kept(drive, "codec.safetensors")
@@ -77,7 +77,7 @@ def test_01_is_killed_and_resumes_with_what_it_had_made(colab, drive):
 
 
 def test_02_is_killed_while_it_trains_and_run_all_resumes(colab, drive):
-    saved = lambda: bool(kept(drive, "checkpoints", "*.sha256"))  # noqa: E731
+    saved = lambda: kept(drive, "checkpoints", "*.sha256")  # noqa: E731
     with colab(drive, "slow") as machine, pytest.raises(Killed):
         machine.run_all("02_train", RUN=RUN, MAX_STEPS=40, press="Start", kill_when=saved)
     assert not kept(drive, "train-finished")

@@ -128,13 +128,7 @@ class Judges:
         spoken = preprocess_wav(resampled_wave, source_sr=RATE_HZ)  # without its pauses
         return self.encoder.embed_utterance(spoken if len(spoken) else resampled_wave)
 
-    def judge(
-        self,
-        waves: list[Tensor],
-        texts: list[str],
-        rate_hz: int,
-        references: list[np.ndarray] | None = None,
-    ) -> Judgement:
+    def judge(self, waves: list, texts: list, rate_hz: int, references=None) -> Judgement:
         """Clips (L,) of `rate_hz` against their texts and speaker vectors (D,)."""
         if not waves:
             raise JudgeError("There is no clip to judge.")

@@ -106,11 +106,9 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
 
 def ready_base(source: Path, count: int) -> GeneratedCodes:
     """The first `count` rows of an LJSpeech folder, with their voices where it tells them."""
-    rows = []
-    for line in (source / "metadata.csv").read_text(encoding="utf-8").splitlines()[:count]:
-        name, text, *more = line.split("|")
-        rows.append((name, text, more[1] if len(more) > 1 else "voice0"))
-    return rows
+    lines = (source / "metadata.csv").read_text(encoding="utf-8").splitlines()[:count]
+    rows = [line.split("|") for line in lines]
+    return [(row[0], row[1], row[3] if len(row) > 3 else "voice0") for row in rows]
 
 
 def kit(folder: Path, run: str, command: str, *words: object) -> None:

@@ -141,9 +141,8 @@ def write_sums(folder) -> None:
 
 
 def test_the_script_speaks_without_torch(voice, exported, tmp_path):
-    path = tmp_path / "speech.wav"
-    words = (f"{LINES[0]}. {LINES[1]}።", "--speaker", "brook", "--out", str(path))
-    done = run_script(exported, *words)
+    path, text = tmp_path / "speech.wav", f"{LINES[0]}. {LINES[1]}።"
+    done = run_script(exported, text, "--speaker", "brook", "--out", str(path))
     assert done.returncode == 0, done.stderr
     expected = [voice.speak([text], "brook", GREEDY)[0].wave for text in (f"{LINES[0]}.", LINES[1])]
     with wave.open(str(path)) as file:

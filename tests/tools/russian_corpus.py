@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,11 +46,7 @@ their texts without the marks of stress, as a table in the layout of LJSpeech.
 
 
 def russian_corpus(
-    into: Path,
-    package: Path | None = None,
-    address: str = ADDRESS,
-    file: RemoteFile = PACKAGE,
-    progress: Callable = lambda *_: None,
+    into: Path, package: Path | None = None, address=ADDRESS, file=PACKAGE, progress=lambda *_: None
 ) -> Path:
     """Write the recordings to the LJSpeech folder `into`, unless they are there; returns it.
 
