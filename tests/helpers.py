@@ -257,8 +257,7 @@ def real_voice(**over) -> Voice:
 
 def leave_voice_files(folder: Path, voice: Voice) -> None:
     """What a run's folder has beside the model's weights before a voice speaks and is evaluated."""
-    habits = Habits(longest_text=40)
-    save_references(voice.references, folder / "references.safetensors", habits)
+    save_references(voice.references, folder / "references.safetensors", Habits(longest_text=40))
     for name in ("codec.safetensors", "tokenizer.model"):
         shutil.copy(world() / name, folder / name)
     write_manifest(manifest(), folder)
@@ -403,8 +402,7 @@ def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers:
 
     session = tiny_session(folder, train)
     session.model, session.make_batches = config, make_batches
-    held_out = CodeStream(cache, "held_out", DATA, collate_rows)
-    session.validation = validation_batches(held_out)
+    session.validation = validation_batches(CodeStream(cache, "held_out", DATA, collate_rows))
     return list(session.run({"ema": True}, threading.Event()))
 
 

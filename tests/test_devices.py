@@ -60,9 +60,6 @@ CODECS: dict[str, Callable[[], nn.Module]] = {
 STATE_WIDTH = {"mel, Griffin-Lim": 16, "mel, vocoder": 16, "xtts": 96}
 
 
-# Fake tensors.
-
-
 @pytest.fixture
 def fake(monkeypatch) -> Iterator[FakeTensorMode]:
     """Tensors without values, also on "cuda"; a question that only a value could answer is passed.
@@ -194,9 +191,6 @@ def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypa
     assert shard["code_counts"].sum() == 33 and shard["references"].shape == (3, 80, 20)
 
 
-# A pretended GPU.
-
-
 @pytest.fixture
 def moves(monkeypatch) -> list[tuple[str, str]]:
     """Which modules were sent to which device, in order; they stay."""
@@ -321,9 +315,6 @@ def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_pat
     with pytest.raises(ZeroDivisionError), on_device("meta", codec, None, without_weights):
         assert 1 / 0
     assert codec.weight.device.type == "meta"
-
-
-# Settings of the process.
 
 
 @pytest.fixture

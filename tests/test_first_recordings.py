@@ -12,9 +12,7 @@ from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
-from kit.dataset.checks import own_faults
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.manifest import Utterance
+from kit.dataset import checks, data_report, manifest
 from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_warning
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, pack
 from kit.text.tokenizer import Tokenizer
@@ -26,11 +24,11 @@ PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
 FRAME_RATE = 28.7  # codes a second
 
 
-def rows(*lengths: tuple[int, float]) -> list[Utterance]:
+def rows(*lengths: tuple[int, float]) -> list[manifest.Utterance]:
     """Utterances of so many letters and seconds."""
     plain = {"audio": "", "speaker": "s", "split": "train", "line": 1}
     return [
-        Utterance(id=str(i), text="ab" * (letters // 2), seconds=seconds, **plain)
+        manifest.Utterance(id=str(i), text="ab" * (letters // 2), seconds=seconds, **plain)
         for i, (letters, seconds) in enumerate(lengths)
     ]
 
@@ -64,13 +62,13 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
 
 
 def test_the_data_report_rejects_no_clip_that_can_be_given_positions():
-    rules = build(ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
+    rules = build(data_report.ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
     clip = {"rate_hz": 22050, "channels": 1, "subtype": "PCM_16", "snr_db": 40.0}
     levels = {"peak": 0.5, "mono_peak": 0.5, "dc": 0.0, "clipped": 0.0}
     kinds = []
     for row in rows((800, 20.9), (6500, 1.0), (20, 21.1)):
         measure = ClipMeasure(seconds=row.seconds, **clip, **levels)
-        kinds.append([kind for kind, _ in own_faults(row, measure, rules)])
+        kinds.append([kind for kind, _ in checks.own_faults(row, measure, rules)])
     assert "long text" not in kinds[0] and "too long" not in kinds[0]
     assert "long text" in kinds[1] and "too long" in kinds[2]
     assert manifest_limits(PRESET, FRAME_RATE, 5.0)["max_clip_s"] == 5.0
@@ -86,8 +84,7 @@ def test_rows_longer_than_the_presets_positions_pack_into_those_given_them(tmp_p
     model, refused = fit_positions(small, corpus, tokenizer, FRAME_RATE)
     ids = [tokenizer.encode(t) for t in texts]
     assert not refused and len(ids[0]) > 8
-    batch = pack(model, ids, [[1], [2]], torch.zeros(2, GPT.n_mels, 4))
-    assert batch.tokens.shape[1] > 8
+    assert pack(model, ids, [[1], [2]], torch.zeros(2, GPT.n_mels, 4)).tokens.shape[1] > 8
     with pytest.raises(ValueError, match="8 text"):
         pack(small, ids, [[1], [2]], torch.zeros(2, GPT.n_mels, 4))
 

@@ -32,10 +32,10 @@ ALLOWED["recipes"] = set(ALLOWED)  # the wiring; no room may import it
 DRAWING = {"matplotlib", "ipywidgets", "IPython"}  # only the room notebook may import these
 
 
-def imported(path: Path) -> set[str]:
-    """Modules that the file at `path` imports, anywhere in it, functions included."""
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(path: Path, top_level: bool = False) -> set[str]:
+    """Modules that the file at `path` imports, anywhere in it, functions and `try` included."""
+    tree, modules = ast.parse(path.read_text(encoding="utf-8")), set()
+    for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

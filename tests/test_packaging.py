@@ -1,6 +1,5 @@
 """One set of dependencies in four places (pyproject, requirements, conda, README), agrees."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from test_imports import imported
 
 tomllib = pytest.importorskip("tomllib", reason="reading pyproject.toml needs Python 3.11")
 
@@ -106,29 +106,17 @@ def test_pip_leaves_a_torch_that_was_tried_and_colab_its_own_packages():
     assert not any(one.specifier for one in asked.values()), "what is there already stays"
 
 
-def imported(path: Path) -> tuple[set[str], set[str]]:
-    """Packages that a file imports: (at its top level, only inside functions or `try`)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    always, sometimes = set(), set()
-    for node in ast.walk(tree):
-        into = always if node in tree.body else sometimes
-        if isinstance(node, ast.Import):
-            into |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            into.add(node.module.split(".")[0])
-    ours = {"kit", "google", *sys.stdlib_module_names}  # google.colab: Colab has it, nobody else
-    return always - ours, sometimes - always - ours
-
-
 def undeclared(modules: set[str], declared) -> list[str]:
-    return sorted(m for m in modules if canonicalize_name(INSTALLED_AS.get(m, m)) not in declared)
+    ours = {"kit", "google", *sys.stdlib_module_names}  # google.colab: Colab has it, nobody else
+    packages = {name.split(".")[0] for name in modules} - ours
+    return sorted(p for p in packages if canonicalize_name(INSTALLED_AS.get(p, p)) not in declared)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kit").rglob("*.py")), ids=lambda p: p.stem)
 def test_every_import_is_declared(path):
-    always, sometimes = imported(path)
-    assert not undeclared(always, CORE), "add to `dependencies` in pyproject.toml"
-    assert not undeclared(sometimes, DECLARED), "add to an extra in pyproject.toml"
+    always = undeclared(imported(path, top_level=True), CORE)
+    assert not always, "add to `dependencies` in pyproject.toml"
+    assert not undeclared(imported(path), DECLARED), "add to an extra in pyproject.toml"
 
 
 def test_every_pin_has_its_reason_and_every_room_is_in_the_package():

@@ -62,8 +62,7 @@ def card(name: str) -> Hardware:
 
 def workload(preset: dict, hw: Hardware, **over) -> Workload:
     built = {section: build(cls, preset[section]) for section, cls in SECTIONS.items()}
-    precision = choose_precision(hw).value
-    return Workload(hw=hw, precision=precision, **built | preset["memory"] | over)
+    return Workload(hw=hw, precision=choose_precision(hw).value, **built | preset["memory"] | over)
 
 
 def laid_over(preset: dict, use: str) -> dict:
@@ -141,11 +140,7 @@ def test_debugging_turns_every_optimisation_off(name):
     assert build(TrainConfig, debug["train"]).detect_anomaly
     for use in ("", *OVERLAYS):
         if use != "debug":
-            other = laid_over(load_preset(name), use)
-            assert not build(TrainConfig, other["train"]).detect_anomaly
-
-
-# Cards.
+            assert not build(TrainConfig, laid_over(load_preset(name), use)["train"]).detect_anomaly
 
 
 @each_card

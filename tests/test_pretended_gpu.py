@@ -115,8 +115,7 @@ def test_00_says_what_follows_from_the_card(card):
     advice = setup.advice().figures
     expected = kernel if kernel == "flash" else "memory-"
     assert advice["speed.sdpa"].startswith(f"on: {expected}")
-    half = advice["speed.mixed_precision"]
-    assert half.startswith("off" if precision == "fp32" else "on")
+    assert advice["speed.mixed_precision"].startswith("off" if precision == "fp32" else "on")
     assert advice.get("speed.compile", "").startswith("off") == (not compiles)
     assert advice.get("speed.tf32", "").startswith("on") == tf32
     assert "It fits." in words(found) or "Change: " in words(found)

@@ -37,8 +37,7 @@ def say(text: str) -> np.ndarray:
 
 
 def noisy(wave: np.ndarray, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return (wave + rng.normal(0, 2e-4, len(wave))).astype(np.float32)
+    return (wave + np.random.default_rng(seed).normal(0, 2e-4, len(wave))).astype(np.float32)
 
 
 class ToneRecognizer(Recognizer):

@@ -19,22 +19,18 @@ from rows import record, result, table
 from kit.base.config import build, load_preset
 from kit.base.hardware import detect
 from kit.batches.batching import DataConfig
-from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
-from kit.training.loop import train
+from kit.model import gpt, sequence
+from kit.training import config, loop, switches, trainer
 from kit.training.ranks import ALONE, Ranks, SeveralRanks
-from kit.training.switches import SpeedConfig
-from kit.training.trainer import Trainer
 from kit.tuning.trials import Task, make_batches, some_rows
 
 
 def one_step(task: Task, ranks: Ranks):
     """A callable that takes another step on one batch of `task`, and returns its seconds."""
     torch.manual_seed(0)
-    speed = SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
-    state = Trainer(SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
-    events = train(state, itertools.repeat(next(make_batches(task))))
+    speed = switches.SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
+    state = trainer.Trainer(gpt.SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
+    events = loop.train(state, itertools.repeat(next(make_batches(task))))
 
     def step() -> float:
         began_s = time.perf_counter()
@@ -51,8 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
-    model, data = build(GPTConfig, preset["model"]), build(DataConfig, preset["data"])
-    endless = TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5)
+    model, data = build(sequence.GPTConfig, preset["model"]), build(DataConfig, preset["data"])
+    endless = config.TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5)
     rows = some_rows((10, 40), (40, 150), 64)
     task = Task(model=model, train=endless, data=data, rows=rows, hw=detect(), threads=1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

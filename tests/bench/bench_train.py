@@ -160,8 +160,7 @@ def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
     calls += [(torch.nn.utils, name) for name in clipping]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         for owner, name in calls:
-            call = timed(getattr(owner, name), inside)
-            undo.enter_context(patch.object(owner, name, call))
+            undo.enter_context(patch.object(owner, name, timed(getattr(owner, name), inside)))
         events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
         next(events)
         for _ in range(steps):

@@ -92,8 +92,7 @@ def gpt2(model: SpeechGPT):
     sizes |= {"n_embd": c.width, "n_layer": c.layers, "n_head": c.heads}
     # Nothing ends a row: it makes the requested number of codes.
     endless = {"bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(tie_word_embeddings=False, **sizes, **endless)
-    peer = GPT2LMHeadModel(config).eval()
+    peer = GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, **sizes, **endless)).eval()
     trunk = model.gpt.state_dict()
     # Its layers keep (inputs, outputs), torch's (outputs, inputs).
     trunk = {name: w.t() if w.dim() == 2 else w for name, w in trunk.items()}

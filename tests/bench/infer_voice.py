@@ -13,10 +13,8 @@ from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
 from kit.inference import compare_formats as formats
-from kit.inference.evaluate import score
-from kit.inference.generate import GenerateConfig
+from kit.inference import evaluate, generate, voice_files
 from kit.inference.voice import Voice
-from kit.inference.voice_files import load_voice
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
@@ -26,7 +24,7 @@ def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
     """All rows of the voice in `folder`. Raises SpeechError where it is not finished."""
     facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     weights = f"model-{facts['eval']['weights']}.safetensors"
-    voice = load_voice(folder, weights, facts["data"]["language"])
+    voice = voice_files.load_voice(folder, weights, facts["data"]["language"])
     rows = agreement_rows(voice, CodeCache(folder / facts["data"]["codes"]), compared)
     rows += cer_rows(voice, folder, sentences)
     return rows + first_sound_rows(voice, folder)
@@ -52,12 +50,12 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     """Character error rates of each format by the run's recogniser, one candidate a sentence."""
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
-    results, once = [], GenerateConfig(best_of=1)
+    results, once = [], generate.GenerateConfig(best_of=1)
     voices = {weights: voice.in_format(weights) for weights in native(["fp32", *FORMATS])}
     voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
     percent_wrong = {}
     for name, speaking in voices.items():
-        percent_wrong[name] = 100 * score(speaking, some, recognizer, once)[0].cer
+        percent_wrong[name] = 100 * evaluate.score(speaking, some, recognizer, once)[0].cer
         print(f"  {name}: CER {percent_wrong[name]:.2f} %", flush=True)
     full = percent_wrong.pop("fp32")
     for name, percent in percent_wrong.items():
@@ -72,7 +70,7 @@ def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
     text, results = texts[len(texts) // 2], []
     for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
         ready = voice.in_format(weights, compiled)
-        ms = 1000 * formats.time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
+        ms = 1000 * formats.time_to_first_audio_s(ready, text, generate.GenerateConfig(), repeats=5)
         row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
         results.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
     return results

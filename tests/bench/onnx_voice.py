@@ -18,19 +18,16 @@ import torch
 
 from kit.audio.recognizer import cer, load_recognizer
 from kit.dataset.manifest import read_manifest
-from kit.inference import speak_onnx
-from kit.inference.evaluate import transcribe
+from kit.inference import evaluate, speak_onnx, voice_files
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed
 from kit.inference.program_export import WEIGHTS, export_onnx
-from kit.inference.voice_files import load_voice
 
 
 class KitNoise:
     """The kit's random numbers, as speak_onnx.py draws its own."""
 
     def __init__(self, config: GenerateConfig, ids: list[int]):
-        seeds = [candidate_seed(config, ids, 0)]
-        self.noise = Noise(seeds, config.top_k, torch.device("cpu"))
+        self.noise = Noise([candidate_seed(config, ids, 0)], config.top_k, torch.device("cpu"))
 
     def exponential(self, size: int) -> np.ndarray:
         return self.noise.next()[0].numpy()
@@ -59,7 +56,7 @@ def main() -> None:
     onnxruntime.InferenceSession = session
     report = json.loads((options.run / "report.json").read_text(encoding="utf-8"))
     weights = f"model-{report['eval']['weights']}.safetensors"
-    voice = load_voice(options.run, weights, report["data"]["language"])
+    voice = voice_files.load_voice(options.run, weights, report["data"]["language"])
     recognizer = load_recognizer(options.run / "recognizer.safetensors")
     rows = [row for row in read_manifest(options.run) if row.split == "held_out"]
     rows = [row for row in rows if len(voice.parts(row.text)) == 1][: options.sentences]
@@ -73,7 +70,7 @@ def main() -> None:
         spoken = [say(row) for row in rows]
         work_s = time.perf_counter() - started
         waves = [wave for _, wave in spoken]
-        errors = cer(transcribe(recognizer, waves, rate), texts)
+        errors = cer(evaluate.transcribe(recognizer, waves, rate), texts)
         seconds = sum(map(len, waves)) / rate
         print(f"{name}: real-time factor {work_s / seconds:.4f}, CER {errors:.2%}", flush=True)
         return spoken

@@ -15,10 +15,7 @@ import tracemalloc
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
-from kit.dataset import checks
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.manifest import write_fixed
-from kit.dataset.synthetic import load_words
+from kit.dataset import checks, data_report, manifest, synthetic
 
 A_FOLDER = 1000  # recordings
 
@@ -40,7 +37,7 @@ class MadeMeasures:
 
 def make_folder(folder: Path, rows: int) -> None:
     rng = random.Random(0)
-    words = load_words("am")["object"]
+    words = synthetic.load_words("am")["object"]
     with open(folder / "metadata.csv", "w", encoding="utf-8") as table:
         for number in range(rows):
             name = f"{number // A_FOLDER:04d}/clip_{number:07d}"
@@ -65,8 +62,8 @@ def main() -> None:
         began_s = time.perf_counter()
         if options.trace:
             tracemalloc.start()
-        report = checks.check_dataset(data, ManifestConfig(), run)
-        write_fixed(report.kept, run / "fixed.jsonl", data)
+        report = checks.check_dataset(data, data_report.ManifestConfig(), run)
+        manifest.write_fixed(report.kept, run / "fixed.jsonl", data)
         seconds = time.perf_counter() - began_s
         if options.trace:
             peak = tracemalloc.get_traced_memory()[1]

@@ -20,9 +20,8 @@ from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
 from kit.releases.xtts_v2.names import from_released, to_released
+from kit.training import loop, switches
 from kit.training.config import FULL, Finetuning, TrainConfig
-from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
 Step = Callable[[], float]
@@ -55,7 +54,7 @@ def kit_state(config: GPTConfig, bf16=False, finetuning: Finetuning = FULL, **sp
     """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
     endless = TrainConfig(max_steps=10**9, eval_steps=10**9, lr=1e-5)
-    on = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
+    on = switches.SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
     state = Trainer(SpeechGPT(config), endless, on, detect(), finetuning)
     wanted = "bf16" if bf16 else "fp32"
     assert state.applied.precision == wanted, f"no {wanted} here: {state.applied.notes}"
@@ -65,7 +64,7 @@ def kit_state(config: GPTConfig, bf16=False, finetuning: Finetuning = FULL, **sp
 def kit_step(config: GPTConfig, frames: int = FRAMES["1 s"], bf16: bool = False) -> Step:
     """The kit's own loop, on codes and mels that are ready."""
     batch = EffectiveBatch(micro=[packed(config, frames)], position={})
-    events = train(kit_state(config, bf16), itertools.repeat(batch))
+    events = loop.train(kit_state(config, bf16), itertools.repeat(batch))
     return lambda: next(events).loss
 
 

@@ -5,6 +5,7 @@ Screenshots go to the folder named by KIT_SCREENSHOTS, if it is set.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -44,9 +45,7 @@ def missing() -> str:
         if shutil.which(program) is None:
             return f"{program} is not installed (apt-get install chromium chromium-driver)"
     for module in ("selenium", "jupyterlab"):
-        try:
-            __import__(module)
-        except ImportError:
+        if importlib.util.find_spec(module) is None:
             return f"{module} is not installed (pip install -r tests/browser/requirements.txt)"
     return ""
 

@@ -14,10 +14,8 @@ from kit.base.config import build
 from kit.notebook.widgets import Field
 from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.training_plan import FIELDS as LABELLED
+from kit.training import logs, run, switches
 from kit.training.config import StepEvent, TrainConfig
-from kit.training.logs import jsonl_log, read_log
-from kit.training.run import STOP
-from kit.training.switches import LABELS, Switch
 
 REASONS = {
     "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),
@@ -28,7 +26,7 @@ REASONS = {
     "ema": (True, True, "averaged weights usually speak better than the last ones"),
 }
 SWITCHES = [
-    Switch(name=name, label=LABELS[name], on=on, available=ok, reason=why)
+    switches.Switch(name=name, label=switches.LABELS[name], on=on, available=ok, reason=why)
     for name, (on, ok, why) in REASONS.items()
 ]
 PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
@@ -64,7 +62,7 @@ class SlowTrainer:
         self.thread.start()
 
     def _train(self) -> None:
-        write = jsonl_log(self.log)
+        write = logs.jsonl_log(self.log)
         resumed = f"resumed from step {self.done}" if self.done else ""
         if self.done:
             self.steps = self.done + self.steps_more
@@ -72,7 +70,7 @@ class SlowTrainer:
             time.sleep(self.pause_s)
             write(self._event(step, resumed))
             self.done, resumed = step, ""
-            if STOP in self.requests:
+            if run.STOP in self.requests:
                 return
 
     @property
@@ -83,7 +81,7 @@ class SlowTrainer:
         self.requests.append(what)
 
     def new_rows(self) -> list[dict]:
-        rows = read_log(self.log)[self.seen :]
+        rows = logs.read_log(self.log)[self.seen :]
         self.seen += len(rows)
         return rows
 

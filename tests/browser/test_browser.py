@@ -222,8 +222,7 @@ def test_run_all_starts_after_a_countdown_that_a_key_stops(driver, start_panel):
 
 
 def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel):
-    show = "SpeakPanel(tone, 'ሰላም ለዓለም፡ እንዴት ናችሁ?', {'voice': ['s0', 's1']}).run()"
-    start_panel(show)
+    start_panel("SpeakPanel(tone, 'ሰላም ለዓለም፡ እንዴት ናችሁ?', {'voice': ['s0', 's1']}).run()")
     web.press(driver, "Speak")
     length = "return document.querySelector('audio')?.duration"
     web.wait(lambda: driver.execute_script(length), "the sound")
@@ -278,10 +277,9 @@ def test_on_colab_the_recorder_sends_parts_to_a_callback(driver, start_panel, tm
 
 def test_files_are_uploaded(driver, start_panel, tmp_path):
     start_panel(UPLOAD.format(folder=str(tmp_path)))
-    button = ".widget-upload"
-    web.show(driver, button)
+    web.show(driver, ".widget-upload")
     driver.execute_script(CHOOSE)
-    driver.find_element("css selector", button).click()
+    driver.find_element("css selector", ".widget-upload").click()
     web.wait(lambda: "2 recordings and no texts" in status(driver), "the files")
     assert (tmp_path / "two.wav").read_text() == "sound"
     web.screenshot(driver, "upload", ".jp-OutputArea-output .widget-vbox")
@@ -307,8 +305,7 @@ def plan(driver) -> str:
 
 def flip(driver, label: str) -> None:
     """Click the switch with this label, and have it in sight."""
-    box = ".widget-label-basic"
-    web.wait(lambda: driver.execute_script(INPUT, box, label), label).click()
+    web.wait(lambda: driver.execute_script(INPUT, ".widget-label-basic", label), label).click()
 
 
 def players(driver) -> int:
@@ -365,8 +362,8 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
     web.show(driver, ".widget-checkbox")
-    measured = r"\d\.\d\dx, [+-][\d.]+ [MG]iB here"
-    assert re.search(measured, web.text_of(driver, ".widget-html-content"))
+    shown = web.text_of(driver, ".widget-html-content")
+    assert re.search(r"\d\.\d\dx, [+-][\d.]+ [MG]iB here", shown)
 
 
 def run_and_read(driver, address: str, path: Path, name: str) -> None:
@@ -374,7 +371,6 @@ def run_and_read(driver, address: str, path: Path, name: str) -> None:
     web.open_notebook(driver, address, path.name)
     web.run_all(driver)
     cells = web.wait_idle(driver)
-    assert not [error for cell in cells for error in cell["errors"]], path.name
-    assert not [text for cell in cells for text in cell["noise"]], path.name
+    assert not [text for cell in cells for text in cell["errors"] + cell["noise"]], path.name
     assert not web.complaints(driver, name), path.name
     web.end_kernels(address)

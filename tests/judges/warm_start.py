@@ -5,10 +5,8 @@ base learns to read what espeak-ng speaks; a person is then learnt from that bas
 in as many steps; the judges compare both on sentences of the person that none of the three has
 seen, as text or as sound. All three have one codec, the person's, or with `--codec-along N` one
 that has also learnt from N of the base's sentences. Each step is a command of the kit in a run of
-its own in the folder: interrupted, it resumes where it was. `--base FOLDER` takes a base that
-another engine has spoken, `--no-control` omits the voice trained from scratch, `--along N` lets
-the person's voice read N of the base's sentences along, in the base's voices, so that it keeps
-reading while it learns to sound like the person.
+its own in the folder: interrupted, it resumes where it was. With `--along N` the person's voice
+reads N of the base's sentences along, so that it keeps reading while it learns the person's sound.
 """
 
 import argparse
@@ -220,7 +218,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=16000, help="of synthetic speech")
     parser.add_argument("--base-steps", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
-    parser.add_argument("--base", type=Path, help="an LJSpeech folder, not espeak-ng's")
+    parser.add_argument("--base", type=Path, help="an LJSpeech folder that another engine spoke")
     parser.add_argument("--set", nargs="*", default=[], help="values of the preset, of all runs")
     parser.add_argument("--along", type=int, default=0, help="of the base's sentences, read along")
     parser.add_argument("--codec-along", type=int, default=0, help="of them, for the codec")
@@ -228,8 +226,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()
-    judged = train_all(folder, options)
-    results = judge_all(folder, options, judged)
+    results = judge_all(folder, options, train_all(folder, options))
     write_atomic(folder / "judged.json", json.dumps(results, indent=1, ensure_ascii=False))
 
 

@@ -84,8 +84,7 @@ def test_the_notebooks_run_on_a_haswell(tmp_path):
     spec.parent.mkdir(parents=True)
     start = [*HASWELL, sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     kernel = {"argv": start, "display_name": "Haswell", "language": "python"}
-    kernel["env"] = TWO_INSTRUCTIONS
-    spec.write_text(json.dumps(kernel))
+    spec.write_text(json.dumps(kernel | {"env": TWO_INSTRUCTIONS}))
 
     def notebook(name: str, kernel: str) -> str:
         made = tmp_path / f"{name}-{kernel}.ipynb"
@@ -97,8 +96,7 @@ def test_the_notebooks_run_on_a_haswell(tmp_path):
     notebook("00_setup", "haswell")
     for name in ("01_data_prep", "02_train", "03_evaluate_ema"):
         notebook(name, "python3")
-    said = notebook("04_inference", "haswell")
-    assert "this processor has no bf16 products" in said
+    assert "this processor has no bf16 products" in notebook("04_inference", "haswell")
     report = json.loads((tmp_path / "runs" / "demo" / "report.json").read_text(encoding="utf-8"))
     assert report["setup"]["precision"] == "fp32"
     timed = report["infer"]["variants"]

@@ -1,8 +1,7 @@
 """Write docs/tour.md from the executed notebooks of a run: what every notebook shows, to look at.
 
-python tests/tools/make_tour.py runs/demo
-
-Texts come from notebooks/ as they are, pictures and sounds from the run, matched by cell id.
+`python tests/tools/make_tour.py runs/demo`: texts come from notebooks/ as they are, pictures and
+sounds from the run, matched by cell id.
 """
 
 import base64

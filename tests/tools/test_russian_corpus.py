@@ -151,8 +151,6 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert f"There is no {missing}" in capsys.readouterr().err
 
 
-# --- the Debian package -------------------------------------------------------------------
-
 FILES = {"usr/share/a.txt": b"a" * 1001, "usr/share/b/c.wav": bytes(range(256))}
 
 
@@ -191,8 +189,6 @@ def test_one_packed_in_another_way_says_how_to_unpack_it(tmp_path):
     with pytest.raises(DatasetError, match=r"data\.tar\.zst\): unpack it with `dpkg-deb -x`"):
         extract_debian_data(package, tmp_path)
 
-
-# --- the Festival voice -------------------------------------------------------------------
 
 TABLE = r"""( ru_0001 "+Окна вол+ос за ухо, 2+2." )
 ( ru_0002 "Он сказал: \"да\"." )
