@@ -185,13 +185,13 @@ def test_every_link_leads_to_a_file(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_path_and_command_that_is_named_is_there(page):
-    text = page.read_text(encoding="utf-8")
-    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", text)
+    message = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", message)
     to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
     to_write |= {"kit/streams/trn.py", "kit/text/languages/ru.py"}
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
-    text = text.replace("SECTION.KEY=VALUE", "train.lr=1")
-    for words in re.findall(r"python -m kit ([^`#\n]+)", text):
+    message = message.replace("SECTION.KEY=VALUE", "train.lr=1")
+    for words in re.findall(r"python -m kit ([^`#\n]+)", message):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
         options = parser().parse_args(shlex.split(words.split(" | ")[0]))

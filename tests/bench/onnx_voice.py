@@ -91,13 +91,11 @@ def main() -> None:
             exported = speak_onnx.Voice(Path(folder))
             spoken = measure(f"onnxruntime, {weights}", functools.partial(speak, exported, config))
         for other, expected in kit.items():
-            pairs = list(zip(spoken, expected))
-            same = [(a[1], b[1]) for a, b in pairs if a[0] == b[0]]
+            same = [(a[1], b[1]) for a, b in zip(spoken, expected) if a[0] == b[0]]
             differ = max((float((a - b).abs().max()) for a, b in same), default=0)
-            print(
-                f"  the same codes as torch's {other}: {len(same)} of {len(pairs)} sentences; "
-                f"there the waves differ by at most {differ:.1e}"
-            )
+            count = f"{len(same)} of {len(spoken)} sentences"
+            waves = f"there the waves differ by at most {differ:.1e}"
+            print(f"  the same codes as torch's {other}: {count}; {waves}")
 
 
 if __name__ == "__main__":

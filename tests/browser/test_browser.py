@@ -141,24 +141,19 @@ def locked(driver) -> bool:
     return driver.execute_script(script, inputs)
 
 
-def drive(driver, name: str) -> None:
-    """Start, watch the numbers and the picture move, Stop."""
+def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel):
+    start_panel("panel.run()", "panel.wait(900)")
     web.wait(lambda: web.button(driver, "Start"), "the panel")
     assert not locked(driver)
     before = picture(driver)
-    web.screenshot(driver, f"{name}-1-before", ".jp-OutputArea-output .widget-vbox")
+    web.screenshot(driver, "live-1-before", ".jp-OutputArea-output .widget-vbox")
     web.press(driver, "Start")
     web.wait(lambda: step(driver) >= 20, "20 steps")
     web.wait(lambda: picture(driver) != before, "the curve to move")
     assert locked(driver), "switches lock during a run"
-    web.screenshot(driver, f"{name}-2-running", ".jp-OutputArea-output .widget-vbox")
+    web.screenshot(driver, "live-2-running", ".jp-OutputArea-output .widget-vbox")
     stop(driver)
-    web.screenshot(driver, f"{name}-3-stopped", ".jp-OutputArea-output .widget-vbox")
-
-
-def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel):
-    start_panel("panel.run()", "panel.wait(900)")
-    drive(driver, "live")
+    web.screenshot(driver, "live-3-stopped", ".jp-OutputArea-output .widget-vbox")
     assert not locked(driver)
     stopped_at = step(driver)
     web.press(driver, "Continue")

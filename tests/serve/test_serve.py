@@ -17,7 +17,7 @@ import uvicorn
 from helpers import LINES, opinionated_voice
 
 sys.path.append(str(Path(__file__).parents[1] / "browser"))
-from lab import browser, missing, screenshot, wait
+from lab import browser, missing, screenshot, text_of, wait
 
 from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import SpeechQueue
@@ -176,7 +176,7 @@ def test_the_page_speaks(voice):
         button = "//button[normalize-space()='Speak']"
         text.send_keys("xyz")
         driver.find_element("xpath", button).click()
-        wait(lambda: "xyz" in toast(driver), "the error")
+        wait(lambda: "xyz" in text_of(driver, ".toast-body"), "the error")
         screenshot(driver, "serve-error")
         text.clear()
         text.send_keys(LINES[0])
@@ -186,7 +186,3 @@ def test_the_page_speaks(voice):
 
 
 PLAYABLE = "return document.querySelectorAll('a[download][href*=\"/file=\"]').length > 0"
-
-
-def toast(driver) -> str:
-    return " ".join(each.text for each in driver.find_elements("css selector", ".toast-body"))
