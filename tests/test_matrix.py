@@ -14,13 +14,10 @@ from matrix import Row
 
 # Between them: weights without an average and with one, gate and none, muon and adamw, passes that
 # add up, dropout, both kinds of schedule, recomputed layers, every number format of the presets.
-slow = pytest.mark.skipif(
-    "KIT_SLOW" not in os.environ, reason="it takes half a minute; KIT_SLOW=1 runs it, too"
-)
-FEW = [
-    Row(preset="cpu", use="speed"),
-    pytest.param(Row(preset="24gb", use="low_memory"), marks=slow),
-]
+WHY = "it takes half a minute; KIT_SLOW=1 runs it, too"
+slow = pytest.mark.skipif("KIT_SLOW" not in os.environ, reason=WHY)
+FEW = [Row(preset="cpu", use="speed")]
+FEW += [pytest.param(Row(preset="24gb", use="low_memory"), marks=slow)]
 
 
 @pytest.fixture(scope="module")

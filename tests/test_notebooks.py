@@ -173,9 +173,8 @@ def run_first_cell(folder: Path, repository: Path, kaggle_input: Path) -> tuple[
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     own |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": address, "IPYTHONDIR": str(folder)}
     own["GIT_CONFIG_KEY_0"] = f"url.{repository}.insteadOf"
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_CELL], cwd=folder, env=own, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", RUN_CELL]
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     place, error = json.loads(done.stdout.splitlines()[-1])
     return place, error, done.stdout + done.stderr

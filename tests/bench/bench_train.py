@@ -91,9 +91,8 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
     own, dropping = (GPTConfig(width=width, heads=width // 64, dropout=p) for p in (0.0, 0.1))
     batch = packed(own)
     with torch.no_grad():
-        start = train_steps.gpt2(own, batch.tokens.shape[1])(
-            input_ids=batch.tokens, labels=batch.tokens
-        ).loss
+        model = train_steps.gpt2(own, batch.tokens.shape[1])
+        start = model(input_ids=batch.tokens, labels=batch.tokens).loss
     near = math.log(own.text_vocab + own.code_vocab)
     assert abs(start - near) < 0.5, f"{GPT2} starts at {start:.2f}, ln(V) is {near:.2f}"
     contestants = {

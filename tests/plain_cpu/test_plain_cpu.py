@@ -28,9 +28,8 @@ TWO_INSTRUCTIONS = {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 ALONE = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "JUPYTER_PREFER_ENV_PATH": "1"}
 NO_QEMU = "there is no qemu-x86_64 here: apt-get install qemu-user, or dnf install qemu-user"
 
-pytestmark = pytest.mark.skipif(
-    platform.machine().lower() not in ("x86_64", "amd64"), reason="not an x86-64 processor"
-)
+X86_64 = platform.machine().lower() in ("x86_64", "amd64")
+pytestmark = pytest.mark.skipif(not X86_64, reason="not an x86-64 processor")
 needs_qemu = pytest.mark.skipif(not shutil.which(HASWELL[0]), reason=NO_QEMU)
 
 

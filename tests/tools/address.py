@@ -68,7 +68,5 @@ if __name__ == "__main__":
         files = rewrite(sys.argv[1])
         print("\n".join(str(file.relative_to(ROOT)) for file in files) or "It is so already.")
     else:
-        print(
-            f"It is {address()} now.",
-            "To change it: make address URL=https://github.com/OWNER/NAME",
-        )
+        command = "make address URL=https://github.com/OWNER/NAME"
+        print(f"It is {address()} now. To change it: {command}")
