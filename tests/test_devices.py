@@ -32,12 +32,8 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import prepare, prepare_parts
-from kit.recipes.evaluate import EvaluationData
-from kit.recipes.more_data import LongRecordings
+from kit.recipes import evaluate, more_data, prepare, prepare_parts, training_data, training_samples
 from kit.recipes.start import start
-from kit.recipes.training_data import TrainingData
-from kit.recipes.training_samples import SampleLog
 from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.training.config import TrainConfig
@@ -218,15 +214,15 @@ def run(tmp_path, monkeypatch):
 
 
 def test_evaluation_long_recordings_and_voice_are_on_the_runs_device(run, moves):
-    EvaluationData(run, 4)
+    evaluate.EvaluationData(run, 4)
     on_gpu = [name for name, device in moves if device == "cuda"]
     assert sorted(on_gpu) == ["MelCodec"] * 3 + ["Recognizer"] + ["SpeechGPT"] * 2
     moves.clear()
-    LongRecordings(run)
+    more_data.LongRecordings(run)
     assert moves == [("Recognizer", "cuda")]
     moves.clear()
     reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", trained_codec()[0].levels)
-    save_reader(reader, run.path(READER), TrainingData(run).parts)
+    save_reader(reader, run.path(READER), training_data.TrainingData(run).parts)
     load_voice(run.folder, WEIGHTS["raw"], "am", "cuda")
     assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
 
@@ -305,7 +301,7 @@ def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_pat
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
     state = SimpleNamespace(model=voice.model, averaged=torch.no_grad)
     config = GenerateConfig(exact_codes=5, best_of=1)
-    log = SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
+    log = training_samples.SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
     (tmp_path / "samples").mkdir()
     log.speak(1)
     assert (tmp_path / "samples" / "step-0000001.wav").is_file()

@@ -23,7 +23,6 @@ from kit.streams.stream import StreamConfig
 from kit.text import normalize as text
 from kit.text.train_tokenizer import extract_text
 from kit.training import config as train_config
-from kit.training.config import TrainConfig
 from kit.training.optim import lr_factor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,11 +148,15 @@ def test_the_schedule_can_be_chosen_and_the_preset_is_one(monkeypatch, tmp_path)
         monkeypatch.setitem(train_config.SCHEDULES, name, schedule)
     settings = re.search(r"--set (train\.schedule=\S+)", GUIDE)[1]
     check_settings(parse_settings([settings]), load_preset("tiny"))
-    config = TrainConfig(max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)
+    config = train_config.TrainConfig(
+        max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0
+    )
     rates = [lr_factor(config, step) for step in (0, 80, 85, 100)]
     assert rates == pytest.approx([1, 1, 0.5, 0], abs=1e-6)
     assert all(math.isfinite(lr_factor(config, step)) for step in range(120))
-    config = TrainConfig(max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
+    config = train_config.TrainConfig(
+        max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0
+    )
     assert [lr_factor(config, step) for step in (5, 20, 80)] == pytest.approx([1, 0.5, 0.25])
     (source,) = blocks("A preset", "yaml")
     for section, values in yaml.safe_load(source).items():

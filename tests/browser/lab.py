@@ -99,11 +99,9 @@ def end_kernels(address: str) -> None:
 
 
 def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=2):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2):
+        return True
+    return False
 
 
 @contextlib.contextmanager

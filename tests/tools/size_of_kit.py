@@ -26,12 +26,10 @@ def imports(tree: ast.AST, modules: dict) -> set[str]:
 
 
 def reached(module: str, graph: dict) -> set[str]:
-    seen, todo = set(), [module]
+    seen, todo = set(), {module}
     while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += graph[name]
+        seen |= todo
+        todo = set().union(*(graph[name] for name in todo)) - seen
     return seen
 
 
@@ -45,8 +43,7 @@ def main() -> None:
     errors = set(BASES)
     for _ in classes:  # until no class adds a base
         errors |= {c.name for c in classes if {ast.unparse(b) for b in c.bases} & errors}
-    folders = {p.parent for p in (ROOT / "kit").rglob("__init__.py")}
-    rooms = {module_of(folder / "__init__.py") for folder in folders}
+    rooms = {module_of(path) for path in paths if path.name == "__init__.py"}
     small = [n for n in lines if lines[n] < SMALL and n not in rooms and ".languages." not in n]
     training = reached("kit.recipes.train", graph)
     reached_lines = sum(lines[name] for name in training)
@@ -62,9 +59,8 @@ def main() -> None:
         "lines of tests/ against kit/": f"{tests / kit_lines:.2f}",
         "README, words": f"{len((ROOT / 'README.md').read_text(encoding='utf-8').split()):,}",
     }
-    width = max(map(len, rows))
     for name, figure in rows.items():
-        print(f"{name:{width}}  {figure}")
+        print(f"{name:{max(map(len, rows))}}  {figure}")
 
 
 if __name__ == "__main__":
