@@ -231,7 +231,7 @@ def train_recognizer(
         return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
 
     schedule = schedule or FitSchedule(c)
-    adamw = {"lr": c.lr, "betas": (0.9, 0.999), "warmup_share": 0.15, "clip_norm": 1.0}
+    adamw = {"lr": c.lr, "betas": (0.9, 0.999), "warmup_share": 0.15}
     yield from fit_model(schedule, model, batch_loss, device, precision, **adamw)
 
 

@@ -17,7 +17,7 @@ from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_cod
 from kit.audio.fitting import FSQ
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.vocoder import Vocoder, compare_waves
+from kit.audio.vocoder import Vocoder, compare_waves, crops
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
 
@@ -236,6 +236,50 @@ def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen
     others = torch.randn(1, codes.shape[1], 8)
     other = stated.with_state_inputs(8)
     assert torch.equal(other.decode(codes, states=others), stated.decode(codes))
+
+
+def counted(codes: int) -> ClipWithStates:
+    """A clip whose every sample, code and state tells its place, 32 samples a code."""
+    return ClipWithStates(
+        wave=torch.arange(1.0, 32 * codes + 1),
+        codes=torch.arange(codes),
+        states=torch.arange(codes)[:, None].expand(codes, 3).half(),
+    )
+
+
+def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
+    """Crops of 4 codes: 7 frames apart, and a margin of half a window, 32 samples."""
+    codec = MelCodec(MelCodecConfig(n_fft=64, hop_length=16, n_mels=8, crop_frames=8))
+    generator = torch.Generator().manual_seed(0)
+    return codec.state_crops([counted(codes)], count, generator, dropped_share)
+
+
+def test_sound_codes_and_states_are_of_the_same_moment():
+    some = drawn(9)
+    starts = set()
+    for wave, codes, states in zip(some.wave[:, 32:-32], some.codes, some.states):
+        start = int(codes[0])
+        assert torch.equal(codes, torch.arange(start, start + 4))
+        assert torch.equal(states[:, 0], codes.float())
+        assert torch.equal(wave, torch.arange(32 * start + 1.0, 32 * start + 7 * 16 + 1))
+        starts.add(start)
+    assert starts == set(range(6))  # the first and the last, too
+
+
+@pytest.mark.parametrize("codes", [1, 3, 4])
+def test_beyond_the_clip_is_silence_and_its_last_code(codes):
+    some = drawn(codes, 1)
+    wanted = torch.zeros(32 + 7 * 16 + 32)
+    sound = torch.arange(1.0, 32 * codes + 1)[: 7 * 16 + 32]
+    wanted[32 : 32 + len(sound)] = sound
+    assert torch.equal(some.wave[0], wanted)
+    assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
+    assert crops([counted(codes).wave], 112, 2, torch.Generator()).shape == (2, 112)
+
+
+def test_a_share_is_learnt_without_states():
+    assert not drawn(9).dropped.any() and drawn(9, dropped_share=1.0).dropped.all()
+    assert 0.2 < drawn(9, dropped_share=0.3).dropped.float().mean() < 0.4
 
 
 def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):

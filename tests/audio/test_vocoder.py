@@ -7,17 +7,13 @@ import torchaudio
 from helpers import speech, waves
 from torch import nn
 
-from kit.audio.codec import ClipWithStates
 from kit.audio.spectrogram import Mel
 from kit.audio.vocoder import (
     NOISE_FRAMES,
-    CropShape,
     GriffinLim,
     Vocoder,
     compare_waves,
-    crops,
     overlap_add,
-    state_crops,
     train_generator,
     train_vocoder,
 )
@@ -126,50 +122,6 @@ def test_silence_has_a_gradient(recording):
     silence = torch.zeros_like(recording, requires_grad=True)
     compare_waves(recording, silence, Mel())[2].backward()
     assert torch.isfinite(silence.grad).all()
-
-
-SHAPE = CropShape(codes=4, code_samples=10, samples=35, margin=8)
-
-
-def counted(codes: int) -> ClipWithStates:
-    """A clip whose every sample, code and state tells its place."""
-    return ClipWithStates(
-        wave=torch.arange(1.0, 10 * codes + 1),
-        codes=torch.arange(codes),
-        states=torch.arange(codes)[:, None].expand(codes, 3).half(),
-    )
-
-
-def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
-    generator = torch.Generator().manual_seed(0)
-    return state_crops([counted(codes)], SHAPE, count, generator, dropped_share)
-
-
-def test_sound_codes_and_states_are_of_the_same_moment():
-    some = drawn(9)
-    starts = set()
-    for wave, codes, states in zip(some.wave[:, 8:-8], some.codes, some.states):
-        start = int(codes[0])
-        assert torch.equal(codes, torch.arange(start, start + 4))
-        assert torch.equal(states[:, 0], codes.float())
-        assert torch.equal(wave, torch.arange(10 * start + 1.0, 10 * start + 36))
-        starts.add(start)
-    assert starts == set(range(6))  # the first and the last, too
-
-
-@pytest.mark.parametrize("codes", [1, 3, 4])
-def test_beyond_the_clip_is_silence_and_its_last_code(codes):
-    (crop,) = drawn(codes, 1).wave
-    assert crop.shape == (35 + 16,)
-    assert not crop[:8].any() and not crop[8 + 10 * codes :].any()
-    assert torch.equal(crop[8 : 8 + 10 * codes], torch.arange(1.0, 10 * codes + 1))
-    assert drawn(codes, 1).codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
-    assert crops([counted(codes).wave], 35, 2, torch.Generator()).shape == (2, 35)
-
-
-def test_a_share_is_learnt_without_states():
-    assert not drawn(9).dropped.any() and drawn(9, dropped_share=1.0).dropped.all()
-    assert 0.2 < drawn(9, dropped_share=0.3).dropped.float().mean() < 0.4
 
 
 def wavy(rows: int, depth) -> torch.Tensor:
