@@ -174,7 +174,7 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """For each id whose piece `base` does not have there: the ids in which it spells that piece."""
+    """The ids in which `base` spells each piece that it does not have there, to start from."""
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS
