@@ -93,37 +93,31 @@ def language_rules(language: str) -> types.ModuleType | None:
     """The language's own file as a module, or None, with one warning, where it has none."""
     code = language_code(language).replace("-", "_")
     # By the folder's own list: an import would also look where Python was started.
-    if f"{code}.py" in {path.name for path in LANGUAGES.glob("*.py")}:
-        name = f"kit.text.languages.{code}"
-        spec = importlib.util.spec_from_file_location(name, LANGUAGES / f"{code}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "normalize", None)):
-            raise SpeechError(f"{module.__file__} needs a function `normalize(text) -> str`.")
-        _require_idempotent(module)
-        return module
-    warnings.warn(
-        f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
-        "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
-        "docs/extending.md shows how to add that.",
-        category=Note,
-        stacklevel=3,
-    )
-    return None
-
-
-def _require_idempotent(rules: types.ModuleType) -> None:
-    """Texts are normalised when they are read and once more when they are spoken."""
-    example = getattr(rules, "EXAMPLE", "")
-    if not example:
-        return
-    once = _normalize(example, rules)
-    twice = _normalize(once, rules)
-    if twice != once:
-        raise SpeechError(
-            f"`normalize` in {rules.__file__} changes its own result: of EXAMPLE it made {once!r}, "
-            f"and of that {twice!r}. Let it leave nothing that it would change again."
+    if f"{code}.py" not in {path.name for path in LANGUAGES.glob("*.py")}:
+        warnings.warn(
+            f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
+            "figures as they are, lower-cased. Numbers and abbreviations are not turned into "
+            "words; docs/extending.md shows how to add that.",
+            category=Note,
+            stacklevel=3,
         )
+        return None
+    path = LANGUAGES / f"{code}.py"
+    spec = importlib.util.spec_from_file_location(f"kit.text.languages.{code}", path)
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    if not callable(getattr(rules, "normalize", None)):
+        raise SpeechError(f"{path} needs a function `normalize(text) -> str`.")
+    if example := getattr(rules, "EXAMPLE", ""):
+        # Texts are normalised when they are read and once more when they are spoken.
+        once = _normalize(example, rules)
+        twice = _normalize(once, rules)
+        if twice != once:
+            raise SpeechError(
+                f"`normalize` in {path} changes its own result: of EXAMPLE it made {once!r}, and "
+                f"of that {twice!r}. Let it leave nothing that it would change again."
+            )
+    return rules
 
 
 def language_example(language: str) -> str:
@@ -133,23 +127,21 @@ def language_example(language: str) -> str:
 
 def language_code(language: str) -> str:
     """The kit's code of `language`, given as a code or by name: "eng" and "English" become en."""
-    given = language.strip(" ")
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
-    subtags = given.lower().replace("-", "_")
+    subtags = language.strip(" ").lower().replace("-", "_")
     if subtags not in written:
-        subtags = known.get(_plain_name(given), subtags)
+        subtags = known.get(_plain_name(language), subtags)
     if not _CODE.fullmatch(subtags):
         raise _unknown_language(language)
-    first, _, region = subtags.partition("_")
+    first, underscore, region = subtags.partition("_")
     if first not in written:
         first = known.get(first, first)
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
     if first not in written and first not in known.values() and len(first) != 3:
         raise _unknown_language(language)
     # A region (pt-br) stays where it has a file of its own, or where the language has none.
-    code = f"{first}_{region}" if region else first
-    shorter = code
+    code = shorter = f"{first}{underscore}{region}"
     while shorter not in written and "_" in shorter:
         shorter = shorter.rpartition("_")[0]
     return (shorter if shorter in written else code).replace("_", "-")
@@ -160,12 +152,10 @@ def codes_by_name() -> dict[str, str]:
     """The kit's code by every code and name of a language, names without capitals and accents."""
     known = {}
     for line in LANGUAGE_NAMES.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        codes, names = line.split(": ")
-        code, *others = codes.split()
-        for name in (code, *others, *map(_plain_name, names.split(", "))):
-            known.setdefault(name, code)
+        if not line.startswith("#"):
+            codes, names = line.split(": ")
+            for name in (*codes.split(), *map(_plain_name, names.split(", "))):
+                known.setdefault(name, codes.split()[0])
     return known
 
 
@@ -205,8 +195,7 @@ class SignWords:
     """The words of one language for the signs beside figures.
 
     Words are pairs: after 1, and after any other number. Two more name the hundredth of a currency
-    where $2.50 is read as two dollars fifty cents. A currency written in letters (tl) follows its
-    figure.
+    where $2.50 is read as two dollars fifty cents. A currency in letters (tl) follows its figure.
     """
 
     minus: str
@@ -241,9 +230,8 @@ def amount(
 
 def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:
     """`digits` as an amount; one by one if they begin with zero (a phone number) or exceed 12."""
-    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(ones[int(d)] for d in digits)
-    return words(int(digits))
+    is_amount = digits == "0" or (digits[0] != "0" and len(digits) <= 12)
+    return words(int(digits)) if is_amount else " ".join(ones[int(d)] for d in digits)
 
 
 def plain_figures(text: str, thousands: str = ",") -> str:
@@ -262,8 +250,7 @@ def read_signs(text: str, words: SignWords) -> str:
     if not re.search(r"\d", text):
         return text
     signs = "".join(re.escape(sign) for sign in words.money if not sign.isalpha())
-    suffixes = "|".join(rf"{s}(?![^\W\d])" for s in words.money if s.isalpha())
-    suffixes = f"[{signs}]|{suffixes}" if suffixes else f"[{signs}]"
+    suffixes = "|".join([f"[{signs}]", *(rf"{s}(?![^\W\d])" for s in words.money if s.isalpha())])
     scale = f"(?: (?:{'|'.join(words.scales.split())})(?![^\\W\\d]))?" if words.scales else ""
     mark = re.escape(words.decimal)
     # Beside a sign, one or two digits behind the other language's mark are decimals, too: £2,50.
@@ -280,11 +267,11 @@ def read_signs(text: str, words: SignWords) -> str:
             return f"{amount}{scale} {one if amount == '1' and not scale else many}"
         whole = int(cents[1])
         rest = int(cents[2])
-        parts = [f"{cents[1]} {one if whole == 1 else many}"] if whole or not rest else []
-        if rest:
-            joined = words.before_cents if parts else ""
-            parts.append(f"{joined}{rest} {hundredths[0 if rest == 1 else 1]}")
-        return " ".join(parts)
+        spoken = f"{cents[1]} {one if whole == 1 else many}"
+        if not rest:
+            return spoken
+        of_cents = f"{rest} {hundredths[0 if rest == 1 else 1]}"
+        return f"{spoken} {words.before_cents}{of_cents}" if whole else of_cents
 
     def spaced(match: re.Match, reading: str) -> str:
         following = match.string[match.end() : match.end() + 1]

@@ -71,6 +71,7 @@ _NAME = re.compile(rf"{_START}([በከለየ]?)([{''.join(_NAME_HEADS)}])/(?={'|
 _N = r"\d+(?:\.\d+)?(?!\.?\d)"  # 3 or 3.5
 _PREFIXES = set("በ ከ ለ የ ስለ እስከ ወደ እንደ በየ ከየ ለየ የየ".split())  # said as one word with a number
 _LONGEST_FIRST = sorted(_PREFIXES, key=lambda prefix: (-len(prefix), prefix))
+_DEGREES = {"": "ዲግሪ", "c": "ዲግሪ ሴልሺየስ", "f": "ዲግሪ ፋራንሀይት"}
 # Names after CLDR, without the country's. Nouns after a number have no plural.
 SIGNS = SignWords(
     minus="ነጌቲቭ",  # as in school; ማይነስ and ከዜሮ በታች (below zero) are said, too
@@ -82,11 +83,7 @@ SIGNS = SignWords(
         "₹": ("ሩፒ", "ሩፒ"),
         "₺": ("ሊራ", "ሊራ"),
     },
-    degrees={
-        "": ("ዲግሪ", "ዲግሪ"),
-        "c": ("ዲግሪ ሴልሺየስ", "ዲግሪ ሴልሺየስ"),
-        "f": ("ዲግሪ ፋራንሀይት", "ዲግሪ ፋራንሀይት"),
-    },
+    degrees={scale: (word, word) for scale, word in _DEGREES.items()},
     scales="መቶ ሺህ ሺ ሚሊዮን ቢሊዮን ትሪሊዮን",
     before_cents="ከ",
 )
