@@ -16,21 +16,14 @@ from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, s
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
 from kit.releases import neucodec
-from kit.releases.neucodec import (
-    WEIGHTS_FILE,
-    NeuCodec,
-    NeuCodecConfig,
-    block_spans,
-    code_digits,
-    encode_clip,
-    encoder_unavailable,
-    semantic_features,
-)
+from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
 SMALL = NeuCodecConfig(**SIZES, **SEMANTIC, block=8, before=5, after=3)
-with_transformers = pytest.mark.skipif(bool(encoder_unavailable()), reason=encoder_unavailable())
+with_transformers = pytest.mark.skipif(
+    bool(neucodec.encoder_unavailable()), reason=neucodec.encoder_unavailable()
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +80,7 @@ def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
 
 def test_every_code_has_digits_of_its_own_and_they_say_which():
     codes = torch.arange(65_536)
-    digits = code_digits(codes)
+    digits = neucodec.code_digits(codes)
     assert digits.unique().tolist() == [-1.0, -0.5, 0.0, 0.5]
     places = 4 ** torch.arange(8)
     assert torch.equal(((digits * 2 + 2).long() * places).sum(-1), codes)
@@ -103,9 +96,9 @@ def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
 
 
 def test_utterances_are_cut_at_the_same_codes_wherever_a_part_begins():
-    assert block_spans(0, 20, 8) == [(0, 8), (8, 16), (16, 20)]
-    assert block_spans(5, 12, 8) == [(0, 3), (3, 11), (11, 12)]
-    assert block_spans(16, 8, 8) == [(0, 8)]
+    assert neucodec.block_spans(0, 20, 8) == [(0, 8), (8, 16), (16, 20)]
+    assert neucodec.block_spans(5, 12, 8) == [(0, 3), (3, 11), (11, 12)]
+    assert neucodec.block_spans(16, 8, 8) == [(0, 8)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 30])
@@ -317,12 +310,12 @@ def test_it_transcribes_as_transformers_does(library, samples):
     extractor = NeuCodecFeatureExtractor(padding_value=1.0)
     features = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
     padded = features["input_values"][0, 0]
-    torch.testing.assert_close(semantic_features(padded), features["input_features"][0])
+    torch.testing.assert_close(neucodec.semantic_features(padded), features["input_features"][0])
     with torch.no_grad():
         theirs = model.encode(features["input_values"], features["input_features"])
     assert torch.equal(codes, theirs.audio_codes[:, 0].long())
     assert len(codes.unique()) > 3 or samples == 320
-    assert torch.equal(encode_clip(model, wave), codes[0])
+    assert torch.equal(neucodec.encode_clip(model, wave), codes[0])
 
 
 @with_transformers

@@ -20,17 +20,7 @@ from kit.base.errors import DatasetError, KitError, Note, SpeechError
 from kit.text import train_tokenizer as training
 from kit.text.normalize import normalize
 from kit.text.tokenizer import START, STOP, Tokenizer, base_spellings
-from kit.text.train_tokenizer import (
-    TokenizerConfig,
-    count_tokens,
-    extract_text,
-    grow_tokenizer,
-    script_shares,
-    tokenizer_report,
-    train_fitted_tokenizer,
-    train_tokenizer,
-    vocabulary_advice,
-)
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=400)
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"]
@@ -65,7 +55,7 @@ def test_lines_text_and_tables_give_the_same_pieces(tmp_path):
     wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
     assert pieces(train_tokenizer(tmp_path / "t, x.txt", tmp_path / "m", SMALL)) == wanted
     for name in ("t, x.txt", "t.csv"):
-        path = train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
+        path = training.train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
         assert pieces(path) == wanted
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "t, x.txt", "t.csv"]
 
@@ -143,7 +133,7 @@ def trained(folder: Path, lines=REPEATED, **settings) -> Tokenizer:
 def test_the_report_counts_by_hand(tmp_path):
     t = trained(tmp_path)
     texts = ["ሰላም ለሁሉ", "Z"]
-    report = tokenizer_report(t, texts)
+    report = training.tokenizer_report(t, texts)
     total = sum(len(t.encode(text)) for text in texts)
     assert report["tokens_per_word"] == total / 3
     assert report["characters_per_token"] == 8 / total == 1 / report["tokens_per_character"]
@@ -153,12 +143,12 @@ def test_the_report_counts_by_hand(tmp_path):
     assert report["rare"] == sorted(set("ሰላምለሁሉZ"))
     for none in ([], ["", " "]):
         with pytest.raises(SpeechError, match="held-out sentences"):
-            tokenizer_report(t, none)
+            training.tokenizer_report(t, none)
 
 
 def test_without_bytes_the_unknown_is_counted_and_named(tmp_path):
     t = trained(tmp_path, vocab_size=30, byte_fallback=False)
-    report = tokenizer_report(t, ["ሰላም Z"])
+    report = training.tokenizer_report(t, ["ሰላም Z"])
     assert report["unknown_rate"] > 0 and report["round_trip"] == 0
     assert report["uncovered"] == ["Z"]
     with pytest.raises(SpeechError, match="training text had no Z"):
@@ -167,14 +157,14 @@ def test_without_bytes_the_unknown_is_counted_and_named(tmp_path):
 
 def test_scripts_by_share_of_letters():
     counts = collections.Counter("ሀሁ, abcд 5!\u4e2d")
-    assert script_shares(counts) == {
+    assert training.script_shares(counts) == {
         "Latin": 3 / 7, "Ethiopic": 2 / 7, "Cyrillic": 1 / 7, "Cjk": 1 / 7,
     }  # fmt: skip
-    assert script_shares(collections.Counter("5 !")) == {}
+    assert training.script_shares(collections.Counter("5 !")) == {}
 
 
 def advice(t: Tokenizer, lines: list[str]) -> tuple[int, str]:
-    return vocabulary_advice(t, count_tokens(t, lines))
+    return training.vocabulary_advice(t, training.count_tokens(t, lines))
 
 
 def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
@@ -214,11 +204,13 @@ def test_a_fitted_vocabulary_follows_the_text(tmp_path):
     sizes = {}
     for count in (50, 500, 5000):
         lines, config = words_of(count), TokenizerConfig(vocab_size=2000, fitted=True)
-        tokenizer = Tokenizer(train_fitted_tokenizer(lines, tmp_path / "fitted.model", config))
+        tokenizer = Tokenizer(
+            training.train_fitted_tokenizer(lines, tmp_path / "fitted.model", config)
+        )
         assert not advice(tokenizer, lines)[1].startswith("Too large"), count
         sizes[count] = tokenizer.model.vocab_size()
     assert 256 < sizes[50] < sizes[500] < sizes[5000] <= 2000
-    fixed = train_fitted_tokenizer(words_of(50), tmp_path / "fixed.model", SMALL)
+    fixed = training.train_fitted_tokenizer(words_of(50), tmp_path / "fixed.model", SMALL)
     assert Tokenizer(fixed).model.vocab_size() == 400
 
 
@@ -228,8 +220,10 @@ def test_pieces_come_from_a_file_and_their_number_from_what_is_spoken(tmp_path, 
     rows = [json.dumps({"text": line}) if kind == "more.jsonl" else line for line in more]
     (tmp_path / kind).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     config = TokenizerConfig(vocab_size=2000, fitted=True)
-    path = train_fitted_tokenizer(spoken, tmp_path / "t.model", config, tmp_path / kind, "en")
-    of_spoken = Tokenizer(train_fitted_tokenizer(spoken, tmp_path / "s.model", config))
+    path = training.train_fitted_tokenizer(
+        spoken, tmp_path / "t.model", config, tmp_path / kind, "en"
+    )
+    of_spoken = Tokenizer(training.train_fitted_tokenizer(spoken, tmp_path / "s.model", config))
     of_file = Tokenizer(path)
     assert of_file.uncovered(more[0].lower()) == [], "upper case is normalised, as any text is"
     assert of_file.vocab_size == pytest.approx(of_spoken.vocab_size, rel=0.2)
@@ -243,7 +237,7 @@ def table(path: Path, count: int = 60) -> Path:
 
 
 def text_of(source: Path, folder: Path, language: str = "am") -> str:
-    with extract_text(source, folder, language) as path:
+    with training.extract_text(source, folder, language) as path:
         return path.read_text(encoding="utf-8")
 
 
@@ -286,7 +280,7 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_after_a_failure(tmp_path, error):
     source = table(tmp_path / "t.csv")
-    with pytest.raises(error), extract_text(source, tmp_path, "am") as path:
+    with pytest.raises(error), training.extract_text(source, tmp_path, "am") as path:
         assert path.exists()
         raise error
     assert left(tmp_path) == ["t.csv"]
@@ -362,7 +356,7 @@ def english(lines: int = 400, seed: int = 0) -> list[str]:
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("grown") / "tokenizer.model"
-    return grow_tokenizer(base_tokenizer(), english(), path, CONFIG)
+    return training.grow_tokenizer(base_tokenizer(), english(), path, CONFIG)
 
 
 def piece(of: Tokenizer, number: int) -> str:
@@ -380,7 +374,7 @@ def test_every_id_keeps_its_piece_and_every_old_text_its_ids(grown):
 
 def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(grown):
     unseen = english(seed=1)
-    before, after = (tokenizer_report(each, unseen) for each in (base_tokenizer(), grown))
+    before, after = (training.tokenizer_report(each, unseen) for each in (base_tokenizer(), grown))
     assert before["byte_rate"] > 0.5
     assert after["byte_rate"] == 0 and after["round_trip"] == 1 and not after["uncovered"]
     assert after["tokens_per_word"] < before["tokens_per_word"] / 3
@@ -388,7 +382,7 @@ def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(grown):
 
 
 def test_pieces_that_the_text_hardly_uses_are_left_out(grown, tmp_path):
-    few = grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
+    few = training.grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
     letters = set("".join(WORDS))
     new = [piece(few, i) for i in range(base_tokenizer().vocab_size, few.vocab_size)]
     assert set(new) >= letters, "a letter is never left out"
@@ -397,13 +391,13 @@ def test_pieces_that_the_text_hardly_uses_are_left_out(grown, tmp_path):
 
 def test_it_grows_again_and_always_to_the_same_bytes(grown, tmp_path):
     lines = ["zzz qqq"] * 200
-    more, again = (grow_tokenizer(grown, lines, tmp_path / name, CONFIG) for name in "ab")
+    more, again = (training.grow_tokenizer(grown, lines, tmp_path / name, CONFIG) for name in "ab")
     assert more.model.serialized_model_proto() == again.model.serialized_model_proto()
     assert (more.start, more.stop) == (grown.start, grown.stop)
     pieces = [piece(more, i) for i in range(more.vocab_size)]
     assert pieces[: grown.vocab_size] == [piece(grown, i) for i in range(grown.vocab_size)]
     assert pieces.count(START) == 1 and more.encode("zzz") != grown.encode("zzz")
-    unchanged = grow_tokenizer(grown, english(), tmp_path / "same.model", CONFIG)
+    unchanged = training.grow_tokenizer(grown, english(), tmp_path / "same.model", CONFIG)
     assert unchanged.vocab_size == grown.vocab_size, "there is nothing left to learn"
 
 
@@ -421,12 +415,12 @@ def test_a_unigram_grows_too(tmp_path):
     lines = train_lines()
     config = TokenizerConfig(vocab_size=420, kind="unigram")
     base = Tokenizer(train_tokenizer(lines, tmp_path / "unigram.model", config))
-    grown = grow_tokenizer(base, english(), tmp_path / "grown.model", config)
+    grown = training.grow_tokenizer(base, english(), tmp_path / "grown.model", config)
     assert grown.encode(lines[0]) == base.encode(lines[0])
-    assert tokenizer_report(grown, english(seed=1))["byte_rate"] == 0
+    assert training.tokenizer_report(grown, english(seed=1))["byte_rate"] == 0
 
 
 def test_letters_do_not_grow_phonemes(tmp_path):
     config = TokenizerConfig(phonemes="en-us")
     with pytest.raises(SpeechError, match=r"letters.* en-us: leave PHONEMES"):
-        grow_tokenizer(base_tokenizer(), english(), tmp_path / "t.model", config)
+        training.grow_tokenizer(base_tokenizer(), english(), tmp_path / "t.model", config)
