@@ -29,36 +29,29 @@ def codec() -> MelCodec:
     return trained_codec()[0]
 
 
-@pytest.mark.parametrize("samples", [22050, 30000, 4 * 512, 5000])
-def test_shapes_and_lengths_of_a_round_trip(codec, samples):
+@pytest.mark.parametrize("samples", [1, 100, 256, 512, 513, 1023, 1025, 2048, 5000, 30000])
+def test_shapes_and_lengths_of_a_round_trip_also_of_very_short_clips(codec, samples):
     assert codec.vocab_size == 4 * 3 * 5 and codec.sample_rate == RATE
     assert codec.frame_rate == RATE / PER_CODE
-    codes = codec.encode(torch.randn(2, samples) * 0.1)
-    assert codes.shape[0] == 2 and codes.dtype == torch.int64
-    assert abs(codes.shape[1] - samples / PER_CODE) <= 1
+    noise = torch.randn(samples)
+    waves = torch.stack((noise * 0.1, noise.clamp(-1, 1), noise * 0, noise * 0 + 1))
+    codes = codec.encode(waves)
+    padded = max(samples, 4 * CODEC.hop_length)
+    assert codes.shape[0] == 4 and codes.dtype == torch.int64
+    assert abs(codes.shape[1] - padded / PER_CODE) <= 1
     assert codes.min() >= 0 and codes.max() < codec.vocab_size
     wave = codec.decode(codes)
-    assert wave.shape[0] == 2 and abs(wave.shape[1] - samples) <= PER_CODE
+    assert wave.shape[0] == 4 and abs(wave.shape[1] - padded) <= PER_CODE
     assert torch.isfinite(wave).all()
-
-
-@pytest.mark.parametrize("samples", [1, 100, 255, 256, 512, 513, 1023, 1025, 5000])
-def test_very_short_clips_pass(codec, samples):
-    for wave in (torch.randn(1, samples), torch.zeros(1, samples), torch.ones(1, samples)):
-        assert torch.isfinite(codec.decode(codec.encode(wave.clamp(-1, 1)))).all()
-    (mel,), (codes,) = mels_and_codes(codec, Mel(), [torch.randn(samples) * 0.1])
+    (mel,), (codes,) = mels_and_codes(codec, Mel(), [waves[0]])
     assert mel.shape[1] == samples // CODEC.hop_length + 1 and len(codes) >= 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 10, 60])
-def test_the_length_of_the_sound_follows_the_codes(codec, count):
-    wave = codec.decode(torch.zeros(2, count, dtype=torch.long))
-    assert wave.shape == (2, count * PER_CODE) and torch.isfinite(wave).all()
-
-
-def test_a_batch_is_decoded_as_each_row_alone(codec):
-    codes = torch.randint(0, codec.vocab_size, (3, 30))
+def test_sound_is_as_long_as_its_codes_and_a_batch_is_each_row_alone(codec, count):
+    codes = torch.randint(0, codec.vocab_size, (3, count))
     together = codec.decode(codes)
+    assert together.shape == (3, count * PER_CODE) and torch.isfinite(together).all()
     alone = torch.cat([codec.decode(row[None]) for row in codes])
     assert torch.allclose(together, alone, atol=1e-5)
 
@@ -68,8 +61,7 @@ def affected(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
     values = codec.fsq.dequantize(codes).float()
     values[:, at] = math.nan
     wave = codec.griffin_lim(codec.decode_values(values)[1].exp())
-    per_code = codec.config.hop_length * codec.config.frames_per_code
-    return wave.isnan().view(-1, per_code).any(1).nonzero()[:, 0].tolist()
+    return wave.isnan().view(codes.shape[1], -1).any(1).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize("over", [{}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}])
@@ -150,8 +142,7 @@ def test_training_lowers_the_loss_and_takes_clips_shorter_than_a_crop():
     assert len(losses) == CODEC.steps
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
     codec = MelCodec(dataclasses.replace(CODEC, steps=2))
-    losses = list(codec.fit([torch.randn(700) * 0.1], "cpu", "fp32"))
-    assert [step for step, _ in losses] == [1, 2]
+    assert dict(codec.fit([torch.randn(700) * 0.1], "cpu", "fp32")).keys() == {1, 2}
 
 
 def test_sharpening_changes_the_sound_and_no_code(codec):
@@ -367,22 +358,17 @@ def test_a_file_that_is_no_codec_is_reported(codec, tmp_path):
 def test_codes_of_a_clip_do_not_depend_on_its_batch(codec):
     clips = waves()[:12]
     mels, together = mels_and_codes(codec, Mel(), clips)
-    same = total = 0
-    for clip, codes, mel in zip(clips, together, mels):
-        alone = codec.encode(clip[None])[0]
-        assert len(alone) == len(codes) and mel.shape[1] == len(clip) // CODEC.hop_length + 1
-        same, total = same + int((alone == codes).sum()), total + len(codes)
-    assert same / total > 0.97  # the last codes see the neighbouring silence
+    alone = [codec.encode(clip[None])[0] for clip in clips]
+    assert list(map(len, alone)) == list(map(len, together))
+    assert [mel.shape[1] - 1 for mel in mels] == [len(clip) // CODEC.hop_length for clip in clips]
+    same = torch.cat(alone) == torch.cat(together)
+    assert same.float().mean() > 0.97  # the last codes see the neighbouring silence
 
 
 def test_log_mels_that_are_the_codecs_own_are_made_once(codec, monkeypatch):
     made, real = [], Mel.log_mel
-
-    def log_mel(mel, wave):
-        made.append(mel.config)
-        return real(mel, wave)
-
-    monkeypatch.setattr(Mel, "log_mel", log_mel)
+    noted = lambda mel, wave: (made.append(mel.config), real(mel, wave))[1]  # noqa: E731
+    monkeypatch.setattr(Mel, "log_mel", noted)
     clips = waves()[:3]
     mels, codes = mels_and_codes(codec, Mel(), clips)
     assert len(made) == 1
@@ -404,11 +390,13 @@ def test_log_mel_is_that_of_slaneys_filters():
     assert torch.allclose(Mel()(wave)[0], wanted, atol=1e-4)
 
 
-def test_settings_that_cannot_work_are_refused():
-    wrong = {"crop_frames": 47, "levels": (8, 1), "hop_length": 300}
-    for name, value in (wrong | {"vocoder_width": 0, "vocoder_blocks": 0}).items():
-        with pytest.raises(KitError, match=f"CodecConfig.{name}"):
-            MelCodecConfig(**{name: value})
+WRONG = {"crop_frames": 47, "levels": (8, 1), "hop_length": 300, "vocoder_width": 0}
+
+
+@pytest.mark.parametrize(("name", "value"), (WRONG | {"vocoder_blocks": 0}).items())
+def test_settings_that_cannot_work_are_refused(name, value):
+    with pytest.raises(KitError, match=f"CodecConfig.{name}"):
+        MelCodecConfig(**{name: value})
 
 
 def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_path):
