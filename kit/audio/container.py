@@ -273,8 +273,14 @@ class _WholeMp3(_PatchedFile):
 def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
     """Return the fields of the `_Probe` of a WAV or AIFF; DatasetError if another one follows."""
     layout = LAYOUTS[head[:4]]
-    start, length_bytes = _data_chunk(file, head)
-    if start == 0:
+    chunks = _chunks(file, layout, layout.start)
+    data = next((chunk for chunk in chunks if chunk[0].startswith(layout.data)), None)
+    if data is None:
+        return {}
+    _, start, length_bytes = data
+    if head[:4] in (b"RF64", b"BW64"):  # too large for the chunk's own field
+        length_bytes = int.from_bytes(head[28:36], "little")
+    if not 0 <= length_bytes < 2 ** (8 * layout.length_bytes) - 1:  # unknown
         return {}
     end = start + length_bytes
     file.seek(end)
@@ -293,18 +299,6 @@ def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
     # A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
     is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
     return {"zero_length_at": _zero_length_at(file, start, size_bytes)} if is_empty_wav else {}
-
-
-def _data_chunk(file: BinaryIO, head: bytes) -> tuple[int, int]:
-    """Return first byte and length in bytes of the data chunk; (0, 0) if unknown."""
-    layout = LAYOUTS[head[:4]]
-    for name, start, length_bytes in _chunks(file, layout, layout.start):
-        if name.startswith(layout.data):
-            if head[:4] in (b"RF64", b"BW64"):  # too large for the chunk's own field
-                length_bytes = int.from_bytes(head[28:36], "little")
-            unknown = length_bytes < 0 or length_bytes >= 2 ** (8 * layout.length_bytes) - 1
-            return (0, 0) if unknown else (start, length_bytes)
-    return 0, 0
 
 
 def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[bytes, int, int]]:

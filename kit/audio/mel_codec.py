@@ -9,9 +9,9 @@ per code, D width of a model's hidden states.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -278,15 +278,14 @@ class MelCodec(nn.Module, Codec):
                 codes = self.quantized(mel)[1]
             return self._compare(mel, magnitude, codes)
 
-        with self._training_on(device):
-            parameters = self._decoder_parameters()
-            for step, _ in vocoder.train_generator(parameters, compare, total, adversarial=True):
-                yield step, total
+        parameters = self._decoder_parameters()
+        losses = vocoder.train_generator(parameters, compare, total, adversarial=True)
+        return self._train(losses, total, device)
 
     def train_vocoder(self, waves: list[Tensor], device: str) -> Progress:
         total = self.config.vocoder_steps
         if not total:
-            return
+            return iter(())
         draw = self._draw_crops(waves, device)
 
         @torch.no_grad()
@@ -294,9 +293,8 @@ class MelCodec(nn.Module, Codec):
             wave = draw()
             return self.log_magnitude_of(self.encode(wave)), wave
 
-        with self._training_on(device):
-            for step, _ in vocoder.train_vocoder(self.vocoder, self.mel, pairs, total):
-                yield step, total
+        losses = vocoder.train_vocoder(self.vocoder, self.mel, pairs, total)
+        return self._train(losses, total, device)
 
     def with_state_inputs(self, width: int) -> "MelCodec":
         codec = MelCodec(dataclasses.replace(self.config, state_width=width))
@@ -313,7 +311,6 @@ class MelCodec(nn.Module, Codec):
     def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
         batch = self.config.batch
         generator = torch.Generator().manual_seed(0)
-        total = 2 * steps if self.vocoder else steps
 
         def compare() -> vocoder.Comparison:
             return self._compare_states(self.state_crops(clips, batch, generator))
@@ -325,22 +322,20 @@ class MelCodec(nn.Module, Codec):
             margin = self._margin * self.config.hop_length
             return magnitude, drawn.wave[:, margin:-margin]
 
-        with self._training_on(device):
-            parameters = self._decoder_parameters()
-            adversarial = self.config.sharpen_steps > 0
-            for step, _ in vocoder.train_generator(parameters, compare, steps, adversarial):
-                yield step, total
-            if self.vocoder:  # its input has changed
-                losses = vocoder.train_vocoder(self.vocoder, self.mel, pairs, steps, l1_share=0.0)
-                for step, _ in losses:
-                    yield steps + step, total
+        adversarial = self.config.sharpen_steps > 0
+        losses = vocoder.train_generator(self._decoder_parameters(), compare, steps, adversarial)
+        if not self.vocoder:
+            return self._train(losses, steps, device)
+        # Its input has changed.
+        more = vocoder.train_vocoder(self.vocoder, self.mel, pairs, steps, l1_share=0.0)
+        return self._train(itertools.chain(losses, more), 2 * steps, device)
 
-    @contextmanager
-    def _training_on(self, device: str) -> Iterator[None]:
-        """Move to `device` for training; back on the CPU, without gradients, afterwards."""
+    def _train(self, losses: Losses, steps: int, device: str) -> Progress:
+        """Train on `device`; end on the CPU without gradients, also when it fails."""
         self.to(device).eval()
         try:
-            yield
+            for step, _ in enumerate(losses, 1):
+                yield step, steps
         finally:
             self.zero_grad(set_to_none=True)
             self.cpu()
