@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.fitting import FitSchedule, Losses
-from kit.audio.spectrogram import Mel, MelConfig, unpadded
+from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import build, checked
 from kit.base.errors import KitError
 from kit.base.formatting import nearest, shorten
@@ -161,7 +161,8 @@ def mels_and_codes(
         return codec.references_and_codes(waves)
     if codec.mel_config == front_end.config:  # the same log-mels are computed once
         mel, frames = front_end.padded(waves)
-        return unpadded(mel, frames), codec.encode_mels(mel, frames)
+        mels = [row[:, :count] for row, count in zip(mel, frames)]
+        return mels, codec.encode_mels(mel, frames)
     return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
 
 

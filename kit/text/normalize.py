@@ -132,14 +132,18 @@ def language_code(language: str) -> str:
     subtags = language.strip(" ").lower().replace("-", "_")
     if subtags not in written:
         subtags = known.get(_plain_name(language), subtags)
-    if not _CODE.fullmatch(subtags):
-        raise _unknown_language(language)
     first, underscore, region = subtags.partition("_")
     if first not in written:
         first = known.get(first, first)
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
-    if first not in written and first not in known.values() and len(first) != 3:
-        raise _unknown_language(language)
+    is_language = first in written or first in known.values() or len(first) == 3
+    if not (is_language and _CODE.fullmatch(subtags)):
+        close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
+        similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
+        raise SpeechError(
+            f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
+            "language, such as `am`, `en` or `pt-br`, or its name in English."
+        )
     # A region (pt-br) stays where it has a file of its own, or where the language has none.
     code = shorter = f"{first}{underscore}{region}"
     while shorter not in written and "_" in shorter:
@@ -164,16 +168,6 @@ def _plain_name(name: str) -> str:
     letters = unicodedata.normalize("NFD", name.casefold())
     kept = "".join(c for c in letters if not unicodedata.combining(c) and c not in "'’‘`")
     return " ".join(filter(None, re.split("[ _-]", kept)))
-
-
-def _unknown_language(language: str) -> SpeechError:
-    known = codes_by_name()
-    close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
-    similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
-    return SpeechError(
-        f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
-        "language, such as `am`, `en` or `pt-br`, or its name in English."
-    )
 
 
 def letters(text: str) -> str:

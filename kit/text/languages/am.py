@@ -95,6 +95,7 @@ _RANGE = re.compile(rf"(?<![\d.-])((?:{'|'.join(_LONGEST_FIRST)})?)({_N})-({_N})
 _CLOCK = re.compile(rf"(?<![\d:])([01]?\d|2[0-4]):([0-5]\d)\s*ሰአት(?!{_L}{_L})")
 _CENTS = re.compile(rf"(?<![\d.])(\d+)\.(\d\d) *ብር(?!{_L}{_L})")
 _DECADE = r"ዎ(?=[ቹች])"  # 1990ዎቹ
+_BEFORE = re.compile(r"(?<![^\W\d])[^\W\d]+(?=\d)")
 _NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE}|{_DECADE})(?=[^\W\d])")
 
 
@@ -104,37 +105,17 @@ def normalize(text: str) -> str:
     text = _NAME.sub(lambda m: f"{m[1]}{_NAME_HEADS[m[2]]} ", text)
     text = _HOUSE.sub(lambda m: f"{m[1]}{_HOUSES[m[2]]} ", text)
     text = _SHORT_FORM.sub(_expand, text)
-    return _numbers(_figures(text)) if re.search(r"[\d፩-፼]", text) else text
-
-
-def _expand(match: re.Match) -> str:
-    prefix, form, dot = match.groups()
-    stop = "." if dot and "." not in form else ""  # after dots, one more belongs to them
-    return f"{prefix}{_SHORT[form.replace('.', '/')]}{stop}"
-
-
-def _figures(text: str) -> str:
-    """Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place."""
+    if not re.search(r"[\d፩-፼]", text):
+        return text
+    # Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place.
     text = re.sub(r"(?<=\d)(?=[፩-፼])|(?<=[፩-፼])(?=\d)", " ", text)
     text = re.sub("[፩-፼]+", _from_ethiopic, text)
     text = plain_figures(text)
     text = re.sub(r"(?<=\d) ?%", " በመቶ ", text)
     text = read_signs(text, SIGNS)
     text = _NEXT.sub(r"\1 ", text)
-    return re.sub(
-        r"(?<![^\W\d])[^\W\d]+(?=\d)", lambda m: m[0] + " " * (m[0] not in _PREFIXES), text
-    )
-
-
-def _from_ethiopic(match: re.Match) -> str:
-    value = ethiopic_numeral(match[0])
-    if value is not None:
-        return str(value)
-    return " ".join(str(ethiopic_numeral(sign)) for sign in match[0])  # no number: sign by sign
-
-
-def _numbers(text: str) -> str:
-    """Every figure of `text` as words; its neighbours decide how it is read."""
+    text = _BEFORE.sub(lambda m: m[0] if m[0] in _PREFIXES else f"{m[0]} ", text)
+    # Every figure as words; its neighbours decide how it is read.
     text = _PHONE.sub(_phone, text)
     text = _CLOCK.sub(_clock, text)
     text = _CENTS.sub(_cents, text)
@@ -146,6 +127,19 @@ def _numbers(text: str) -> str:
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a verse
     text = re.sub(r"(?<=\d)([,;])(?=\d)", r"\1 ", text)
     return re.sub(r"\d+", lambda m: digits_to_words(m[0]), text)
+
+
+def _expand(match: re.Match) -> str:
+    prefix, form, dot = match.groups()
+    stop = "." if dot and "." not in form else ""  # after dots, one more belongs to them
+    return f"{prefix}{_SHORT[form.replace('.', '/')]}{stop}"
+
+
+def _from_ethiopic(match: re.Match) -> str:
+    value = ethiopic_numeral(match[0])
+    if value is not None:
+        return str(value)
+    return " ".join(str(ethiopic_numeral(sign)) for sign in match[0])  # no number: sign by sign
 
 
 def _say(number: str) -> str:
