@@ -125,15 +125,12 @@ def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) 
     return schedule
 
 
-@pytest.mark.parametrize(
-    ("figures", "steps", "reason"),
-    [
-        ([0.09], 10, "good enough"),
-        ([0.5, 0.08], 30, "good enough"),
-        ([0.5, 0.3, 0.299], 70, "no further improvement"),
-        ([0.5, 0.6], 30, "no further improvement"),
-    ],
-)
+CYCLES = [([0.09], 10, "good enough"), ([0.5, 0.08], 30, "good enough")]
+CYCLES += [([0.5, 0.3, 0.299], 70, "no further improvement")]
+CYCLES += [([0.5, 0.6], 30, "no further improvement")]
+
+
+@pytest.mark.parametrize(("figures", "steps", "reason"), CYCLES)
 def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figures, steps, reason):
     schedule = fit_schedule(figures)
     assert (schedule.step, schedule.steps, schedule.reason) == (steps, steps, reason)
