@@ -202,24 +202,28 @@ class SignWords:
 
 def amount(
     value: int,
-    below_hundred: Callable[[int], str],
+    ones: Sequence[str],
+    tens: Sequence[str],
     scales: Sequence[tuple],
     alone: Sequence[str] = (),
 ) -> str:
     """A whole number as words, each scale behind its count: two thousand three hundred four.
 
-    `scales` are (size, name), largest first, the last (100, name). Those named in `alone` stand
-    without a count of one (Turkish 1100: bin yüz).
+    `ones` are the names from 0 to 9, or of all that have their own (to 19 in English), `tens` those
+    of 0, 10 ... 90; `scales` are (size, name), largest first, the last (100, name). Those named in
+    `alone` stand without a count of one (Turkish 1100: bin yüz).
     """
     assert value >= 0, value
-    for size, name in scales:
-        if value >= size:
-            count, rest = divmod(value, size)
-            words = name
-            if count > 1 or name not in alone:
-                words = f"{amount(count, below_hundred, scales, alone)} {name}"
-            return f"{words} {amount(rest, below_hundred, scales, alone)}" if rest else words
-    return below_hundred(value)
+    if value < len(ones):
+        return ones[value]
+    if value < 100:
+        return f"{tens[value // 10]} {ones[value % 10]}" if value % 10 else tens[value // 10]
+    size, name = next(scale for scale in scales if value >= scale[0])
+    count, rest = divmod(value, size)
+    words = name
+    if count > 1 or name not in alone:
+        words = f"{amount(count, ones, tens, scales, alone)} {name}"
+    return f"{words} {amount(rest, ones, tens, scales, alone)}" if rest else words
 
 
 def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:

@@ -12,7 +12,8 @@ from kit.text.normalize import SignWords, amount, plain_figures, read_digits, re
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
 # Where speakers differ, one form is chosen and noted here: one reading is learned sooner than two.
-ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
+ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ አስር".split()
+ONES += [f"አስራ {one}" for one in ONES[1:10]]
 # 80 is also written ሰማኒያ, and 50 also said አምሳ.
 _TENS = "_ አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()
 # ሺህ is also written ሺ. Years, too, are counted in thousands here (1988: አንድ ሺህ ዘጠኝ መቶ ...); many
@@ -181,15 +182,7 @@ def _range(match: re.Match) -> str:
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
-    return amount(value, _below_hundred, _SCALES)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 10:
-        return ONES[value]
-    tens, ones = divmod(value, 10)
-    name = "አስራ" if tens == 1 and ones else _TENS[tens]
-    return f"{name} {ONES[ones]}" if ones else name
+    return amount(value, ONES, _TENS, _SCALES)
 
 
 def digits_to_words(digits: str) -> str:

@@ -46,14 +46,7 @@ _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> one thousand two hundred thirty four."""
-    return amount(value, _below_hundred, _SCALES)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 20:
-        return _ONES[value]
-    tens, ones = divmod(value, 10)
-    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
+    return amount(value, _ONES, _TENS, _SCALES)
 
 
 def normalize(text: str) -> str:

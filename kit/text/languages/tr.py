@@ -39,14 +39,7 @@ def lower(text: str) -> str:
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> bin iki yüz otuz dört."""
-    return amount(value, _below_hundred, _SCALES, _ALONE)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 10:
-        return _ONES[value]
-    tens, ones = divmod(value, 10)
-    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
+    return amount(value, _ONES, _TENS, _SCALES, _ALONE)
 
 
 def normalize(text: str) -> str:
