@@ -8,8 +8,7 @@ Networks that make sound learn from random crops by the L1 loss of spectrograms.
 hoarse, so patch critics (Isola et al. 2017) with a hinge loss (Lim and Ye 2017) and feature
 matching (Kumar et al. 2019) join after some steps.
 
-Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples, N codes, D width of
-a model's hidden states.
+Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples.
 """
 
 import math

@@ -1,14 +1,9 @@
 """Normalise text: one spelling, however it was typed.
 
 All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
-and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
-beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
-(docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
-before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
-does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
-
-A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
-`read_signs` reads it. A − that is left is removed.
+and brackets. What one language adds is in `kit/text/languages/CODE.py` (docs/extending.md) and
+nowhere else: files beside a voice or a notebook are never run. A minus before a figure is −
+(U+2212) in its text, however it was typed (-5, but not A-5 or 10-15); a − left over is removed.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """Amharic: one spelling per sound, and words for whatever is written in figures or in short.
 
-Amharic writes one sound with several letters (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ). A voice learns faster when a
-sound has one spelling. Letters after the Amharic orthography notes of the Ethiopian Languages
-Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. Latin letters stay
-(lower-cased) for the tokenizer to report.
+Several letters have one sound (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ), which a voice learns faster in one spelling.
+Letters after the orthography notes of the Ethiopian Languages Academy as summarised by Yacob (2003)
+and the W3C Ethiopic layout requirements. Latin letters stay for the tokenizer to report.
 """
 
 import re
