@@ -82,13 +82,11 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, st
     given = some_states(90) if with_state_inputs else {}
     context = codec.vocoder.context if with_state_inputs else codec.context
     first = max(0, start - context)
-    part = dict(given)
-    if with_state_inputs:
-        part["states"] = given["states"][:, first : end + context]
-    wave = codec.decode(codes[:, first : end + context], first, **part)
-    wave = wave[:, codec.samples(start) - codec.samples(first) :]
+    around = slice(first, end + context)
+    part = given | ({"states": given["states"][:, around]} if with_state_inputs else {})
+    wave = codec.decode(codes[:, around], first, **part)
     whole = codec.decode(codes, **given)[:, codec.samples(start) : codec.samples(end)]
-    wave = wave[:, : whole.shape[1]]
+    wave = wave[:, codec.samples(start) - codec.samples(first) :][:, : whole.shape[1]]
     assert (wave - whole).abs().max() <= 1e-4 * whole.abs().max()
 
 
@@ -189,9 +187,9 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
 
 def test_parts_of_two_releases_are_reported():
     sound = random_sound()
-    name = "hifigan_decoder.speaker_encoder.fc"
-    sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
-    sound[f"{name}.bias"] = sound[f"{name}.bias"][:256]
+    for name in ("weight", "bias"):
+        name = f"hifigan_decoder.speaker_encoder.fc.{name}"
+        sound[name] = sound[name][:256]
     with pytest.raises(KitError, match=r"misshapen: speaker_encoder\.fc\.weight"):
         xtts_codec(sound, random_dvae(), settings())
 
