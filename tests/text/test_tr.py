@@ -11,7 +11,7 @@ NORMALIZED = [
     ("0, 7, 10, 45", "sıfır, yedi, on, kırk beş"),
     ("100 kişi, 1000 kişi, 1101", "yüz kişi, bin kişi, bin yüz bir"),
     ("1.250 lira, 1.250.000", "bin iki yüz elli lira, bir milyon iki yüz elli bin"),
-    ("2,5 kilo, 3,05", "iki virgül beş kilo, üç virgül sıfır beş"),
+    ("2,5 kilo; 3,05, 1,2,3", "iki virgül beş kilo; üç virgül sıfır beş, bir, iki, üç"),
     ("1.234,56 TL", "bin iki yüz otuz dört virgül elli altı lira"),
     ("%50 ve 12,5%", "yüzde elli ve yüzde on iki virgül beş"),
     ("₺20, 5 $", "yirmi lira, beş dolar"),

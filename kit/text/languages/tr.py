@@ -49,7 +49,7 @@ def normalize(text: str) -> str:
     text = re.sub(rf"(?<!\d)% ?({_AMOUNT})", r"yüzde \1", text)
     text = re.sub(rf"(?<![\d.,])({_AMOUNT}) ?%", r"yüzde \1", text)
     text = re.sub(r"(?<![\d.,:])(\d+)\.(?= ?[^\W\d])", lambda m: f" {_ordinal(m[1])} ", text)
-    text = re.sub(r"(?<![\d,])(\d+),(\d+)(?![\d,])", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
+    text = re.sub(r"(?<![\d,])(\d+),(\d+)(?!,?\d)", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
     text = _DECIMAL.sub(lambda m: f"{_say(m[1])} nokta {m[2]}", text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
     text = re.sub(r"(?<!\d)(\d+)'([^\W\d]+)", lambda m: f" {_with_suffix(_say(m[1]), m[2])}", text)
