@@ -47,7 +47,8 @@ class FitConfig:
 class FitSchedule:
     """Decides how many steps a training takes, and records why it ended.
 
-    `evaluate()` returns the held-out metric, lower is better; without it there is one cycle.
+    `evaluate()` returns the held-out metric of the model in eval mode, lower is better; without it
+    there is one cycle.
     """
 
     def __init__(
@@ -170,13 +171,14 @@ def fit_model(
     warmup_share: float,
 ) -> Losses:
     """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU."""
-    model.to(device).train()
+    model.to(device)
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     not_finite = 0  # steps in a row
     best_weights = None
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=0.01, fused=True)
     lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
     while not fit_schedule.reason:
+        model.train()
         with autocast(device, precision):
             loss = batch_loss()
         not_finite = 0 if math.isfinite(loss.item()) else not_finite + 1
@@ -189,6 +191,7 @@ def fit_model(
         taken = backward_and_step(loss, optimizer, scaler)
         if taken:
             lr_schedule.step()
+        model.eval()  # to be evaluated
         new_cycle = fit_schedule.advance(loss.item(), taken)
         if fit_schedule.is_best:
             best_weights = copy.deepcopy(model.state_dict())

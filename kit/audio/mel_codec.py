@@ -247,10 +247,7 @@ class MelCodec(nn.Module, Codec):
 
         @torch.no_grad()
         def held_out_loss() -> float:
-            self.eval()
-            loss = self.loss(batch.to(self.mel_head.weight.device)).item()
-            self.train()
-            return loss
+            return self.loss(batch.to(self.mel_head.weight.device)).item()
 
         return FitSchedule(self.config, held_out_loss)
 

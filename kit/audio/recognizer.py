@@ -250,11 +250,4 @@ def recognizer_schedule(model: Recognizer, held_out: list[tuple[Tensor, str]]) -
     if not held_out:
         return FitSchedule(model.config)
     mels, texts = (list(column) for column in zip(*held_out))
-
-    def error_rate() -> float:
-        model.eval()
-        transcribed = model.transcribe(mels)
-        model.train()
-        return cer(transcribed, texts)
-
-    return FitSchedule(model.config, error_rate)
+    return FitSchedule(model.config, lambda: cer(model.transcribe(mels), texts))
