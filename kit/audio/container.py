@@ -366,8 +366,7 @@ def _scan_mp3(file: BinaryIO) -> Mp3Scan | None:
 def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
     size_bytes = len(data)
     position = end = start
-    frames = 0
-    decodable = None
+    frames = decodable = 0
     problem = ""
     while position < size_bytes:
         header = frame_header(data, position)
@@ -385,10 +384,9 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
             )
         elif position - end > MAX_GAP_BYTES and _skip_tags(data, end) != position:
             damage = f"damaged: {position - end:,} bytes at byte {end:,} are no MP3 frames"
-        if damage and not problem:
-            problem = damage
-            decodable = frames
+        problem = problem or damage
         frames += 1
+        decodable += not problem
         position += header.size_bytes
         end = position
     xing_at = start + first.side_bytes
@@ -400,7 +398,7 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
             return None
     return Mp3Scan(
         samples=frames * first.samples,
-        decodable=(frames if decodable is None else decodable) * first.samples,
+        decodable=decodable * first.samples,
         end=end,
         problem=problem,
         xing_at=xing_at if has_xing else 0,
