@@ -150,8 +150,6 @@ def open_seekable(path: str, frames: int) -> contextlib.AbstractContextManager:
 
 
 class _Probe(NamedTuple):
-    """What the bytes of a file say of it, before it is decoded."""
-
     path: str
     head: bytes
     size_bytes: int

@@ -93,8 +93,6 @@ class MelCodecConfig(FitConfig):
 
 
 class StateCrops(NamedTuple):
-    """Crops of recordings with their codes and a model's states."""
-
     wave: Tensor  # (B, L), margins included
     codes: Tensor  # (B, N)
     states: Tensor  # (B, N, D), each the one that predicted its code
@@ -252,7 +250,6 @@ class MelCodec(nn.Module, Codec):
         return FitSchedule(self.config, held_out_loss)
 
     def _draw_crops(self, waves: list[Tensor], device: str) -> Callable[[], Tensor]:
-        """Return a function that draws a batch of crops (B, L)."""
         generator = torch.Generator().manual_seed(0)
         c = self.config
         return lambda: vocoder.crops(waves, c.crop_samples, c.batch, generator).to(device)

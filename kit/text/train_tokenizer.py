@@ -258,7 +258,6 @@ def vocabulary_advice(
 
 
 def substrings(texts: list[str]) -> set[str]:
-    """Every stretch of characters of each text."""
     return {text[a:b] for text in texts for a, b in itertools.combinations(range(len(text) + 1), 2)}
 
 
