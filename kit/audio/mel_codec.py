@@ -11,7 +11,7 @@ per code, D width of a model's hidden states.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -376,11 +376,11 @@ class MelCodec(nn.Module, Codec):
             mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(drawn.wave))
         return self._compare(mel, magnitude, drawn.codes, drawn.states, drawn.dropped)
 
-    def _decoder_parameters(self) -> list[nn.Parameter]:
-        parts = [self.from_code, self.decoder, self.mel_head, self.magnitude_head]
+    def _decoder_parameters(self) -> Iterator[nn.Parameter]:
+        for part in (self.from_code, self.decoder, self.mel_head, self.magnitude_head):
+            yield from part.parameters()
         if self.from_state:
-            parts.append(self.from_state)
-        return [p for part in parts for p in part.parameters()]
+            yield from self.from_state.parameters()
 
     def _compare(
         self,

@@ -12,7 +12,7 @@ Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -142,7 +142,7 @@ class Critic(nn.Module):
 
 
 def train_generator(
-    parameters: list[nn.Parameter],
+    parameters: Iterable[nn.Parameter],
     compare: Callable[[], Comparison],
     steps: int,
     adversarial: bool,
