@@ -72,8 +72,8 @@ from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.train_tokenizer import (
     TokenizerConfig,
     count_tokens,
-    grown_vocabulary_advice,
     tokenizer_report,
+    vocabulary_advice,
 )
 from kit.training.config import FinetuneConfig
 
@@ -258,7 +258,7 @@ class Preparation:
 
         base = load_base_tokenizer(run, language)
         counts = count_tokens(self.tokenizer, lines)
-        size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
+        size, reason = vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} tokens; recommended: {size}. {reason}"
         if self.source.tokenizer:
             line = f"{describe_spelling({f'{self.source.tokenizer}, as it is': report})}\n{line}"
