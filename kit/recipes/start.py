@@ -34,12 +34,18 @@ def start(
     set_thread_waiting()
     if is_kaggle():
         install_missing()
-        keep_in_output()
+        if not os.environ.get("KIT_RUNS"):
+            runs = KAGGLE_OUTPUT / "runs"
+            os.environ["KIT_RUNS"] = str(runs)
+            print(
+                f'Runs are in {runs}: "Save Version" keeps them; without it they end with this '
+                "session."
+            )
     elif is_colab():
         install_missing()
         keep_on_drive()
     from kit.notebook.result import plain_errors, print_results
-    from kit.recipes.open_run import open_active_run
+    from kit.recipes.active_run import open_active_run
 
     plain_errors()
     print_results()
@@ -68,9 +74,8 @@ def install_missing() -> None:
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
+    as_text = {"text": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(command, capture_output=True, **as_text)
     if done.returncode:
         output = (done.stderr.strip() or done.stdout.strip()).splitlines()
         print(
@@ -100,12 +105,3 @@ def keep_on_drive() -> None:
         )
         return
     os.environ["KIT_MIRROR"] = str(kept)
-
-
-def keep_in_output() -> None:
-    """Set KIT_RUNS to a folder that Kaggle keeps with the notebook, and print which."""
-    if os.environ.get("KIT_RUNS"):
-        return
-    runs = KAGGLE_OUTPUT / "runs"
-    os.environ["KIT_RUNS"] = str(runs)
-    print(f'Runs are in {runs}: "Save Version" keeps them; without it they end with this session.')

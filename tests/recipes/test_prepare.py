@@ -71,7 +71,7 @@ def prepared() -> tuple[Preparation, list]:
 def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
     run = dataclasses.replace(start("codec-settings"), settings={"codec": own})
     run = dataclasses.replace(run, preset=merge(run.preset, run.settings))
-    settings = RunSource(data=data).codec_settings(run)
+    settings = RunSource(data=data).section(run, "codec")
     assert settings == (own if "kind" in own else settings | wanted)
     assert codec_config(settings)
 
@@ -156,7 +156,7 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
 def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
     for name in (
         "kit.audio.mel_codec.MelCodec.fit",
-        "kit.recipes.prepare_parts.train_recognizer",
+        "kit.audio.recognizer.train_recognizer",
         "kit.dataset.alignment.align_clips",
         "kit.batches.encoding.clip_digest",
         "kit.batches.encoding.encode",
@@ -209,7 +209,7 @@ def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypa
     assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
     preparation = prepared[0]
     run = preparation.active_run
-    monkeypatch.setattr("kit.recipes.prepare_parts.whisper_unavailable", lambda: "it lacks here")
+    monkeypatch.setattr("kit.releases.whisper.whisper_unavailable", lambda: "it lacks here")
     config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
     front_end = preparation.recognizer.front_end
     model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, "am")

@@ -26,7 +26,7 @@ def run():
 
 def test_notebooks_and_commands_let_cudas_memory_grow_in_place(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("kit.recipes.open_run.allow_expandable_segments", lambda: calls.append(1))
+    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
     start("mine", "tiny", "balanced")
     assert calls
     calls = []

@@ -24,12 +24,10 @@ from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes import training_samples
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start import start
-from kit.recipes.train import SPOKEN, Training
+from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
 from kit.recipes.training_plan import TRIAL_STEPS
-from kit.recipes.training_samples import SamplePlayers, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
 
@@ -452,7 +450,7 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     events = []
     for name in ("tensorboard", "wandb", "trackio"):
         log = lambda *given, name=name: (events.append, f"{name} {given[:2]}")  # noqa: E731
-        monkeypatch.setattr(training_samples, f"{name}_log", log)
+        monkeypatch.setattr(f"kit.training.logs.{name}_log", log)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     none = Training(active(tmp_path / "none", train={"boards": []}))
     assert len(none.listeners()) == 2, "attention and samples"
