@@ -143,10 +143,7 @@ class RunSource:
         run.record(data={"source": dataclasses.asdict(self)})
 
     def section(self, run: ActiveRun, name: str) -> dict:
-        """The preset's section `name`, with the preset's changes for recordings of people.
-
-        The run's own settings override both.
-        """
+        """The run's section `name`; for recordings of people, with the preset's changes for them."""
         own = run.settings.get(name, {})
         if not self.data or (name == "codec" and "kind" in own):  # the changes suit the mel codec
             return run.section(name)
@@ -159,10 +156,7 @@ COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train
 
 
 def name_for_data(data: str, language: str) -> str:
-    """Return the name of a run for `data`: of the one that has it, else a new one.
-
-    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
-    """
+    """Return the name of the run that has `data` ("record" and "upload", too), or of a new one."""
     code = language_code(language or "am")
     if data in ("record", "upload"):
         return "my-voice"
@@ -225,10 +219,7 @@ def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first training step: the base model's weights, or random ones.
-
-    Raises DamagedFileError if `config` is no longer that of the base model.
-    """
+    """The model before its first step. DamagedFileError if `config` is not the base model's."""
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)
@@ -263,10 +254,7 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
 
 
 def workload(run: ActiveRun, **parts) -> Workload:
-    """A training step of `run` as its settings say; `parts` are fields that replace them.
-
-    Without lengths in `parts` it has the longest that the model has positions for.
-    """
+    """A training step of `run`, the fields `parts` replaced; by default of the longest lengths."""
     settings = {name: build(SECTIONS[name], run.section(name)) for name in WORKLOAD_SECTIONS}
     settings |= {"hw": run.hw, "precision": run.precision.value}
     return Workload(**settings | run.section("memory") | parts)

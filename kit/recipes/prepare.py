@@ -229,10 +229,7 @@ class Preparation:
         return Result(line=line)
 
     def train_tokenizer(self) -> Result:
-        """Train, extend (with a base voice) or take over the tokenizer; judge it on held-out text.
-
-        It is trained again only when the texts or the settings have changed.
-        """
+        """Train, extend (for a base voice) or take over a tokenizer; judge it on held-out text."""
         run = self.active_run
         language = self.source.language
         rows = self.checked.kept

@@ -100,10 +100,7 @@ class Training(TrainingPlan):
         )
 
     def panel(self) -> None:
-        """Settings, Start, Stop and Profile around the run; an unfinished run resumes.
-
-        Checks that were not made before are made now, with a line each.
-        """
+        """Make missing checks; show settings, Start, Stop and Profile. A stopped run resumes."""
         for step in self.checks():
             if step.__name__ not in self.results:
                 print(step())
@@ -126,8 +123,7 @@ class Training(TrainingPlan):
     def start(self, values: dict) -> None:
         """Start the training in a process of its own, or one a GPU, with a panel's `values`.
 
-        Settings that were changed since the check are checked first: raises KitError. They are kept
-        for the life of the run.
+        Changed settings are checked first (raises KitError), and kept for the life of the run.
         """
         run = self.active
         work = self.workload_of(values)
@@ -301,10 +297,7 @@ class Training(TrainingPlan):
         return Result(line=line, pictures=(picture,))
 
     def trained(self) -> SpeechGPT:
-        """The model as training left it: the average of its weights where a finished run has one.
-
-        Of an unfinished run it is that of the newest checkpoint.
-        """
+        """The model as training left it, averaged if it can be, or the newest checkpoint's."""
         if not self.finished:
             return self.training_run().load_newest().cpu().eval()
         ema, raw = (self.active.folder / WEIGHTS[kind] for kind in ("ema", "raw"))
@@ -383,11 +376,7 @@ def verdict_figures(verdict: Verdict) -> dict:
 
 @dataclasses.dataclass
 class AttentionLog:
-    """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
-
-    It does so after the first step, each validation and the last step, in the precision in which
-    the model trains.
-    """
+    """A listener that saves how the codes of `row`, a batch of one, attend to its text."""
 
     job: training_runs.TrainingRun
     row: Batch

@@ -104,10 +104,7 @@ class TrainingData:
     def stream(
         self, split: str = "train", position: dict | None = None, few_shapes: bool = False
     ) -> CodeStream:
-        """Endless effective batches from `position` on (None: the beginning).
-
-        For `few_shapes` rows are padded to a few fixed lengths. The gradients are the same.
-        """
+        """Endless batches from `position` on (None: the start); `few_shapes`: of fixed lengths."""
         training = split == "train"
         ranks = self.run.ranks if training else ALONE
         return CodeStream(
@@ -263,10 +260,7 @@ class Rehearsed:
 
 
 def load_rehearsal(path: Path, key: str) -> Rehearsed:
-    """Load the rows saved at `path`; none if they were saved under another key.
-
-    Raises DamagedFileError for a file that is missing or damaged.
-    """
+    """Load the rows saved at `path` under `key`, else none. Raises DamagedFileError."""
     table = code_cache.load_tensors(path)
     if code_cache.from_bytes(table["key"]) != key:
         return Rehearsed(codes={}, seconds=0.0)
@@ -296,10 +290,7 @@ def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
 
 
 def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
-    """Load what was spoken for `run`, in the voices of `references`.
-
-    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
-    """
+    """Load what was spoken for `run` in these voices. Raises KitError where nothing fits."""
     fix = (
         "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
         "finetune.rehearsal to 0."
@@ -323,10 +314,7 @@ SOUND_HELD_OUT_CLIPS = 32  # to measure the sound on
 
 
 def learn_reader(data: TrainingData) -> Result:
-    """Train the reader of this run's codes on its recordings, unless there is one already.
-
-    If there are too few recordings, or the preset asks for none, the result says so.
-    """
+    """Train the reader of this run's codes, unless it is there, not asked for, or rows are few."""
     run = data.run
     config = build(candidates.CodeReaderConfig, section_for_run(run, "reader"))
     without = "Candidates are ranked without a code reader:"

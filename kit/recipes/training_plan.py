@@ -385,10 +385,7 @@ class TrainingPlan:
         return {switch.name: switch.on for switch in self.offered} | self._field_values()
 
     def planned(self, values: dict) -> tuple[str, bool]:
-        """Memory and time with these switches and fields, and whether the memory is there.
-
-        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
-        """
+        """Memory and time of `values` by the plan alone, and whether they fit. Raises KitError."""
         limit_bytes = self.verdict.limit_bytes
         work = self.workload_of(values)
         needed_bytes = work.planned_bytes
@@ -502,10 +499,7 @@ def in_process(function: Callable, *arguments):
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:
-    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
-
-    {} before notebook 05 has run; a switch that did not run has no entry.
-    """
+    """The effect of each switch measured alone, {"sdpa": "1.08x, -0.20 GiB here"}; {} before 05."""
     bench = run.report().get("bench", {}).get("preset", {})
     variants = bench.get("variants", {})
     device = bench.get("device", "another machine")
