@@ -143,7 +143,7 @@ class RunSource:
         run.record(data={"source": dataclasses.asdict(self)})
 
     def section(self, run: ActiveRun, name: str) -> dict:
-        """The run's section `name`; for recordings of people, with the preset's changes for them."""
+        """The run's section `name`; of people's recordings, with the preset's changes for them."""
         own = run.settings.get(name, {})
         if not self.data or (name == "codec" and "kind" in own):  # the changes suit the mel codec
             return run.section(name)

@@ -20,7 +20,7 @@ from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import active_run as opening
 from kit.recipes import start as start_module
-from kit.recipes.active_run import check_settings, parse_settings
+from kit.recipes.active_run import ActiveRun, check_settings, parse_settings
 from kit.recipes.start import start
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test
@@ -28,23 +28,23 @@ RATHER_LATE_S = 3600.0  # no copy in the background during a test
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Goes over to a fresh machine of the name given; that before it is taken away."""
+    """Opens a run on a fresh machine of the name given; that before it is taken away."""
     monkeypatch.setattr(opening, "COPY_EVERY_S", RATHER_LATE_S)
     monkeypatch.setattr(opening, "_COPIES", {})
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
 
-    def go(name: str) -> Path:
+    def go(name: str, opened: str = "my-voice") -> ActiveRun | None:
         for folder, kept in opening._COPIES.items():
             kept.over.set()
             shutil.rmtree(folder.parent)
         opening._COPIES.clear()
         monkeypatch.setenv("KIT_RUNS", str(tmp_path / name))
-        return tmp_path / name
+        return start(opened) if opened else None
 
     yield go
-    go("none")
+    go("none", "")
 
 
 def row(name: str, audio: Path, split: str) -> Utterance:
@@ -52,26 +52,23 @@ def row(name: str, audio: Path, split: str) -> Utterance:
 
 
 def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     run.set_permanent("data", "the built-in corpus")
     run.path("tokenizer.model").write_text("pieces")
     run.record(data={"hours": 2.5})
     assert str(tmp_path / "drive" / "my-voice") in run._repr_html_()
-    machine("b")
-    again = start("my-voice")
+    again = machine("b")
     assert again.folder == tmp_path / "b" / "my-voice"
     assert again.report()["data"] == {"hours": 2.5}
     assert again.path("tokenizer.model").read_text() == "pieces"
     with pytest.raises(KitError, match=r"delete .*b/my-voice and .*drive/my-voice"):
         again.set_permanent("data", "another")
-    machine("a")
-    first, second = start("my-voice"), start("my-voice")
+    first, second = machine("a"), start("my-voice")
     assert first.kept is second.kept
 
 
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
-    machine("a")
+    machine("a", "")
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
@@ -84,17 +81,15 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
 
 
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
     run.record(train={"steps": 4})
-    machine("b")
-    run = start("my-voice")
+    run = machine("b")
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-    runs = machine("a")
-    run = start("my-voice")
+    run = machine("a")
+    runs = run.folder.parent
     index = code_index()
     shutil.copytree(index.parent, runs / "codes")
     shutil.copy(world() / "codec.safetensors", run.folder)
@@ -105,30 +100,25 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     (runs / "codes" / "codes-other-1.safetensors").write_text("another run's")
     run.record(data={"codes": f"../codes/{index.name}"})
     made = {name for name in stamps(runs / "codes") if name.startswith(f"codes-{key}")}
-    here = machine("b")
-    start("my-voice")
-    came = set(stamps(here / "codes"))
+    came = set(stamps(machine("b").folder.parent / "codes"))
     assert made and came == made | {index.name}
 
 
 def test_held_out_recordings_travel_with_the_run(machine):
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     for name in ("learnt", "kept", "kept-2"):
         run.path("corpus", "wavs", f"{name}.wav").write_text(name)
     wavs = run.folder / "corpus" / "wavs"
     rows = [row("1", wavs / "learnt.wav", "train"), row("2", wavs / "kept.wav", "held_out")]
     write_manifest([*rows, row("3", wavs / "kept-2.wav", "long")], run.folder)
     run.record(data={"hours": 1.0})
-    machine("b")
-    run = start("my-voice")
+    run = machine("b")
     learnt, kept, long = read_manifest(run.folder)
     assert not Path(learnt.audio).exists()
     assert [Path(each.audio).read_text() for each in (kept, long)] == ["kept", "kept-2"]
     assert Path(kept.audio).is_relative_to(run.folder) and kept.text == "ሰላም"
     run.record(eval={"cer": 0.1})
-    machine("c")
-    again = read_manifest(start("my-voice").folder)
+    again = read_manifest(machine("c").folder)
     assert [Path(each.audio).read_text() for each in again[1:]] == ["kept", "kept-2"]
 
 
@@ -151,13 +141,13 @@ def drive(monkeypatch, tmp_path):
 
 
 def test_on_colab_runs_are_kept_on_drive(drive, machine, monkeypatch, tmp_path, capsys):
-    machine("a")
+    machine("a", "")
     monkeypatch.setenv("KIT_MIRROR", "")
     start("my-voice").record(data={"hours": 1.0})
     kept = tmp_path / "content" / "MyDrive" / "voicekit" / "runs" / "my-voice"
     assert json.loads((kept / "report.json").read_text())["data"] == {"hours": 1.0}
     assert capsys.readouterr().out == f"This run is kept in {kept}.\n"
-    machine("a")
+    machine("a", "")
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
     run = start("my-voice")
@@ -170,7 +160,7 @@ def test_on_kaggle_runs_are_in_the_folder_that_is_kept(
     drive, machine, monkeypatch, tmp_path, capsys
 ):
     """Also where Colab's packages are loaded: Kaggle has no Drive."""
-    machine("a")
+    machine("a", "")
     monkeypatch.setattr(start_module, "KAGGLE_OUTPUT", tmp_path / "working")
     environment = {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KIT_MIRROR": "", "KIT_RUNS": ""}
     for name, value in environment.items():
@@ -204,11 +194,9 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
 
 
 def test_outside_colab_it_does_nothing(machine, monkeypatch):
-    machine("a")
     for step in ("keep_on_drive", "install_missing"):
         monkeypatch.setattr(start_module, step, lambda: pytest.fail("not on Colab"))
-    assert start("my-voice").kept is not None
-    assert os.environ["KIT_MIRROR"]
+    assert machine("a").kept is not None and os.environ["KIT_MIRROR"]
 
 
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -27,7 +27,7 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start import start
 from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
-from kit.recipes.training_plan import TRIAL_STEPS
+from kit.recipes.training_plan import TRIAL_STEPS, in_process
 from kit.training import loop
 
 SMALL = {
@@ -70,16 +70,18 @@ def untried(training: Training) -> Training:
     return training
 
 
-def interrupted_at(monkeypatch, step: int) -> None:
-    """Ctrl-C reaches the process that trains in the middle of the step after `step`."""
+def interrupt(training: Training) -> None:
+    """Train until Ctrl-C reaches this process in the middle of the fourth step."""
     accumulate = loop.accumulate
 
     def interrupted(trainer, batch):
-        if trainer.step == step:
+        if trainer.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return accumulate(trainer, batch)
 
-    monkeypatch.setattr(loop, "accumulate", interrupted)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "accumulate", interrupted)
+        list(unchecked(training).run())
 
 
 def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
@@ -167,28 +169,25 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     assert AlignmentHead(**head) == load_references(references).habits.head
 
 
-def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
-    interrupted_at(monkeypatch, step=3)
-    longer = {"train": {"max_steps": 400}}
-    training = unchecked(Training(active(tmp_path, **longer)))
-    with pytest.raises(KeyboardInterrupt):
-        list(training.run())
-    stopped = len(training.rows())
-    assert stopped == 4 and not training.active.figure("train", "finished")
-    assert training.trained().config == training.model, "as the checkpoint has it"
-    monkeypatch.undo()
-    training = unchecked(Training(active(tmp_path, **longer), max_steps=stopped + 4))
-    assert [str(result) for result in training.run()][-4].startswith("Trained to step")
+def resumed(training: Training) -> list[int]:
+    """The steps of a training that resumes after the fourth one and takes all that are left."""
+    assert "Trained to step" in [str(result) for result in unchecked(training).run()][-4]
     rows = training.rows()
-    assert [row["step"] for row in rows] == list(range(1, stopped + 5))
-    assert f"resumed from step {stopped}" in rows[stopped]["note"]
+    assert "resumed from step 4" in rows[4]["note"]
+    return [row["step"] for row in rows]
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
+    longer = {"train": {"max_steps": 400}}
+    training = Training(active(tmp_path, **longer))
+    interrupt(training)
+    assert len(training.rows()) == 4 and not training.active.figure("train", "finished")
+    assert training.trained().config == training.model, "as the checkpoint has it"
+    assert resumed(Training(active(tmp_path, **longer), max_steps=8)) == [*range(1, 9)]
 
 
 def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
-    interrupted_at(monkeypatch, step=3)
-    with pytest.raises(KeyboardInterrupt):
-        list(unchecked(Training(saved(tmp_path))).run())
-    monkeypatch.undo()
+    interrupt(Training(saved(tmp_path)))
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     settings = tmp_path / "settings.yaml"
     text = settings.read_text()
@@ -203,10 +202,7 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
     assert "settings.yaml: train.steps is now called train.max_steps." in said and len(said) == 4
     assert sum("speed.parallel was removed" in each for each in said) == 1
     assert run.settings == SMALL | {"speed": {}} and run.section("train")["save_steps"] == 2
-    assert "Trained to step 6 of 6." in [str(result) for result in unchecked(Training(run)).run()]
-    rows = Training(run).rows()
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert "resumed from step 4" in rows[4]["note"]
+    assert resumed(Training(run)) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture
@@ -439,12 +435,10 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
 
 
 def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
-    assert diagonality(torch.eye(8)).item() == pytest.approx(1.0)
-    assert diagonality(torch.eye(8) / 2).item() == pytest.approx(0.5)
-    stare = torch.zeros(8, 8)
-    stare[:, 3] = 1.0
-    assert diagonality(stare).item() == 0.0
-    assert diagonality(torch.eye(8).flip(0)).item() < 0
+    straight = torch.eye(8)
+    stare = straight[3].repeat(8, 1)
+    scores = [diagonality(each).item() for each in (straight, straight / 2, stare)]
+    assert scores == pytest.approx([1.0, 0.5, 0.0]) and diagonality(straight.flip(0)).item() < 0
 
 
 def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(tmp_path):
@@ -476,26 +470,21 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
         assert (set(widths()) <= set(fixed)) == pads
 
 
-def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_shorter_than_its_trial_is_planned_by_steps_whose_shapes_were_met_before(
+    tmp_path, monkeypatch, precision
+):
     used = []
 
-    def trial(function, model, config, speed, hw, finetuning, batches, threads):
-        used.extend(batches)
-        return [{"step": i} for i in range(len(batches))]
+    def trial(*arguments):
+        used.extend(arguments[-2])
+        return in_process(*arguments)
 
     monkeypatch.setattr("kit.recipes.training_plan.in_process", trial)
-    for precision in ("bf16", "fp32"):
-        used.clear()
-        run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
-        timed = len(Training(run).trial_rows)
-        assert len(used) == 2 * timed and used[:timed] == used[-timed:]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
     run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
     training = Training(run, max_steps=2)
     assert len(training.trial_rows) == TRIAL_STEPS
+    assert len(used) == 2 * TRIAL_STEPS and used[:TRIAL_STEPS] == used[TRIAL_STEPS:]
     assert training.session_plan().per_step_s > 0
 
 
