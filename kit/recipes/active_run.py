@@ -80,12 +80,13 @@ class ActiveRun(Run):
         """As `Run.record`; returns only after everything new was copied to the other disk."""
         report = super().record(**figures)
         if self.kept:
-            self.kept.copy_all()
+            pack_clips(self.folder)
+            self.kept.flush()
         return report
 
     def fetch_checkpoints(self) -> None:
         if self.kept:
-            self.kept.fetch_checkpoints()
+            self.kept.run.fetch(lambda name: name.startswith("checkpoints/"))
 
     def hold_shared_lock(self, what: str) -> AbstractContextManager:
         """Lock out `what` on other machines that share the copy."""
@@ -255,13 +256,12 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
 
 def workload(run: ActiveRun, **parts) -> Workload:
     """A training step of `run`, the fields `parts` replaced; by default of the longest lengths."""
-    settings = {name: build(SECTIONS[name], run.section(name)) for name in WORKLOAD_SECTIONS}
+    names = ("model", "train", "speed", "data")
+    settings = {name: build(SECTIONS[name], run.section(name)) for name in names}
     settings |= {"hw": run.hw, "precision": run.precision.value}
     return Workload(**settings | run.section("memory") | parts)
 
 
-# Sections that decide what a training step needs.
-WORKLOAD_SECTIONS = ("model", "train", "speed", "data")
 # The class that checks each section of a preset; the others are checked against the preset itself.
 SECTIONS = {
     "corpus": CorpusConfig,
@@ -442,9 +442,6 @@ class RunCopy:
             self.thread.start()
             atexit.register(self.stop)
 
-    def fetch_checkpoints(self) -> None:
-        self.run.fetch(lambda name: name.startswith("checkpoints/"))
-
     def fetch_codes(self, run: Run) -> None:
         """Fetch the shards made with this run's codec, and the index that 01_data_prep recorded."""
         codec = run.folder / "codec.safetensors"
@@ -463,11 +460,6 @@ class RunCopy:
         """Copy what is new, codes before the record that names them."""
         self.codes.keep(wait_s)
         self.run.keep(wait_s)
-
-    def copy_all(self) -> None:
-        """Copy what is new, with the held-out recordings."""
-        pack_clips(self.run.folder)
-        self.flush()
 
     def stop(self) -> None:
         """Copy for the last time, and end."""

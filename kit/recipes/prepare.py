@@ -103,13 +103,8 @@ class Preparation:
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
-        asked = RunSource(
-            data=data,
-            language=language,
-            text=text,
-            phonemes=phonemes or pieces.get("phonemes", ""),
-            tokenizer=tokenizer,
-        )
+        given = {"data": data, "language": language, "text": text, "tokenizer": tokenizer}
+        asked = RunSource(phonemes=phonemes or pieces.get("phonemes", ""), **given)
         self.source, self.source_line = active_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
@@ -122,10 +117,8 @@ class Preparation:
         self.data_config = build(DataConfig, run.section("data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
-        if max_rejected_percent is not None:
-            limits["max_rejected_percent"] = max_rejected_percent
-        if columns:
-            limits["columns"] = columns
+        given = {"max_rejected_percent": max_rejected_percent, "columns": columns or None}
+        limits |= {name: value for name, value in given.items() if value is not None}
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -291,15 +284,12 @@ class Preparation:
         run = self.active_run
         config = build(AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
+        digests = self.checked.digests(rows)
+        path = run.path("aligned.json")
+        group = parts.recognizer_group(run)
         with on_device(run.hw.device, self.recognizer):
             alignments = align_clips_cached(
-                rows,
-                self.checked.digests(rows),
-                self.recognizer,
-                config,
-                run.path("aligned.json"),
-                Ticker("aligned"),
-                parts.recognizer_group(run),
+                rows, digests, self.recognizer, config, path, Ticker("aligned"), group
             )
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
@@ -343,9 +333,8 @@ class Preparation:
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             language=self.rules.language,
         )
-        rows = []
-        if too_long:
-            rows = [row for row in read_dataset(self.folder, self.rules).rows if row.id in too_long]
+        rows = read_dataset(self.folder, self.rules).rows if too_long else []
+        rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(
                 rows, run.path("long"), Ticker("seconds aligned"), parts.recognizer_group(run)
@@ -381,18 +370,15 @@ class Preparation:
     def encode(self) -> Result:
         """Encode every recording once, into the code cache that all runs share."""
         run = self.active_run
+        tools = (self.codec, self.front_end, self.tokenizer)
+        config = self.data_config
+        key = cache_key(run.path("codec.safetensors"), self.front_end.config, config)
+        folder = run.folder.parent / "codes"
+        digests = self.checked.digests(self.rows)
+        group = parts.encoding_group(run, self.front_end.config)
         with on_device(run.hw.device, self.codec, self.front_end):
             index = build_cache(
-                self.rows,
-                self.codec,
-                self.front_end,
-                self.tokenizer,
-                run.folder.parent / "codes",
-                cache_key(run.path("codec.safetensors"), self.front_end.config, self.data_config),
-                self.data_config,
-                Ticker("encoded"),
-                self.checked.digests(self.rows),
-                group=parts.encoding_group(run, self.front_end.config),
+                self.rows, *tools, folder, key, config, Ticker("encoded"), digests, group=group
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
@@ -489,12 +475,9 @@ def script_warning(rows: list[Utterance], language: str) -> str:
 def fetch_recordings(source: RunSource, run: ActiveRun) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
-        return fetch_dataset(
-            source.data,
-            run.path("unpacked"),
-            build(ArchiveConfig, run.section("archive")),
-            build(HubConfig, run.section("hub")),
-            Ticker("bytes unpacked"),
-        )
+        folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
+        archive = build(ArchiveConfig, run.section("archive"))
+        hub = build(HubConfig, run.section("hub"))
+        return fetch_dataset(source.data, folder, archive, hub, ticker)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

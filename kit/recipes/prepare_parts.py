@@ -265,9 +265,8 @@ def train_or_load_recognizer(
     mels = [load_mel(row.audio, front_end) for row in sample]
     held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
     fit_schedule = recognizer.recognizer_schedule(model, held_out)
-    steps = recognizer.train_recognizer(
-        model, mels, texts, run.hw.device, run.precision.value, fit_schedule
-    )
+    device, precision = run.hw.device, run.precision.value
+    steps = recognizer.train_recognizer(model, mels, texts, device, precision, fit_schedule)
     run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
     recognizer.save_recognizer(model, path)
     return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}{note}"
@@ -279,9 +278,8 @@ def whisper_recognizer(
     """The Whisper `name`; its error rate and speed on held-out recordings are recorded."""
     folder = whisper.whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
     train = rows_in_split(rows, "train")
-    model = whisper.new_whisper(
-        folder, language, recognizer.alphabet_of([row.text for row in train])
-    )
+    alphabet = recognizer.alphabet_of([row.text for row in train])
+    model = whisper.new_whisper(folder, language, alphabet)
     path = run.path("recognizer.safetensors")
     saved = recognizer.load_recognizer(path) if path.exists() else None
     if saved and saved.fingerprint() == model.fingerprint():
@@ -295,11 +293,8 @@ def whisper_recognizer(
     factor = (time.perf_counter() - began_s) / sum(len(wave) / rate_hz for wave in waves)
     run.record(recognizer={"held_out": error, "whisper": name, "real_time_factor": factor})
     whisper.save_whisper(model, path)
-    origin = (
-        f"Whisper ({name}) transcribes `{language}`: held-out errors {error:.1%}, "
-        f"{factor:.2f} s a second of sound"
-    )
-    return model, origin
+    figures = f"held-out errors {error:.1%}, {factor:.2f} s a second of sound"
+    return model, f"Whisper ({name}) transcribes `{language}`: {figures}"
 
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:

@@ -92,7 +92,6 @@ class Checklist:
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
         letters = "no bytes, every text comes back"
         suits = "the one for its memory"
-
         return [
             self.check("enough recordings", hours, "prepare", self.recordings),
             self.check("few rejected clips", wanted, "prepare", self.rejected),

@@ -3,6 +3,7 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
+import math
 import shlex
 from collections.abc import Iterator
 
@@ -132,12 +133,10 @@ class Setup:
             return Result(line="02_train says how long training takes.")
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        rows, inputs, outputs = hardware.PRODUCT[run.hw.device]
-        matmul_s = hardware.matmul_seconds(torch.float32, device=run.hw.device)
-        slow = (
-            f"{run.threads.reason}; {run.precision.reason}; fp32 matmuls at "
-            f"{2 * rows * inputs * outputs / matmul_s / 1e9:,.0f} GFLOP/s"
-        )
+        flop = 2 * math.prod(hardware.PRODUCT["cpu"])
+        gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
+        reasons = f"{run.threads.reason}; {run.precision.reason}"
+        slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
         line = forecast(self.train, step_s, budget, slow)
         own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:

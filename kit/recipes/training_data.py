@@ -142,14 +142,8 @@ class TrainingData:
         rows = self.cache.sample_of_split("train")
         order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
         middle = len(order) // 2
-        batches = []
-        for row in order[middle : middle + max_rows].tolist():
-            texts, codes, references, _ = stream.part([row], [row], 1)
-            batches.append(pack(self.model, texts, codes, references))
-        return batches
-
-    def rows(self, split: str = "train") -> int:
-        return len(self.cache.rows_in_split(split))
+        rows = order[middle : middle + max_rows].tolist()
+        return [pack(self.model, *stream.part([row], [row], 1)[:3]) for row in rows]
 
     @property
     def epoch_steps(self) -> int:

@@ -157,8 +157,8 @@ class TrainingPlan:
             "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
             f"schedule {config.schedule}",
             "guided attention": guide,
-            "utterances to learn from": data.rows("train"),
-            "utterances held out": data.rows("held_out"),
+            "utterances to learn from": len(data.cache.rows_in_split("train")),
+            "utterances held out": len(data.cache.rows_in_split("held_out")),
         }
         hours = data.cache.total("codes", "train") / data.codec.frame_rate / 3600
         length = session_plan.describe_epochs(config, data.epoch_steps, hours)
@@ -258,12 +258,11 @@ class TrainingPlan:
         self.fits()
         run = self.active
         self.per_step_s = self.session_plan().per_step_s
+        budget = build(TimeBudget, section_for_run(run, "time_budget"))
+        slow = f"{run.threads.reason}; {run.precision.reason}"
+        fixed = bool(self.asked_steps or self.previous_steps)
         self.config, line = session_plan.shortened(
-            self.config,
-            self.per_step_s,
-            build(TimeBudget, section_for_run(run, "time_budget")),
-            f"{run.threads.reason}; {run.precision.reason}",
-            fixed=bool(self.asked_steps or self.previous_steps),
+            self.config, self.per_step_s, budget, slow, fixed
         )
         plan = self.session_plan()
         return Result(line="\n".join([line, *plan.advice]), figures=plan.table)
@@ -272,20 +271,14 @@ class TrainingPlan:
         """The plan of the steps to go, from what steps have taken here."""
         rows = self.rows_before
         resumed = any(row.get("wall_s") for row in rows)
-        sizes = session_plan.on_disk(
-            count_parameters(self.model),
-            plan_bytes(self.model, self.workload().step).parts["optimizer"],
-            self.speed.ema,
-            saved=count_trained(self.model, self.finetuning).trained,
-        )
-        return session_plan.plan_session(
-            rows if resumed else self.trial_rows,
-            self.config,
-            sizes,
-            self.active.folder / "checkpoints",
-            self.limits,
-            done=rows[-1]["step"] if resumed else 0,
-        )
+        parameters = count_parameters(self.model)
+        saved = count_trained(self.model, self.finetuning).trained
+        optimizer_bytes = plan_bytes(self.model, self.workload().step).parts["optimizer"]
+        sizes = session_plan.on_disk(parameters, optimizer_bytes, self.speed.ema, saved=saved)
+        log = rows if resumed else self.trial_rows
+        done = rows[-1]["step"] if resumed else 0
+        folder = self.active.folder / "checkpoints"
+        return session_plan.plan_session(log, self.config, sizes, folder, self.limits, done)
 
     @functools.cached_property
     def trial_rows(self) -> list[dict]:
@@ -296,16 +289,9 @@ class TrainingPlan:
         """
         speed = dataclasses.replace(self.speed, compile=False)
         usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
-        rows = in_process(
-            trial_rows,
-            self.model,
-            self.config,
-            speed,
-            self.active.hw,
-            self.finetuning,
-            [*usual, *usual],
-            int(self.active.threads.value),
-        )
+        run = self.active
+        trained = (self.model, self.config, speed, run.hw, self.finetuning)
+        rows = in_process(trial_rows, *trained, [*usual, *usual], int(run.threads.value))
         return rows[len(usual) :]
 
     @once

@@ -125,14 +125,13 @@ def test_held_out_recordings_travel_with_the_run(machine):
 @pytest.fixture
 def drive(monkeypatch, tmp_path):
     """A `google.colab` whose Drive is a folder; `drive.error` is what mounting raises."""
-    module = types.SimpleNamespace(error=None)
 
     def mount(where: str) -> None:
         if module.error:
             raise module.error
         Path(where, "MyDrive").mkdir(parents=True, exist_ok=True)
 
-    module.mount = mount
+    module = types.SimpleNamespace(error=None, mount=mount)
     monkeypatch.setitem(sys.modules, "google", types.ModuleType("google"))
     monkeypatch.setitem(sys.modules, "google.colab", types.SimpleNamespace(drive=module))
     monkeypatch.setenv("KIT_DRIVE", str(tmp_path / "content"))
@@ -140,31 +139,24 @@ def drive(monkeypatch, tmp_path):
     return module
 
 
-def test_on_colab_runs_are_kept_on_drive(drive, machine, monkeypatch, tmp_path, capsys):
-    machine("a", "")
-    monkeypatch.setenv("KIT_MIRROR", "")
-    start("my-voice").record(data={"hours": 1.0})
+def test_on_colab_runs_are_kept_on_drive(machine, drive, monkeypatch, tmp_path, capsys):
+    machine("a").record(data={"hours": 1.0})
     kept = tmp_path / "content" / "MyDrive" / "voicekit" / "runs" / "my-voice"
     assert json.loads((kept / "report.json").read_text())["data"] == {"hours": 1.0}
     assert capsys.readouterr().out == f"This run is kept in {kept}.\n"
-    machine("a", "")
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
-    run = start("my-voice")
+    run = machine("a")
     message = capsys.readouterr().out
     assert "Google Drive is not there (ValueError: mount failed)" in message
     assert "lost with it" in message and run.kept is None
 
 
-def test_on_kaggle_runs_are_in_the_folder_that_is_kept(
-    drive, machine, monkeypatch, tmp_path, capsys
-):
+def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_path, capsys):
     """Also where Colab's packages are loaded: Kaggle has no Drive."""
-    machine("a", "")
     monkeypatch.setattr(start_module, "KAGGLE_OUTPUT", tmp_path / "working")
-    environment = {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KIT_MIRROR": "", "KIT_RUNS": ""}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setenv("KIT_RUNS", "")
     run = start("my-voice")
     runs = tmp_path / "working" / "runs"
     assert run.folder == runs / "my-voice" and run.kept is None

@@ -203,7 +203,7 @@ def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypa
     figures = run.report()["codec"]
     assert figures["cut_short"]
     assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
-    preparation = prepared[0]
+    preparation, _ = prepared
     run = preparation.active_run
     monkeypatch.setattr("kit.releases.whisper.whisper_unavailable", lambda: "it lacks here")
     config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
@@ -219,10 +219,9 @@ def test_the_step_before_is_named_and_a_run_keeps_its_recordings(prepared, tmp_p
         preparation.train_tokenizer()
     with pytest.raises(AttributeError):
         preparation.nothing  # noqa: B018
-    with pytest.raises(KitError, match="started with the data"):
-        Preparation(start("prepared"), str(tmp_path)).check()
-    with pytest.raises(KitError, match="started with the data"):
-        Preparation(start("prepared"), language="en").check()
+    for other in ({"data": str(tmp_path)}, {"language": "en"}):
+        with pytest.raises(KitError, match="started with the data"):
+            Preparation(start("prepared"), **other).check()
     again = Preparation(start("prepared"))
     reported = str(again.check()).splitlines()
     assert reported[0] == f"As this run was started: {corpus()}, language am."
@@ -266,32 +265,28 @@ def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         taken(prep, "check", "require_usable")
 
 
-def test_texts_in_another_script_are_reported_and_longer_clips_left_out(tmp_path):
-    clips = {"a": speech(2.0), "b": speech(3.0)}
-    folder = dataset(tmp_path / "data", "a|good morning\nb|at noon today\n", clips)
+def test_texts_in_another_script_are_reported_and_shown_as_the_language_spells_them(tmp_path):
+    texts = ["good morning to all", "at noon today we eat", "the bread is warm again"]
+    clips = {f"c{i}": speech(2.0 + i) for i in range(3)}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    folder = dataset(tmp_path / "data", table, clips)
     message = "texts are Latin; `am` is written in Ethiopic"
     assert message in str(Preparation(start("latin_am"), str(folder)).check())
-    for language in ("en", "tr"):
-        run = start(f"latin_{language}")
-        assert "texts are" not in str(Preparation(run, str(folder), language).check())
+    for language in ("tr", "en"):
+        prep = Preparation(start(f"latin_{language}"), str(folder), language)
+        assert "texts are" not in str(prep.check())
+    example, spelt = taken(prep, "require_usable", "train_tokenizer")["train_tokenizer"].grid[1]
+    assert example == language_example("en") and spelt == normalize(example, "en")
+    assert any(letter.isdigit() for letter in example)
+    assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
+
+
+def test_clips_longer_than_a_person_allows_are_left_out():
     limits = {"max_rejected_percent": 100.0, "max_clip_seconds": 2.0}
     preparation = Preparation(start("short"), str(corpus()), **limits)
     preparation.check()
     assert max(row.seconds for row in preparation.checked.kept) <= 2.0
     assert any(finding.kind == "too long" for finding in preparation.checked.refused)
-
-
-def test_how_a_text_is_spelt_is_shown_in_the_language_of_the_recordings(tmp_path):
-    texts = ["good morning to all", "at noon today we eat", "the bread is warm again"]
-    clips = {f"c{i}": speech(2.0 + i) for i in range(3)}
-    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
-    folder = dataset(tmp_path / "data", table, clips)
-    prep = Preparation(start("english"), str(folder), "en")
-    taken(prep, "check", "require_usable")
-    example, spelt = prep.train_tokenizer().grid[1]
-    assert example == language_example("en") and spelt == normalize(example, "en")
-    assert any(letter.isdigit() for letter in example)
-    assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
 
 
 def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
@@ -386,9 +381,7 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
         Preparation(run, packed).check()
 
 
-@pytest.fixture(scope="module")
-def recordings() -> tuple[list[str], list[np.ndarray]]:
-    return few_words()
+recordings = pytest.fixture(scope="module")(few_words)
 
 
 def folder_of(recordings, into: Path, joined: int) -> Path:
@@ -433,9 +426,7 @@ def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
     assert run.report()["data"]["alignment"].startswith("not judged")
     assert not any(finding.kind == "mismatch" for finding in prep.data_report.refused)
 
-    for result in unchecked(Training(start("unsure"))).run():
-        assert str(result)
+    assert all(map(str, unchecked(Training(start("unsure"))).run()))
     verdicts = [str(result) for result in Evaluation(start("unsure")).run()]
     assert any("cannot tell whether a voice is below" in line for line in verdicts)
-    said = Speaking(start("unsure")).say()
-    assert len(said.sounds[0].wave) > 1000
+    assert len(Speaking(start("unsure")).say().sounds[0].wave) > 1000

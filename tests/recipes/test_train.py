@@ -224,23 +224,6 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     assert "It fits." not in capsys.readouterr().out, "each message comes once"
 
 
-def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path, watched):
-    training = Training(saved(tmp_path))
-    training.panel()
-    view = training.shown.view
-    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
-    assert view.boxes["ema"].value and view.fields["micro_batch"].value == 8
-    view.boxes["ema"].value = False
-    view.fields["micro_batch"].text.value = "4"
-    view.start.click()
-    assert training.wait().line == "Trained to step 6 of 6."
-    training.shown.retired.set()
-    assert training.process.process.pid != os.getpid()
-    assert not (tmp_path / "model-ema.safetensors").exists()
-    ran = training.summary().figures["EMA of the weights"]
-    assert ran.startswith("off (not asked for") and training.trained().config == training.model
-
-
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
     run = active(tmp_path)
     figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
@@ -269,12 +252,17 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert not fits and "too much" in words
 
 
-def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatch, watched):
+def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
+    tmp_path, monkeypatch, watched
+):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     training = Training(saved(tmp_path))
     training.panel()
     view = training.shown.view
     fields = view.fields
+    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
+    assert view.boxes["ema"].value and fields["micro_batch"].value == 8
+    view.boxes["ema"].value = False
     fields["warmup_steps"].text.value = "2"
     fields["max_steps"].text.value = "4"
     assert "4 steps of" in view.plan.value
@@ -298,6 +286,10 @@ def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatc
     settings = training.active.report()["settings"]
     kept = settings["train"] | settings["data"]
     assert {name: kept[name] for name in changed} == {n: float(v) for n, v in changed.items()}
+    assert training.process.process.pid != os.getpid()
+    assert not (tmp_path / "model-ema.safetensors").exists()
+    ran = training.summary().figures["EMA of the weights"]
+    assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
     fields["effective_batch"].text.value = "8"
     assert "keeps its effective batch" in fields["effective_batch"].problem.value
