@@ -81,6 +81,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
 
 
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
+    index, codec = code_index(), world() / "codec.safetensors"
     run = machine("a")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
     run.record(train={"steps": 4})
@@ -90,9 +91,8 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
     run = machine("a")
     runs = run.folder.parent
-    index = code_index()
     shutil.copytree(index.parent, runs / "codes")
-    shutil.copy(world() / "codec.safetensors", run.folder)
+    shutil.copy(codec, run.folder)
     data = build(DataConfig, run.section("data"))
     key = cache_key(run.folder / "codec.safetensors", DEFAULT_MEL, data)
     for shard in (runs / "codes").glob("codes-*"):
