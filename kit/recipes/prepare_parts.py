@@ -234,11 +234,7 @@ def run_steps(training: Iterable[tuple[int, int]], what: str) -> dict:
 
 
 def train_or_load_recognizer(
-    run: ActiveRun,
-    config: RecognizerConfig,
-    rows: list[Utterance],
-    front_end: Mel,
-    language: str,
+    run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel, language: str
 ) -> tuple[SpeechRecognizer, str]:
     """Load the run's recogniser or, if its settings differ, train one on `rows`.
 

@@ -214,8 +214,7 @@ def choose_sentences(pool: list[str], language: str, count: int) -> list[str]:
     chosen = []
     while best and len(chosen) < count:
         index = best[0][1]
-        now = gain(index)
-        heapq.heapreplace(best, (-now, index))
+        heapq.heapreplace(best, (-gain(index), index))
         if best[0][1] == index:
             heapq.heappop(best)
             chosen.append(pool[index])

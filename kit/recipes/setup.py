@@ -109,8 +109,7 @@ class Setup:
             device_bytes=run.hw.memory_bytes,
             title=f"{work.step.rows} rows of {work.step.length} tokens on the {run.hw.name}",
         )
-        line = f"Memory peaks during {plan.fullest}.\n{verdict}"
-        return Result(line=line, pictures=[picture])
+        return Result(line=f"Memory peaks during {plan.fullest}.\n{verdict}", pictures=[picture])
 
     def advice(self) -> Result:
         hw = self.active.hw

@@ -42,14 +42,8 @@ from kit.model.text_attention import AlignmentHead
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import (
-    START_FROM,
-    ActiveRun,
-    mel_picture,
-    players_of,
-    sampling_of,
-    section_for_run,
-)
+from kit.recipes import active_run
+from kit.recipes.active_run import START_FROM, ActiveRun, mel_picture, players_of
 from kit.text.tokenizer import load_tokenizer
 from kit.training.config import FinetuneConfig
 from kit.training.ranks import ALONE
@@ -75,7 +69,7 @@ class TrainingData:
         self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
         self.model = build(
             GPTConfig,
-            section_for_run(run, "model"),
+            active_run.section_for_run(run, "model"),
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
@@ -273,7 +267,7 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
     (docs/measurements-archive.md).
     """
     unchanged = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    return sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
+    return active_run.sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
 
 
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
@@ -310,7 +304,7 @@ SOUND_HELD_OUT_CLIPS = 32  # to measure the sound on
 def learn_reader(data: TrainingData) -> Result:
     """Train the reader of this run's codes, unless it is there, not asked for, or rows are few."""
     run = data.run
-    config = build(candidates.CodeReaderConfig, section_for_run(run, "reader"))
+    config = build(candidates.CodeReaderConfig, active_run.section_for_run(run, "reader"))
     without = "Candidates are ranked without a code reader:"
     if not config.rows:
         return Result(line=f"{without} `reader.rows` is 0.")
@@ -425,8 +419,7 @@ def compare_sounds(
     with_states = "its codes and the model's states"
     waves = {"recording": clip.wave, "its codes": of_codes, with_states: of_states}
     picture = mel_picture(waves, codec.sample_rate, data.front_end)
-    sounds = players_of(waves, codec.sample_rate)
-    return Result(pictures=[picture], sounds=sounds, **result)
+    return Result(pictures=[picture], sounds=players_of(waves, codec.sample_rate), **result)
 
 
 def clips_with_states(
