@@ -34,13 +34,7 @@ def start(
     set_thread_waiting()
     if is_kaggle():
         install_missing()
-        if not os.environ.get("KIT_RUNS"):
-            runs = KAGGLE_OUTPUT / "runs"
-            os.environ["KIT_RUNS"] = str(runs)
-            print(
-                f'Runs are in {runs}: "Save Version" keeps them; without it they end with this '
-                "session."
-            )
+        keep_in_output()
     elif is_colab():
         install_missing()
         keep_on_drive()
@@ -105,3 +99,12 @@ def keep_on_drive() -> None:
         )
         return
     os.environ["KIT_MIRROR"] = str(kept)
+
+
+def keep_in_output() -> None:
+    """Set KIT_RUNS to a folder that Kaggle keeps with the notebook, and print which."""
+    if os.environ.get("KIT_RUNS"):
+        return
+    runs = KAGGLE_OUTPUT / "runs"
+    os.environ["KIT_RUNS"] = str(runs)
+    print(f'Runs are in {runs}: "Save Version" keeps them; without it they end with this session.')

@@ -53,9 +53,8 @@ def taken(preparation: Preparation, *steps: str) -> dict[str, Result]:
 def test_one_recording_is_too_few_before_anything_is_trained(tmp_path):
     folder = dataset(tmp_path, "a|one sentence\n", {"a": speech()})
     preparation = Preparation(start("just-one"), str(folder), language="en")
-    preparation.check()
     with pytest.raises(DatasetError, match=r"a \(metadata\.csv, line 1\).*two"):
-        preparation.require_usable()
+        taken(preparation, "check", "require_usable")
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +124,9 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
     hours = f"{preparation.checked.kept_s / 3600:.2f} hours"
     assert hours in str(check).splitlines()[-1] and "BASE_MODEL" in str(check)
-    assert codec.pictures
-    captions = [sound.caption for sound in codec.sounds]
-    assert captions[0].startswith("recording: ")
-    assert captions[1:] == ["codec round trip", "the same codes by Griffin-Lim"]
+    recording, *captions = [sound.caption for sound in codec.sounds]
+    assert codec.pictures and recording.startswith("recording: ")
+    assert captions == ["codec round trip", "the same codes by Griffin-Lim"]
     assert align.pictures and len(align.sounds) == 3
     run = preparation.active_run
     report = run.report()
@@ -150,22 +148,16 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
 
 
 def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
-    for name in (
-        "kit.audio.mel_codec.MelCodec.fit",
-        "kit.audio.recognizer.train_recognizer",
-        "kit.dataset.alignment.align_clips",
-        "kit.batches.encoding.clip_digest",
-        "kit.batches.encoding.encode",
-        "kit.dataset.clip_stats.measure_clip",
-    ):
-        monkeypatch.setattr(name, None)
+    work = ["audio.mel_codec.MelCodec.fit", "audio.recognizer.train_recognizer"]
+    work += ["dataset.alignment.align_clips", "dataset.clip_stats.measure_clip"]
+    for name in (*work, "batches.encoding.clip_digest", "batches.encoding.encode"):
+        monkeypatch.setattr(f"kit.{name}", None)
     before = prepared[0].active_run.report()
     again = Preparation(start("prepared"), str(corpus()))
     reported = [str(result) for result in again.run()]
     assert "used again" in reported[3] and "used again" in reported[4]
     after = again.active_run.report()
-    for section in ("codec", "recognizer", "text"):
-        assert after[section] == before[section]
+    assert all(after[name] == before[name] for name in ("codec", "recognizer", "text"))
     assert after["data"]["codes"] == before["data"]["codes"]
 
 

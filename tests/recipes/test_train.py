@@ -381,7 +381,6 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     assert line.startswith(f"quality gate: {some} sentences every 3 steps")
     assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
     assert training.gate is not None
-    assert "Fused attention (SDPA)" in training.switches().figures
 
 
 def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
