@@ -439,8 +439,8 @@ class TrainingPlan:
             write_atomic(self.active.path(UNCHANGED), json.dumps(unchanged))
         changes = {}
         if work.train != self.config:
-            before = vars(build(TrainConfig, self.active.section("train")))
-            changes["train"] = {n: v for n, v in vars(work.train).items() if v != before[n]}
+            own = vars(build(TrainConfig, self.active.section("train")))
+            changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
         data = {name: values[name] for name in DATA_FIELDS}
         if data.items() - now.items():
             changes["data"] = data
