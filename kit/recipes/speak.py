@@ -39,11 +39,10 @@ from kit.inference.voice_files import load_voice
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, sampling_of
+from kit.recipes.active_run import ActiveRun, mel_picture, sampling_of
 from kit.recipes.base_model import inherited_licence
 from kit.recipes.hub import voice_folder
 from kit.recipes.start import is_colab
-from kit.recipes.training_samples import mel_picture
 from kit.releases.indextts2.speak import PackageSpeaker
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
