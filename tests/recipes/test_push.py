@@ -14,7 +14,8 @@ from kit.base.errors import KitError
 from kit.base.run import Run
 from kit.inference.export import CARD, export_voice, load_export
 from kit.inference.generate import GenerateConfig
-from kit.recipes.hub import push, voice_folder
+from kit.recipes.base_model import voice_folder
+from kit.recipes.serve import push
 
 NAME = "someone/a-voice"
 TOKEN = "hf_secret"

@@ -10,7 +10,7 @@ from helpers import manifest, real_voice
 from kit.base.errors import KitError, SpeechError
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
-from kit.recipes.speak_file import read_sentences, speak, speak_lines
+from kit.recipes.speak import read_sentences, speak, speak_lines
 
 SHORT = GenerateConfig(max_codes_per_text_id=0.5, retries=0, seed=1)
 
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(text, reported, tmp
 
 
 def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(voice, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak_file.BATCH", 2)
+    monkeypatch.setattr("kit.recipes.speak.BATCH", 2)
     spoken = []
     speak_batch = Voice.speak
 
@@ -102,7 +102,7 @@ def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(voice, texts, tmp
 def test_what_an_interrupt_left_is_kept_and_errors_come_before_any_work(
     voice, texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kit.recipes.speak_file.BATCH", 1)
+    monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
     sentences = {f"s{i}": text for i, text in enumerate(texts)}
     speak_batch = Voice.speak
     calls = []
