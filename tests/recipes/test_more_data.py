@@ -86,7 +86,7 @@ def test_clips_can_be_played_and_the_next_step_is_named(run, tmp_path, monkeypat
         (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
         return [UnusedAudio(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
 
-    monkeypatch.setattr("kit.recipes.more_data.Segmenter.segment_folder", cut_in_two)
+    monkeypatch.setattr("kit.dataset.segmentation.Segmenter.segment_folder", cut_in_two)
     recordings = LongRecordings(run, str(tmp_path), max_clip_seconds=3.0)
     assert recordings.cuts.max_s == 3.0
     found = recordings.cut()
