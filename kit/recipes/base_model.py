@@ -90,7 +90,9 @@ class BaseModel:
     model: SpeechGPT
     codec: Codec
     tokenizer: bytes  # its file
-    sections: dict  # settings that must be those of the base model
+    front_end: MelConfig | FeatureConfig
+    phonemes: str = ""  # of the tokenizer
+    kept: tuple[str, ...] = ()  # settings of the model, beside its sizes
     record: dict  # for the run's report: where it came from, its licence
     defaults: dict = dataclasses.field(default_factory=dict)  # settings that a user may change
 
@@ -144,10 +146,7 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
 
 
 def too_few_hours(run: Run, hours: float) -> str:
-    """What to expect of `hours` of recordings, and what to do; "" if they are enough.
-
-    The built-in corpus is, and so is anything beside a base model.
-    """
+    """Why `hours` are few, and what to do; "" if enough, of the built-in corpus or with a base."""
     recorded = (run.figure("data", "source") or {}).get("data")
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
         return ""
@@ -163,10 +162,7 @@ def too_few_hours(run: Run, hours: float) -> str:
 
 
 def repository_of(name: str) -> tuple[str, str]:
-    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that in PINNED.
-
-    Raises KitError if there is none, and for a repository of another kind of model.
-    """
+    """Split `hf://OWNER/NAME@REVISION` (by default PINNED's) at the @. Raises KitError."""
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     if repository.startswith(f"{indextts2.INDEXTTS2_REPOSITORY}."):
         raise KitError(f"BASE_MODEL = {name}: {indextts2.describe_version_2_5(repository)}")
@@ -313,10 +309,7 @@ def load_xtts_base(folder: Path, licence: str) -> BaseModel:
 
 
 def load_indextts2_base(run: ActiveRun, folder: Path, licence: str) -> BaseModel:
-    """Load the IndexTTS2 in `folder`; `licence` accepts its licence. Raises KitError.
-
-    What its codec needs of other repositories is fetched once for all runs.
-    """
+    """Load the IndexTTS2 in `folder`; `licence` accepts its licence. Raises KitError."""
     require_licence(folder, licence, BILIBILI)
 
     def fetch(repository: str, name: str) -> Path:
@@ -345,25 +338,10 @@ def released(
     defaults: dict,
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are."""
-    config = release.model.config
-    kept = {name: getattr(config, name) for name in TRAINED_WITH}
-    return BaseModel(
-        model=release.model,
-        codec=codec,
-        tokenizer=tokenizer,
-        sections={
-            "model": model_settings(config) | kept,
-            "codec": dataclasses.asdict(codec.config),
-            "front_end": dataclasses.asdict(front_end),
-            "text": {"phonemes": ""},
-        },
-        record={
-            "licence": ACCEPTED[licence],
-            **dataclasses.asdict(release.source),
-            "notes": list(release.notes),
-        },
-        defaults=defaults,
-    )
+    record = {"licence": ACCEPTED[licence]} | dataclasses.asdict(release.source)
+    record["notes"] = list(release.notes)
+    parts = {"model": release.model, "codec": codec, "tokenizer": tokenizer, "front_end": front_end}
+    return BaseModel(**parts, kept=TRAINED_WITH, record=record, defaults=defaults)
 
 
 def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
@@ -380,21 +358,14 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
         model=voice.model,
         codec=voice.codec,
         tokenizer=voice.tokenizer.file_bytes(),
-        sections={
-            "model": model_settings(voice.model.config),
-            "codec": dataclasses.asdict(voice.codec.config),
-            "front_end": dataclasses.asdict(voice.front_end.config),
-            "text": {"phonemes": voice.tokenizer.phonemes},
-        },
+        front_end=voice.front_end.config,
+        phonemes=voice.tokenizer.phonemes,
         record={"licence": ACCEPTED[bound]} if bound else {},
     )
 
 
 def settings_for(run: ActiveRun, base: BaseModel) -> dict:
-    """The settings of a run that starts from `base`: its sizes, and what suits fine-tuning.
-
-    Settings that the user has given win over what suits fine-tuning.
-    """
+    """The settings of a run from `base`: its sizes, the user's, then what suits fine-tuning."""
     # A trained model has heads that follow the text.
     defaults = merge({"train": {"guided_attention_weight": 0.0}}, base.defaults)
     finetune = dict(run.section("finetune"))
@@ -413,4 +384,11 @@ def settings_for(run: ActiveRun, base: BaseModel) -> dict:
         rates = {name: float(f"{FINETUNE_LR_FACTOR * train[name]:.3g}") for name in names}
         defaults = merge(defaults, {"train": rates})
     settings = merge(merge(defaults, run.settings), {"finetune": finetune})
-    return merge(settings, base.sections)
+    model = base.model.config
+    sections = {
+        "model": model_settings(model) | {name: getattr(model, name) for name in base.kept},
+        "codec": dataclasses.asdict(base.codec.config),
+        "front_end": dataclasses.asdict(base.front_end),
+        "text": {"phonemes": base.phonemes},
+    }
+    return merge(settings, sections)

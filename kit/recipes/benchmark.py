@@ -1,8 +1,7 @@
 """Notebook 05: which switches pay off on this device, and which settings train fastest.
 
 Every variant trains on the same batches in a process of its own, and its result is cached. What
-pays off is written to a file for notebook 02. `python -m kit check` and `tune` need no prepared
-data: with a run that has codes the rows are as long as its recordings.
+pays off is written to a file for notebook 02. `python -m kit check` and `tune` need no data.
 """
 
 import dataclasses
@@ -86,14 +85,9 @@ class Benchmark:
 
     def run(self) -> Iterator[Result]:
         """Run every step, in order; `python -m kit benchmark`."""
-        yield self.about()
-        yield self.measure()
-        yield self.choose()
-        yield self.speed()
-        yield self.memory()
-        yield self.table()
-        yield self.write()
-        yield self.summary()
+        steps = (self.about, self.measure, self.choose, self.speed, self.memory)
+        for step in (*steps, self.table, self.write, self.summary):
+            yield step()
 
     def about(self) -> Result:
         """Measure the baseline, and tell the minutes that the whole takes."""
@@ -146,10 +140,7 @@ class Benchmark:
         return trials.run_trials(self.task, config, folder, sets, Ticker(label))
 
     def speed(self) -> Result:
-        """Tokens a second, from the baseline at the top to the chosen set at the bottom.
-
-        Their rounds differ by as much as the lines at the bars' ends are long.
-        """
+        """Tokens a second; rounds differ by as much as the lines at the bars' ends are long."""
         names = [row.label for row in self.ran]
         tokens_per_s = [row.tokens_per_s for row in self.ran]
         errors = [row.spread / 2 * row.tokens_per_s for row in self.ran]

@@ -1,10 +1,8 @@
-"""Notebook 03: is the voice intelligible?
+"""Notebook 03: is the voice intelligible? Shapes: L samples.
 
 Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings. The
 recogniser on the recordings, and on the codec's round trip of them, gives the noise floor. A
 speaker's loss with the reference of another one shows whether the voice uses references.
-
-Shapes: L samples.
 """
 
 import dataclasses
@@ -106,10 +104,7 @@ class EvaluationData:
         )
 
     def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
-        """Speak the texts of `split` with `weights`, and transcribe and score them.
-
-        The first few are saved in samples/, with `label` in the names of the files.
-        """
+        """Speak `split` and score the transcripts; the first few are samples, named by `label`."""
         rows = self.splits[split]
         model = file_digest(self.run.folder / WEIGHTS[weights])
 
@@ -162,10 +157,7 @@ class EvaluationData:
         return spoken
 
     def word_pairs(self, of_codec: bool = False) -> list[scoring.WordPair]:
-        """The words of all texts, aligned with the transcripts of the voice.
-
-        `of_codec`: with those of the recordings after the codec.
-        """
+        """All texts' words, aligned with transcripts of the voice, or of the codec's recordings."""
         pairs = []
         for split, spoken in self.spoken.items():
             source = self.floor(split) if of_codec else spoken.scores
@@ -215,10 +207,7 @@ class LabeledClip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeakerLoss:
-    """Loss in nats a code over a speaker's recordings.
-
-    A model that ignores references has the same loss with every reference.
-    """
+    """Loss in nats a code over a speaker's clips; both are the same if references are ignored."""
 
     own: float  # with a reference of that speaker
     other: float  # with a reference of another speaker
@@ -275,11 +264,7 @@ def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker
 
 
 class Evaluation:
-    """The evaluation of a run; `run()` is all of it.
-
-    `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
-    not run yet, and for missing or damaged files.
-    """
+    """The evaluation of a run; `run()` is all of it. `sentences`: 0 takes the preset's number."""
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
@@ -302,21 +287,12 @@ class Evaluation:
 
     def run(self) -> Iterator[Result]:
         """Run every step in turn; of an IndexTTS2 those that do without the kit's sound."""
+        steps = (self.hear, self.error_rates, self.harder_sentences, self.speaker_conditioning)
+        steps += (self.losses, self.word_errors, self.verdict, self.judges, self.samples)
         if not self.data.codec.decodes:
-            yield self.losses()
-            yield self.speaker_conditioning()
-            yield self.endings()
-            yield self.spoken_by_package()
-            return
-        yield self.hear()
-        yield self.error_rates()
-        yield self.harder_sentences()
-        yield self.speaker_conditioning()
-        yield self.losses()
-        yield self.word_errors()
-        yield self.verdict()
-        yield self.judges()
-        yield self.samples()
+            steps = (self.losses, self.speaker_conditioning, self.endings, self.spoken_by_package)
+        for step in steps:
+            yield step()
 
     def hear(self, number: int = 0) -> Result:
         """Play held-out sentence `number`, from 0: recording, codec, and the voice.
@@ -428,10 +404,7 @@ class Evaluation:
         return dataclasses.replace(result, failed=bool(scoring.problems_of(checks)))
 
     def spoken_by_package(self) -> Result:
-        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
-
-        Says what is missing where it cannot speak.
-        """
+        """The CER of an exported IndexTTS2 as its package speaks; or what it lacks to speak."""
         try:
             speaker = PackageSpeaker(self.active_run.folder / EXPORT_FOLDER)
         except KitError as error:

@@ -128,18 +128,12 @@ class FineTune:
 
     def run(self) -> Iterator[Result]:
         """Run every step without a notebook; finished steps are not repeated."""
-        yield self.describe_base()
-        yield self.recordings()
-        yield self.spelling()
-        yield self.grow()
-        yield self.to_codes()
-        yield self.before()
+        steps = (self.describe_base, self.recordings, self.spelling, self.grow, self.to_codes)
+        for step in (*steps, self.before):
+            yield step()
         yield from self.training.run()
-        yield self.after()
-        yield self.similarity()
-        yield self.forgetting()
-        yield self.export()
-        yield self.evaluate()
+        for step in (self.after, self.similarity, self.forgetting, self.export, self.evaluate):
+            yield step()
 
     def describe_base(self) -> Result:
         source = self.active_run.report().get("start_from", {})
@@ -230,10 +224,7 @@ class FineTune:
 
     @cached_property
     def voice(self) -> Voice:
-        """The trained voice, with the weights that 03 chose, else their average.
-
-        Raises SpeechError if training is not finished.
-        """
+        """The trained voice, by the weights that 03 chose, else EMA. Fails before training."""
         run = self.training.active
         return load_voice(run.folder, WEIGHTS[chosen_weights(run)], self.language, run.hw.device)
 
@@ -355,10 +346,7 @@ class FineTune:
         return Result(line=line, sounds=sounds)
 
     def made_recording(self) -> str:
-        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
-
-        Returns the path of the recording. Raises KitError if espeak-ng fails.
-        """
+        """The path of held-out sentences in espeak-ng's last voice, which is in no corpus."""
         rows = self.training.data.held_out_sentences(REFERENCE_SENTENCES)
         job = {
             "folder": str(self.training.active.folder),

@@ -275,10 +275,7 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
 def transcribed_parts(
     audio: Path, name: str, out: Path, recognizer: WhisperRecognizer
 ) -> Iterator[dict]:
-    """Write the clips of a recording to wavs/; yield rows and losses of a few clips at a time.
-
-    What was written down before is read from `out`/transcribed.
-    """
+    """Write the clips of a recording, or find them; yield rows and losses, a few at a time."""
     wavs = out / "wavs"
     key = digest(name, segmentation.file_state(audio), recognizer.fingerprint(), CUTS)
 

@@ -169,10 +169,7 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
 
 
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
-    """`count` rows spread evenly over languages, `texts` (by language) and `speakers`.
-
-    Fewer texts than `count` are repeated, in other voices.
-    """
+    """`count` rows spread evenly over languages, `texts` and `speakers`; texts may repeat."""
     by_turns = itertools.zip_longest(*([(lang, t) for t in known] for lang, known in texts.items()))
     once = [pair for turn in by_turns for pair in turn if pair]
     rows = []

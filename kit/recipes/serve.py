@@ -154,8 +154,9 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
         rate = speech.voice.codec.sample_rate
         how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
         if streamed:
-            chunks = await run_in_threadpool(started, stream(job, format, rate))
-            return StreamingResponse(chunks, **how)
+            chunks = stream(job, format, rate)
+            first = await run_in_threadpool(next, chunks, b"")  # an error before it has a status
+            return StreamingResponse(itertools.chain([first], chunks), **how)
         return Response(await run_in_threadpool(encode, job, format, rate), **how)
 
     async def list_models(request: Request) -> Response:
@@ -259,10 +260,7 @@ def submit(speech: SpeechQueue, *request, **how) -> Job:
 
 
 def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
-    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
-
-    Ends early if a part had no end: the status was sent already.
-    """
+    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length."""
     header = b""
     if format == "wav":
         empty, unknown = encode_wav(np.zeros(0), rate), b"\xff" * 4
@@ -272,15 +270,10 @@ def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
             yield header + pcm(chunk).tobytes()
             header = b""
     except SpeechError:
-        if not job.truncated:
+        if not job.truncated:  # a part without an end: the status was sent already
             raise
     finally:
         job.cancel()
-
-
-def started(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return `chunks` after the first was made, so that an error before it has a status."""
-    return itertools.chain([next(chunks, b"")], chunks)
 
 
 def pcm(wave: Tensor) -> np.ndarray:

@@ -290,10 +290,7 @@ class Speaking:
         return Result(line=f"{folder}: {megabytes(folder)}; {same}", sounds=[sound])
 
     def download(self) -> Result:
-        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
-
-        Raises SpeechError if nothing was exported.
-        """
+        """The export as a zip file with a link or Colab's button. SpeechError if there is none."""
         run = self.active_run
         folder = run.path("export")
         if not (folder / CARD).is_file():
@@ -484,10 +481,7 @@ class SpeakingCosts:
 
 
 def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
-    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
-
-    Raises KitError for a missing package and for a voice that ONNX cannot hold.
-    """
+    """Write onnx/ in the export `voice` ("": of `run`). KitError if that fails, or without ONNX."""
     export = voice_folder(voice, run)
     folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
     speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
