@@ -99,13 +99,9 @@ class Benchmark:
         sets = [variant.on for variant in self.variants if not variant.reason]
         compiled = sum("compile" in on for on in sets)
         all_s = self.config.rounds * (trial_s * len(sets) + COMPILE_S * compiled)
-        figures = {
-            "parameters": f"{count_parameters(task.model):,}",
-            "micro-batch": task.data.micro_batch,
-            "rows": len(task.rows),
-            "steps": self.config.steps,
-            "rounds": self.config.rounds,
-        }
+        figures = {"parameters": f"{count_parameters(task.model):,}"}
+        figures |= {"micro-batch": task.data.micro_batch, "rows": len(task.rows)}
+        figures |= {"steps": self.config.steps, "rounds": self.config.rounds}
         hw = self.active.hw
         line = f"{hw.device}: {hw.name}, threads: {task.threads}. Measuring takes about "
         line += f"{max(1, round(all_s / 60))} min, less what was measured before."
@@ -172,17 +168,11 @@ class Benchmark:
         figures["variants"] = recommend.trial_figures(self.measured)
         self.active.record(bench={self.model or "preset": figures})
         first, last = self.ran[0], self.ran[-1]
-        keep_device(
-            self.active,
-            f"{self.model or Path(self.active.preset_name).stem}, switches",
-            ", ".join(on) or "none",
-            self.task.threads,
-            step_s=1 / last.steps_per_s,
-            before_step_s=1 / first.steps_per_s,
-            tokens_per_s=last.tokens_per_s,
-            mfu=last.mfu,
-            memory_bytes=last.peak_memory_bytes,
-        )
+        gained = {"step_s": 1 / last.steps_per_s, "before_step_s": 1 / first.steps_per_s}
+        gained |= {"tokens_per_s": last.tokens_per_s, "mfu": last.mfu}
+        gained["memory_bytes"] = last.peak_memory_bytes
+        what = f"{self.model or Path(self.active.preset_name).stem}, switches"
+        keep_device(self.active, what, ", ".join(on) or "none", self.task.threads, **gained)
         return Result(line=self.path.read_text(encoding="utf-8").strip())
 
     @property
@@ -212,12 +202,8 @@ def keep_device(
         name += f", {run.hw.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
     path = make_folder(devices_folder()) / (re.sub(r"\W+", "-", name.lower()) + ".json")
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"device": name}
-    known[what] = figures | {
-        "settings": settings,
-        "threads": threads,
-        "torch": versions()["torch"],
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    made_with = {"settings": settings, "threads": threads, "torch": versions()["torch"]}
+    known[what] = figures | made_with | {"date": time.strftime("%Y-%m-%d")}
     write_atomic(path, json.dumps(known, indent=1) + "\n")
 
 
@@ -318,7 +304,6 @@ class Tuning:
         self.best: recommend.Tried | None = None
         self.searching = True  # within its share of the minutes
         self.before_s: float | None = None  # a step as the settings were, in turns with the best
-        self.note = "not compared in turns with the settings as they were"
         self.tick = Ticker("tuning, seconds")
 
     def run(self) -> Iterator[Result]:
@@ -393,7 +378,6 @@ class Tuning:
         """Measure start and best in turns; the start stays unless the best is better again."""
         self.searching = False
         if self.best.work == self.start:
-            self.note = "the settings as they were"
             return Result(line="None of them is better than the settings as they were.")
         steps = self.config.steps
         works = (self.start, self.best.work)
@@ -403,15 +387,12 @@ class Tuning:
             recommend.judge(work, steps, each, figures[0], self.target)
             for work, each in zip(works, figures)
         )
-        self.before_s = start.step_s
-        self.note = f"in turns with the settings as they were, which took {start.step_s:.3g} s"
         line = f"In turns: {start.step_s:.3g} s a step as it was, {best.step_s:.3g} s as tuned"
         if not recommend.is_better(best, start):
             self.best = start
-            self.before_s = None
-            self.note = "the settings as they were"
             return Result(line=f"{line}. That is no gain, so the settings stay.")
         self.best = best
+        self.before_s = start.step_s
         return Result(line=f"{line} ({start.step_s / best.step_s:.2f}x as fast)")
 
     def write(self) -> Result:
@@ -425,22 +406,23 @@ class Tuning:
             speed = {name: value for name, value in after.items() if value != before[name]}
             micro_batch = best.work.data.micro_batch
             sections = merge(sections, {"data": {"micro_batch": micro_batch}, "speed": speed})
+        note = "not compared in turns with the settings as they were"
+        if self.before_s:
+            note = f"in turns with the settings as they were, which took {self.before_s:.3g} s"
+        elif not changes:
+            note = "the settings as they were"
         lines = [
             f"# Tuned on {run.hw.name}, {run.threads.value} threads, torch {versions()['torch']}.",
             f"# Target: {self.target_text or 'the fastest step'}. Changed: "
             f"{changes or 'nothing, no other settings were better'}.",
-            f"# A step took {best.step_s:.3g} s and {format_gib(best.memory_bytes)}; {self.note}.",
+            f"# A step took {best.step_s:.3g} s and {format_gib(best.memory_bytes)}; {note}.",
         ]
         plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
         write_atomic(self.path, "\n".join(lines) + "\n" + plain)
         if not self.searching:
-            keep_device(
-                run,
-                f"{Path(run.preset_name).stem}, tuned",
-                changes or "as they were",
-                int(run.threads.value),
-                step_s=best.step_s,
-                before_step_s=self.before_s or best.step_s,
-                memory_bytes=best.memory_bytes,
-            )
+            gained = {"step_s": best.step_s, "before_step_s": self.before_s or best.step_s}
+            gained["memory_bytes"] = best.memory_bytes
+            what = f"{Path(run.preset_name).stem}, tuned"
+            threads = int(run.threads.value)
+            keep_device(run, what, changes or "as they were", threads, **gained)
         return Result(line=f"{'; '.join(lines[1:])}\nWritten: {self.path}".replace("# ", ""))

@@ -40,7 +40,6 @@ from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings saved to samples/
-PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
 # Splits: words that training never saw, long sentences, and known words in any order.
@@ -409,7 +408,7 @@ class Evaluation:
             speaker = PackageSpeaker(self.active_run.folder / EXPORT_FOLDER)
         except KitError as error:
             return Result(line=f"The CER was not measured: {error}")
-        texts = [row.text for row in self.data.held_out[:PACKAGE_SENTENCES]]
+        texts = [row.text for row in self.data.held_out[:24]]  # one after the other
         waves = [speaker.speak(text) for text in texts]
         spoken = scoring.transcribe(self.data.recognizer, waves, speaker.sample_rate)
         figures = {"cer": cer(spoken, texts)}

@@ -58,11 +58,9 @@ from kit.tuning.memory_plan import count_parameters
 WITHOUT_SOUND = (
     "Nothing to listen to here: the base model's own package makes its sound, after the export."
 )
-SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
-COMPARED_SENTENCES = 12  # of them, for the speaker similarity
+COMPARED_SENTENCES = 12  # held-out ones, for the speaker similarity
 COMPARED_SPEAKERS = 3  # where there are more
 UNSEEN = "unseen-speaker"  # a speaker who is not in the data
-REFERENCE_SENTENCES = 3  # of a made recording: some six seconds
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 README = """# A fine-tuned XTTS-v2
@@ -260,7 +258,7 @@ class FineTune:
                 line="Speaker similarity is not measured: the base model has no speaker encoder. "
                 "Listen instead."
             )
-        held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
+        held_out = self.training.data.held_out_sentences(1000)
         rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
         if not rows:
@@ -272,11 +270,9 @@ class FineTune:
         recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
         before = self.spoken_vectors(self.untrained_voice(), rows)
         after = self.spoken_vectors(self.voice, rows)
-        cosines = {
-            "before fine-tuning": mean_cosine(before, recorded, speakers),
-            "after fine-tuning": mean_cosine(after, recorded, speakers),
-            "two recordings, one person": mean_cosine(recorded, recorded, speakers),
-        }
+        kinds = ("before fine-tuning", "after fine-tuning", "two recordings, one person")
+        all_vectors = zip(kinds, (before, after, recorded))
+        cosines = {kind: mean_cosine(each, recorded, speakers) for kind, each in all_vectors}
         if len(set(speakers)) > 1:
             other = mean_cosine(recorded, recorded, speakers, same_person=False)
             cosines["two recordings, two people"] = other
@@ -292,8 +288,8 @@ class FineTune:
 
     def spoken_vectors(self, voice: Voice, rows: list[Utterance]) -> Tensor:
         """Speaker vectors (N, S) of the texts of `rows`, each spoken as its own speaker."""
-        texts = [row.text for row in rows]
-        speech = self.speak_once(voice, texts, [row.speaker for row in rows])
+        speakers = [row.speaker for row in rows]
+        speech = self.speak_once(voice, [row.text for row in rows], speakers)
         return self.vectors([each.wave for each in speech], voice.codec.sample_rate)
 
     def vectors(self, waves: list[Tensor], rate_hz: int) -> Tensor:
@@ -347,7 +343,7 @@ class FineTune:
 
     def made_recording(self) -> str:
         """The path of held-out sentences in espeak-ng's last voice, which is in no corpus."""
-        rows = self.training.data.held_out_sentences(REFERENCE_SENTENCES)
+        rows = self.training.data.held_out_sentences(3)  # some six seconds
         job = {
             "folder": str(self.training.active.folder),
             "language": self.language,

@@ -32,7 +32,7 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes import training_data
-from kit.recipes.active_run import MODEL, TOKENIZER, ActiveRun
+from kit.recipes.active_run import MODEL, ActiveRun, load_base_tokenizer
 from kit.recipes.training_data import RehearsalRow
 from kit.recipes.training_samples import players_of
 from kit.text.normalize import language_code, normalize
@@ -66,13 +66,10 @@ class BaseLanguages:
             if language_code(language).partition("-")[0] == own:
                 continue
             # The run's own is another one where it replaced the base model's.
-            both = (self.base_tokenizer(language), self.own_tokenizer(language))
+            both = (load_base_tokenizer(run, language), self.own_tokenizer(language))
             known = [text for text in texts if all(self.can_say(each, text) for each in both)]
             if known:
                 self.texts[language] = known
-
-    def base_tokenizer(self, language: str) -> BaseTokenizer:
-        return load_tokenizer(self.run.path(TOKENIZER), language)
 
     def own_tokenizer(self, language: str) -> BaseTokenizer:
         return load_tokenizer(self.run.path("tokenizer.model"), language)
@@ -88,7 +85,7 @@ class BaseLanguages:
     def base_readings(self) -> dict[str, list[GeneratedCodes]]:
         """By language, each sentence as the base model says it."""
         return {
-            language: self.read(self.model, self.base_tokenizer(language), texts)
+            language: self.read(self.model, load_base_tokenizer(self.run, language), texts)
             for language, texts in self.texts.items()
         }
 
@@ -121,7 +118,8 @@ class BaseLanguages:
         mel = self.voice.reference(self.speaker)
         divergences = {}
         for language, spoken in self.base_readings.items():
-            base, own = self.base_tokenizer(language), self.own_tokenizer(language)
+            base = load_base_tokenizer(self.run, language)
+            own = self.own_tokenizer(language)
             samples = []
             for text, row in zip(self.texts[language], spoken):
                 ids = {"base_ids": base.encode_checked(text), "tuned_ids": own.encode_checked(text)}
@@ -218,7 +216,8 @@ class Rehearsal:
 
     def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
-        ids = [self.base.base_tokenizer(row.language).encode_checked(row.text) for row in batch]
+        tokenizers = [load_base_tokenizer(self.run, row.language) for row in batch]
+        ids = [each.encode_checked(row.text) for each, row in zip(tokenizers, batch)]
         seeds = [candidate_seed(self.sampling, i, row.number) for i, row in zip(ids, batch)]
         cond = self.voice.conditioning([row.speaker for row in batch], decoder.device)
         codes = []
