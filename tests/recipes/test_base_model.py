@@ -60,6 +60,12 @@ def prepare(run, base_model, data: str = "", licence: str = "CPML") -> Preparati
     return Preparation(run, data, base_model=str(base_model), accept_license=licence)
 
 
+def checked(preparation: Preparation) -> Preparation:
+    preparation.check()
+    preparation.require_usable()
+    return preparation
+
+
 def test_training_continues_from_the_voice_which_is_needed_no_longer(base, exported, tmp_path):
     """The same recordings: the first step's loss is near the last of the voice, not of chance."""
     copy = shutil.copytree(exported, tmp_path / "copy")
@@ -98,9 +104,7 @@ def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
         run = start_from_base(start(name, settings=merge(FEW, asked)), str(exported))
         assert run.section("train")["lr"] == lr
     run = start("phonemes asked")
-    preparation = Preparation(run, str(corpus()), phonemes="am", base_model=str(exported))
-    preparation.check()
-    preparation.require_usable()
+    preparation = checked(Preparation(run, str(corpus()), phonemes="am", base_model=str(exported)))
     with pytest.raises(SpeechError, match="leave PHONEMES empty"):
         preparation.train_tokenizer()
 
@@ -112,13 +116,11 @@ def test_an_unknown_language_adds_letters_and_keeps_ids(base):
     table = "".join(f"{name}|{words[text]}\n" for name, text in zip(names, texts, strict=True))
     folder = dataset(Path(base).parent / "latin", table, dict(zip(names, clips, strict=True)))
     run = start_from_base(start("latin letters", settings=FEW), str(base))
-    preparation = Preparation(run, str(folder), "en", max_rejected_percent=100.0)
-    preparation.check()
-    preparation.require_usable()
-    reported = preparation.train_tokenizer()
-    assert "What it could not spell: " in str(reported)
-    assert "held-out letters: Latin 100%" in str(reported)
-    assert "with new ones: " in str(reported) and "100% of the texts come back" in str(reported)
+    preparation = checked(Preparation(run, str(folder), "en", max_rejected_percent=100.0))
+    reported = str(preparation.train_tokenizer())
+    for fact in ("What it could not spell: ", "held-out letters: Latin 100%", "with new ones: "):
+        assert fact in reported
+    assert "100% of the texts come back" in reported
     grown = preparation.tokenizer
     voice = load_voice(base)
     for row in manifest():
@@ -341,16 +343,17 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     run, size = adapted
     assert "LoRA: " in size and "adapters of rank 4 beside attn.c_attn" in size
     assert "and the new rows of embeddings and heads" in size
-    noted = run.report()["train"]["finetune"]
-    assert noted["method"] == "lora" and noted["rank"] == 4 and noted["tables"] == "new"
+    train = run.report()["train"]
+    noted = train["finetune"]
+    assert noted.items() >= {"method": "lora", "rank": 4, "tables": "new"}.items()
     assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
-    bytes_ = run.report()["train"]["longest_step_bytes"]
-    assert bytes_["measured"] == pytest.approx(bytes_["planned"], rel=0.1)
-    assert run.report()["train"]["ran"]["EMA of the weights"].startswith("on")
+    step_bytes = train["longest_step_bytes"]
+    assert step_bytes["measured"] == pytest.approx(step_bytes["planned"], rel=0.1)
+    assert train["ran"]["EMA of the weights"].startswith("on")
     task = Benchmark(start("adapters")).task
-    few = TrialConfig(steps=1, warmup_steps=1)
     assert task.finetuning.adapters
-    assert math.isfinite(run_variant(task, few, ("sdpa",))["loss"])
+    figures = run_variant(task, TrialConfig(steps=1, warmup_steps=1), ("sdpa",))
+    assert math.isfinite(figures["loss"])
 
 
 def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
@@ -385,21 +388,18 @@ def test_embeddings_and_heads_first_and_then_all(release):
     training = Training(run)
     assert "In the first 3 steps only embeddings and heads train." in str(training.size())
     list(unchecked(training).run())
-    saved = checkpoint.load(checkpoint.checkpoints(run.path("checkpoints"))[-1])["model"]
     assert run.report()["train"]["finetune"]["tables_first"] == 3
-    began = load_model(run.folder / MODEL).state_dict()
-    name = "gpt.h.0.mlp.c_fc.weight"
-    assert not torch.equal(saved[name], began[name])
+    saved = checkpoint.load(checkpoint.checkpoints(run.path("checkpoints"))[-1])["model"]
+    began = load_model(run.folder / MODEL).gpt.h[0].mlp.c_fc.weight
+    assert not torch.equal(saved["gpt.h.0.mlp.c_fc.weight"], began)
 
 
 def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
-    for width, method, lr in ((None, "lora", 5e-5), (512, "full", 5e-6)):
-        model = {"model": {"width": width}} if width else {}
-        name = f"by its size, {method}"
-        start_from_base(
-            start(name, settings={"finetune": {"method": "auto"}} | model), str(release), "CPML"
-        )
-        run = start(name)
+    asked = {"finetune": {"method": "auto"}}
+    wide = asked | {"model": {"width": 512}}
+    for settings, method, lr in ((asked, "lora", 5e-5), (wide, "full", 5e-6)):
+        prepare(start(f"by its size, {method}", settings=settings), release)
+        run = start(f"by its size, {method}")
         assert run.section("finetune")["method"] == method
         assert run.section("train")["lr"] == pytest.approx(lr)
 

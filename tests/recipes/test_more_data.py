@@ -20,7 +20,6 @@ from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.manifest import Utterance
-from kit.dataset.segmentation import UnusedAudio
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
 from kit.recipes import more_data
 from kit.recipes.more_data import CUTS, LongRecordings, MoreText, proofread, transcribe
@@ -67,27 +66,6 @@ def test_an_example_is_made_of_the_runs_own_clips_and_every_second_has_a_clip_or
     assert lost_s + clips_s == pytest.approx(soundfile.info(audio).duration, abs=0.3)
 
 
-def test_clips_can_be_played_and_the_next_step_is_named(run, tmp_path, monkeypatch):
-    soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
-    (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
-
-    def cut_in_two(self, folder, into, progress):
-        (into / "wavs").mkdir(parents=True, exist_ok=True)
-        for name in ("talk_0001", "talk_0002"):
-            soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)
-        (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
-        return [UnusedAudio(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
-
-    monkeypatch.setattr("kit.dataset.segmentation.Segmenter.segment_folder", cut_in_two)
-    recordings = LongRecordings(run, str(tmp_path), max_clip_seconds=3.0)
-    assert recordings.cuts.max_s == 3.0
-    found = recordings.cut()
-    assert [sound.caption for sound in found.sounds] == ["ሰላም", "ዛሬ"]
-    assert "2 clips" in str(found) and "2 s are in none" in str(found)
-    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
-    assert found.grid[1] == ("talk.wav", "4.0", "6.0", "a long pause")
-
-
 def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
     text = tmp_path / "more.txt"
     text.write_text("".join(f"{row.text}\n" for row in manifest()), encoding="utf-8")
@@ -104,7 +82,7 @@ def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
         MoreText(start("nothing"))
 
 
-def test_an_example_that_is_understood_is_cut_into_sentences(run, tmp_path, monkeypatch):
+def test_what_is_understood_is_cut_and_played_and_the_next_step_named(run, tmp_path, monkeypatch):
     rows = []
     for text in ("abc def ghi", "lmk jih", "fed cba mlk abc"):
         audio = str(tmp_path / f"{text}.wav")
@@ -116,14 +94,21 @@ def test_an_example_that_is_understood_is_cut_into_sentences(run, tmp_path, monk
     more_data.write_example([gone, *rows], tmp_path / "long", RATE)
     with pytest.raises(DatasetError, match="None of the run's recordings"):
         more_data.write_example([gone], tmp_path / "none", RATE)
-    recordings = LongRecordings(run, str(tmp_path / "long"))
+    recordings = LongRecordings(run, str(tmp_path / "long"), max_clip_seconds=3.0)
+    assert recordings.cuts.max_s == 3.0
     recordings.language = "en"
-    recordings.into = tmp_path / "cut"
     recordings.cuts = dataclasses.replace(recordings.cuts, min_s=0.5)
     found = recordings.cut()
-    assert "|" in (tmp_path / "cut" / "metadata.csv").read_text(encoding="utf-8")
-    assert "set DATA to" in str(found)
-    assert " ".join(sound.caption for sound in found.sounds).startswith("abc def ghi.")
+    table = (run.folder / "cut" / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    captions = [line.partition("|")[2] for line in table]
+    assert [sound.caption for sound in found.sounds] == captions[:2]
+    assert captions[0].startswith("abc def ghi.")
+    losses = [json.loads(line) for line in (run.folder / "cut/losses.jsonl").open()]
+    rows = {(x["file"], f"{x['start_s']:.1f}", f"{x['end_s']:.1f}", x["reason"]) for x in losses}
+    assert rows and set(found.grid[1:]) == rows
+    lost_s = sum(loss["end_s"] - loss["start_s"] for loss in losses)
+    assert f"{len(table)} clips in " in str(found) and f"; {lost_s:.0f} s are in none" in str(found)
+    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
 
 
 TEXTS = (
@@ -168,6 +153,11 @@ def whisper(spoken):
 
 
 @pytest.fixture
+def out(tmp_path):
+    return tmp_path / "clips"
+
+
+@pytest.fixture
 def talks(tmp_path, spoken):
     """Two talks, stereo FLAC and WAV, with long pauses; one silent file, one that is no sound."""
     folder = tmp_path / "talks"
@@ -182,8 +172,7 @@ def talks(tmp_path, spoken):
     return folder
 
 
-def test_clips_have_texts_and_every_second_is_accounted_for(talks, tmp_path, whisper, spoken):
-    out = tmp_path / "clips"
+def test_clips_have_texts_and_every_second_is_accounted_for(talks, out, tmp_path, whisper, spoken):
     result = transcribe(talks, out, whisper())
     texts = read_texts(out)
     assert list(texts.values()) == [f"{text} one" for text in (*TEXTS, TEXTS[2])]
@@ -206,8 +195,8 @@ def test_clips_have_texts_and_every_second_is_accounted_for(talks, tmp_path, whi
         assert cut == pytest.approx(whole, abs=0.01 * RATE), "no sound of it is lost"
 
 
-def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, whisper):
-    folder, out = tmp_path / "odd", tmp_path / "clips"
+def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, out, whisper):
+    folder = tmp_path / "odd"
     folder.mkdir()
     pause = np.zeros(2 * RATE)
     parts = [speech(0.5), pause, speech(CUTS.max_s + 1), pause, 0.03 * speech(3.0)]
@@ -218,9 +207,8 @@ def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, whisper):
     assert read_texts(out) == {}
 
 
-def test_after_a_kill_finished_clips_are_not_repeated(talks, tmp_path, whisper, monkeypatch):
+def test_after_a_kill_finished_clips_are_not_repeated(talks, out, whisper, monkeypatch):
     monkeypatch.setattr(more_data, "PART_CLIPS", 1)
-    out = tmp_path / "clips"
     killed = whisper()
     killed.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
@@ -234,8 +222,7 @@ def test_after_a_kill_finished_clips_are_not_repeated(talks, tmp_path, whisper, 
     assert again.calls == 4, "clips that were deleted are made again"
 
 
-def test_what_a_person_wrote_stays(talks, tmp_path, whisper):
-    out = tmp_path / "clips"
+def test_what_a_person_wrote_stays(talks, out, whisper):
     transcribe(talks, out, whisper())
     edited, left_out, confirmed, untouched = read_texts(out)
     table = (out / "metadata.csv").read_text(encoding="utf-8").splitlines()
@@ -251,8 +238,7 @@ def test_what_a_person_wrote_stays(talks, tmp_path, whisper):
     assert read_transcripts(out)[edited]["text"] == f"{TEXTS[0]} two"
 
 
-def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whisper, capsys):
-    out = tmp_path / "clips"
+def test_the_panel_saves_at_once_the_least_certain_first(talks, out, whisper, capsys):
     transcribe(talks, out, whisper())
     first, second, third, fourth = read_texts(out)
     panel = proofread(out)
