@@ -282,40 +282,36 @@ def voice_and_export(run) -> tuple[Voice, Voice]:
     return voice, exported
 
 
-@pytest.fixture
-def hub(release, monkeypatch):
-    """The hub, which has the release at the revision that is pinned, and at another one."""
-    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"], "other") as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.address)
-        yield server
+def test_it_is_fetched_once_its_licence_is_accepted(release, runs_folder, monkeypatch):
+    """The hub has the release at the revision that is pinned, and at another one."""
+    pinned = PINNED["coqui/XTTS-v2"]
+    with serving(release, "coqui/XTTS-v2", pinned, "other") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        run = start("from the hub", settings=FEW)
+        with pytest.raises(KitError, match="Coqui Public Model License"):
+            start_from_base(run, RELEASE)
+        assert not hub.asked, "not a byte before that"
+        start_from_base(run, RELEASE, "CPML")
+        noted = run.report()["start_from"]["download"]
+        source = {"repository": "coqui/XTTS-v2", "revision": pinned, "commit": COMMIT}
+        assert noted.items() >= source.items()
+        assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
+        assert noted["files"]["model.pth"]["sha256"] == file_digest(release / "model.pth")
+        assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
 
-
-def test_it_is_fetched_once_its_licence_is_accepted(release, hub, runs_folder, monkeypatch):
-    run = start("from the hub", settings=FEW)
-    with pytest.raises(KitError, match="Coqui Public Model License"):
-        start_from_base(run, RELEASE)
-    assert not hub.asked, "not a byte before that"
-    start_from_base(run, RELEASE, "CPML")
-    noted = run.report()["start_from"]["download"]
-    source = {"repository": "coqui/XTTS-v2", "revision": PINNED["coqui/XTTS-v2"], "commit": COMMIT}
-    assert noted.items() >= source.items()
-    assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
-    assert noted["files"]["model.pth"]["sha256"] == file_digest(release / "model.pth")
-    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
-
-    hub.asked.clear()
-    again = start("from the hub")
-    assert start_from_base(again, RELEASE, "CPML").section("model")["width"] == 96
-    start_from_base(start("another run"), RELEASE, "CPML")
-    assert not hub.asked, "it is stored once for all runs"
-    shutil.rmtree(runs_folder / "releases")
-    start_from_base(again, RELEASE)  # the run has its copy
-    start_from_base(again, f"{RELEASE}@other", "CPML")  # the same weights
-    with pytest.raises(KitError, match="at revision lost"):
-        start_from_base(again, f"{RELEASE}@lost", "CPML")
-    monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
-    run = start_from_base(start("accepted before", settings=FEW), RELEASE)
-    assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
+        hub.asked.clear()
+        again = start("from the hub")
+        assert start_from_base(again, RELEASE, "CPML").section("model")["width"] == 96
+        start_from_base(start("another run"), RELEASE, "CPML")
+        assert not hub.asked, "it is stored once for all runs"
+        shutil.rmtree(runs_folder / "releases")
+        start_from_base(again, RELEASE)  # the run has its copy
+        start_from_base(again, f"{RELEASE}@other", "CPML")  # the same weights
+        with pytest.raises(KitError, match="at revision lost"):
+            start_from_base(again, f"{RELEASE}@lost", "CPML")
+        monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
+        run = start_from_base(start("accepted before", settings=FEW), RELEASE)
+        assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
 
 
 # What of it trains: adapters, or embeddings and heads first.

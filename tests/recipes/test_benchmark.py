@@ -42,7 +42,7 @@ def calls(monkeypatch) -> list:
     return made
 
 
-def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
+def test_what_pays_is_written_and_is_not_measured_again(run, calls):
     assert measured_effects(run) == {}
     list(Benchmark(run).run())
     effects = measured_effects(run)
@@ -51,7 +51,9 @@ def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
     assert "compile" not in effects, "tiny leaves it out"
     elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
     assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
-    found = list(Benchmark(run).run())
+    once = len(calls)
+    found = list(Benchmark(start("mine")).run())
+    assert len(calls) == once
     assert all(str(result) and result._repr_html_() for result in found)
     kept = load_choice(run.path("speed.yaml"))
     assert [name for name, on in kept.items() if on] == ["fused_adamw"]
@@ -60,6 +62,8 @@ def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
     figures = recorded["preset"]
     assert figures["chosen"] == ["fused_adamw"] and figures["goal"] == "speed"
     assert figures["variants"]["baseline"]["steps_per_s"] == 1.0
+    Benchmark(start("mine"), rounds=2).measure()
+    assert len(calls) > once
 
 
 def test_the_minutes_are_known_before_it_begins(run, calls):
@@ -85,15 +89,6 @@ def test_each_device_has_a_file_and_a_table_as_in_docs(run, calls, tmp_path):
     shutil.copytree(folder, tmp_path / "devices")
     devices(folder=tmp_path / "devices")
     assert (tmp_path / "devices/README.md").read_text() == (folder / "README.md").read_text()
-
-
-def test_what_was_measured_is_not_measured_again(run, calls):
-    list(Benchmark(run).run())
-    once = len(calls)
-    list(Benchmark(start("mine")).run())
-    assert len(calls) == once
-    Benchmark(start("mine"), rounds=2).measure()
-    assert len(calls) > once
 
 
 def test_it_resumes_with_its_threads_and_the_released_size_has_a_file_of_its_own(run, calls):

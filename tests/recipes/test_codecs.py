@@ -111,7 +111,6 @@ KINDS = {
     "neucodec": (APACHE, NeuCodec, 24_000),
     "xtts": ("32 codes, 21.5 of them a second; the one of before", XTTSCodec, 24_000),
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +156,7 @@ def run_of(neucodec_folder):
     return run_of
 
 
-@every_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     run = run_of(kind)
     _, codec_class, rate_hz = KINDS[kind]

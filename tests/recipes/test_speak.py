@@ -11,17 +11,15 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 import torch
-from helpers import code_index, leave_voice_files, manifest, real_voice
+from helpers import code_index, manifest, real_voice
+from test_evaluation import trained_run
 
-from kit.base.config import merge
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
-from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.speak import BREAD, STEPS, Speaking, read_sentences, speak, speak_lines
-from kit.recipes.start import start
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
@@ -38,19 +36,9 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture(scope="module")
 def active_run(tmp_path_factory) -> ActiveRun:
     """A run as 01 to 03 leave it, its model untrained."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_RUNS", str(tmp_path_factory.mktemp("runs")))
-        # A busy machine is listened to for six seconds, at every start.
-        idle = SimpleNamespace(idle=100.0, nice=0.0)
-        patch.setattr("psutil.cpu_times_percent", lambda _seconds: idle)
-        run = start("spoken", "tiny")
-    torch.set_num_threads(threads)
-    voice = real_voice()
-    save_model(voice.model, run.path("model-ema.safetensors"))
-    leave_voice_files(run.folder, voice)
-    run.record(eval={"weights": "ema"}, data={"language": "am", "codes": str(code_index())})
-    return dataclasses.replace(run, preset=merge(run.preset, SMALL))
+    run = trained_run(tmp_path_factory.mktemp("runs"), name="spoken", settings=SMALL)
+    run.record(eval={"weights": "ema"}, data={"codes": str(code_index())})
+    return run
 
 
 @pytest.fixture(scope="module")
