@@ -91,13 +91,10 @@ class EvaluationData:
                 "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
             )
 
-    def recording(self, row: Utterance) -> Tensor:
-        return load_wave(row.audio, self.rate_hz)
-
     def floor(self, split: str) -> "NoiseFloor":
         rows = self.splits[split]
         path = self.run.path("transcripts", f"{split}-recordings.json")
-        key = digest(self.digests, as_dicts(rows))
+        key = digest(self.digests, [vars(row) for row in rows])
         return NoiseFloor(
             **cached_result(path, key, lambda: vars(noise_floor(rows, self.recognizer, self.codec)))
         )
@@ -118,7 +115,7 @@ class EvaluationData:
 
         path = self.run.path("transcripts", f"{split}-{label}.json")
         sampling = by_former_names("generate", config)
-        key = digest(self.digests, model, sampling, as_dicts(rows))
+        key = digest(self.digests, model, sampling, [vars(row) for row in rows])
         result = cached_result(path, key, measure, has_samples)
         return SpokenTexts(scoring.Scores(**result["scores"]), result["samples"])
 
@@ -171,10 +168,6 @@ class EvaluationData:
             for row, line in zip(self.held_out, transcripts)
         ]
         return errors.index(max(errors))
-
-
-def as_dicts(rows: list[Utterance]) -> list[dict]:
-    return [dataclasses.asdict(row) for row in rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,7 +293,7 @@ class Evaluation:
         """
         data = self.data
         row = data.held_out[number]
-        recording = data.recording(row)
+        recording = load_wave(row.audio, data.rate_hz)
         once = data.voices["raw"].speak([row.text], row.speaker, data.read_once)[0]
         spoken = data.voices[data.best].speak([row.text], row.speaker, data.sampling)[0]
         waves = {
@@ -356,10 +349,10 @@ class Evaluation:
     def speaker_losses(self) -> dict[str, SpeakerLoss]:
         """Loss per code of each speaker with the own reference and with another's; recorded."""
         data = self.data
-        clips = [
-            LabeledClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
-            for row in data.held_out[:SPEAKER_CLIPS]
-        ]
+        clips = []
+        for row in data.held_out[:SPEAKER_CLIPS]:
+            wave = load_wave(row.audio, data.rate_hz)
+            clips.append(LabeledClip(text=row.text, speaker=row.speaker, wave=wave))
         losses = loss_by_speaker(data.voices[data.best], clips)
         if losses:
             figures = {name: vars(loss) for name, loss in losses.items()}
@@ -464,7 +457,8 @@ class Evaluation:
         data = self.data
         folder = self.active_run.folder
         rows = data.held_out[:SAMPLES]
-        recordings = ([row.text for row in rows], [data.recording(row) for row in rows])
+        waves = [load_wave(row.audio, data.rate_hz) for row in rows]
+        recordings = ([row.text for row in rows], waves)
         written = scoring.save_samples({"recording": recordings}, "held_out", data.rate_hz, folder)
         for spoken in (*data.by_weights.values(), *data.spoken.values()):
             written += spoken.samples
