@@ -361,8 +361,8 @@ class Tuning:
     def search(self) -> Result:
         """Vary one setting after the other. Raises KitError if the target is not reached."""
         self.started_s = time.monotonic()
-        what = (self.start, self.axes, self.measure, self.target, self.config.steps, self.tried)
-        for best in recommend.search(*what):
+        given = (self.start, self.axes, self.measure, self.target)
+        for best in recommend.search(*given, self.config.steps, self.tried):
             self.best = best
         if best.excess:
             raise KitError(

@@ -140,10 +140,8 @@ class Speaking:
                 "only one of the two."
             )
         speech = self.speech(text or self.sentence, speaker or self.speaker, dtype, reference)
-        grid = []
-        if len(speech.parts) > 1:
-            grid.append(("spoken in one go", "text ids"))
-            grid += [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
+        parts = [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
+        grid = [("spoken in one go", "text ids"), *parts] if len(parts) > 1 else []
         picture = mel_picture({"speech": speech.wave}, self.rate_hz, self.voice.front_end)
         result = spoken_result(self.voice, speech, self.sampling)
         return dataclasses.replace(result, pictures=[picture], grid=grid)

@@ -329,14 +329,12 @@ def adapting(name: str, release, **settings):
 def adapted(release):
     lora = {"rank": 4, "alpha": 8.0}
     run = adapting("adapters", release, finetune={"method": "lora"}, lora=lora)
-    training = Training(run)
-    size = str(training.size())
-    list(training.run())
-    return run, size
+    list(Training(run).run())
+    return run
 
 
 def test_plan_record_and_benchmark_are_of_what_trains(adapted):
-    run, size = adapted
+    run, size = adapted, str(Training(adapted).size())
     assert "LoRA: " in size and "adapters of rank 4 beside attn.c_attn" in size
     assert "and the new rows of embeddings and heads" in size
     train = run.report()["train"]
@@ -365,7 +363,7 @@ def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
 
 
 def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):
-    run, _ = adapted
+    run = adapted
     voice, _ = voice_and_export(run)
     base = load_model(run.folder / MODEL)
     assert len(voice.model.text_embedding.weight) > len(base.text_embedding.weight)

@@ -9,6 +9,7 @@ from xtts_texts import write_readers_release
 
 from kit.base.errors import DamagedFileError, KitError
 from kit.recipes import rehearsal, training_data
+from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare import Preparation
 from kit.recipes.rehearsal import REHEARSED, SENTENCES, Rehearsal, readings, sentences_in
 from kit.recipes.start import start
@@ -24,24 +25,20 @@ SETTINGS = {"train": FEW, "generate": LONG, "finetune": {"rehearsal": 0.25, "reh
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory):
-    return write_readers_release(tmp_path_factory.mktemp("published") / "release")
-
-
-@pytest.fixture(scope="module")
-def rehearsing(release) -> tuple:
-    """A run that begins with a tiny release, prepared, and its last line."""
+def run(tmp_path_factory) -> ActiveRun:
+    """A run that begins with a tiny release, prepared."""
+    release = write_readers_release(tmp_path_factory.mktemp("published") / "release")
     base = {"base_model": str(release), "accept_license": "CPML"}
     *_, last = Preparation(start("rehearses", settings=SETTINGS), str(corpus()), **base).run()
-    return start("rehearses"), str(last)
+    run = start("rehearses")
+    assert f"To rehearse: {run.report()['finetune']['rehearsal']['rows']} rows in " in str(last)
+    return run
 
 
-def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(rehearsing):
-    run, message = rehearsing
+def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(run):
     noted = run.report()["finetune"]["rehearsal"]
     assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
     assert set(noted["languages"]) <= {"en", "de", "hu"} and "en" in noted["languages"]
-    assert f"To rehearse: {noted['rows']} rows in " in message
     training = Training(run)
     data, cache = training.data, training.data.cache
     rows, train = cache.rows_in_split("rehearsal"), cache.rows_in_split("train")
@@ -67,9 +64,8 @@ def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(rehearsing):
 
 
 @pytest.fixture
-def voice(rehearsing):
+def voice(run):
     """The run's speakers; the speech generated for rehearsal is there again afterwards."""
-    run, _ = rehearsing
     kept = (run.folder / REHEARSAL).read_bytes()
     noted = run.report()["finetune"]["rehearsal"]
     yield TrainingData(run, rehearsed=False).voice()
@@ -77,8 +73,7 @@ def voice(rehearsing):
     run.record(finetune={"rehearsal": noted})
 
 
-def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, voice, monkeypatch):
-    run, _ = rehearsing
+def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(run, voice, monkeypatch):
     path = run.folder / REHEARSAL
     key = training_data.rehearsal_key(run, voice.references)
     monkeypatch.setattr(rehearsal, "ROWS_AT_ONCE", 4)
@@ -108,8 +103,7 @@ def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, vo
     assert found.seconds > before.seconds
 
 
-def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing, voice):
-    run, _ = rehearsing
+def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(run, voice):
     path = run.folder / REHEARSAL
     reading = RehearsalRow(language="en", text="a voice", speaker="nobody", number=0)
     codes = {reading: np.arange(5, dtype=np.int32)}
@@ -123,14 +117,13 @@ def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing
     assert reading not in training_data.load_rehearsal_rows(run, voice.references).codes
 
 
-def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing, voice):
-    run, _ = rehearsing
+def test_where_no_reading_found_its_end_it_says_so_and_trains_without(run, voice):
     speaking = Rehearsal(run, voice)
     speaking.base.model.code_head.bias.data[speaking.base.model.config.stop_code] = -1e4
     (run.folder / REHEARSAL).unlink()
     assert "of 20 sentences" in str(speaking.speak())
-    data = TrainingData(run)
-    assert data.rehearsal_figures() == {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
+    nothing = {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
+    assert TrainingData(run).rehearsal_figures() == nothing
 
 
 def test_readings_are_spread_evenly_and_need_a_base_voice():
