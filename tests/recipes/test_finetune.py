@@ -163,9 +163,7 @@ def test_a_voice_that_sounds_like_the_recordings_is_as_similar_as_they_are(tuned
         assert figures[when] == pytest.approx(figures["same_person"], abs=0.02)
 
 
-def test_a_person_that_training_never_saw_is_imitated_before_and_after(
-    tuned, tmp_path, monkeypatch
-):
+def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path, monkeypatch):
     tune, _ = tuned
     wave, rate_hz = soundfile.read(tune.made_recording())  # where the corpus is espeak-ng's
     assert len(wave) > 3 * rate_hz

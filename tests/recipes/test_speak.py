@@ -102,13 +102,14 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
     choice = {"voice": "", "weights": "fp32", "temperature": 0.0, "candidates": 2}
     wav, line = speaking.panel_speech("ሰላም", choice | {"key-value cache": False}, recording)
     assert "s of speech, made in" in line and wav.startswith(b"RIFF")
-    with pytest.raises(SpeechError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
-        speaking.say(speaker="voice0", reference=recording)
-    with pytest.raises(DatasetError, match=r"nobody\.wav cannot be read"):
-        speaking.say(reference=str(tmp_path / "nobody.wav"))
     soundfile.write(tmp_path / "silence.wav", torch.zeros(22_050).numpy(), 22_050)
-    with pytest.raises(SpeechError, match=r"silence\.wav is silent"):
-        speaking.say(reference=str(tmp_path / "silence.wav"))
+    for speaker, reference, error, why in (
+        ("voice0", recording, SpeechError, "Who is to speak: 'voice0' of this voice, or who"),
+        ("", str(tmp_path / "nobody.wav"), DatasetError, r"nobody\.wav cannot be read"),
+        ("", str(tmp_path / "silence.wav"), SpeechError, r"silence\.wav is silent"),
+    ):
+        with pytest.raises(error, match=why):
+            speaking.say(speaker=speaker, reference=reference)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +119,7 @@ def report(speaking) -> dict:
     return speaking.active_run.report()
 
 
-def test_each_step_records_its_figures_once_and_leaves_samples_and_an_export(
-    report, speaking, active_run
-):
+def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speaking, active_run):
     figures = report["infer"]
     for key in ("kv_speedup", "first_sound_ms", "int8_speedup"):
         assert figures[key] > 0
@@ -167,9 +166,7 @@ def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
         speaking.compare("int9")
 
 
-def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
-    report, speaking, tmp_path, monkeypatch
-):
+def test_the_export_is_offered_by_a_link_or_colabs_button(report, speaking, tmp_path, monkeypatch):
     folder = speaking.active_run.folder
     monkeypatch.chdir(folder.parent)
     offered = speaking.download()
@@ -252,9 +249,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(text, reported, tmp
         read_sentences(write(tmp_path / "a.txt", text))
 
 
-def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(
-    voice, sentences, tmp_path, monkeypatch
-):
+def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.recipes.speak.BATCH", 2)
     spoken = []
     speak_batch = Voice.speak
@@ -286,9 +281,7 @@ def test_each_sentence_has_a_file_and_a_row_and_is_spoken_once(
     assert len(spoken) == 5, "another speaker says all"
 
 
-def test_what_an_interrupt_left_is_kept_and_errors_come_before_any_work(
-    voice, sentences, tmp_path, monkeypatch
-):
+def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
     speak_batch = Voice.speak
     calls = []
