@@ -239,7 +239,7 @@ bench-ranks: $(STAMP)  ## measure what torch.distributed costs one process: runs
 check-gpu: $(STAMP)  ## measure on a GPU, in ten minutes: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
 
-gpu-page: $(STAMP)  ## write the table of runs/bench/gpu.json into docs/measurements.md
+gpu-page: $(STAMP)  ## write the table of runs/bench/gpu.json into docs/measurements-archive.md
 	@$(BIN)/python tests/bench/gpu_page.py runs/bench/gpu.json $(ARGS)
 
 # For a machine with a GPU and no network: tests/bench/gpu_session.sh installs them there.

@@ -413,7 +413,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
         print_results(command.results(options.run, options), options, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.open_run import open_settings, parse_settings
+    from kit.recipes.active_run import open_settings, parse_settings
     from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()

@@ -46,8 +46,8 @@ from kit.recipes import prepare, prepare_parts
 from kit.recipes.evaluate import EvaluationData
 from kit.recipes.more_data import LongRecordings
 from kit.recipes.start import start
+from kit.recipes.train import SampleLog
 from kit.recipes.training_data import TrainingData
-from kit.recipes.training_samples import SampleLog
 from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.training.config import TrainConfig
@@ -350,7 +350,7 @@ def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_pat
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
     state = SimpleNamespace(model=model, averaged=torch.no_grad)
     config = GenerateConfig(exact_codes=5, best_of=1)
-    log = SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
+    log = SampleLog(SimpleNamespace(trainer=state), voice, row, config, tmp_path / "samples")
     (tmp_path / "samples").mkdir()
     log.speak(1)
     assert (tmp_path / "samples" / "step-0000001.wav").is_file()

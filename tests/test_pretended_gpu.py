@@ -66,7 +66,7 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
         memory_bytes=int(gib * GIB),
         capability=capability,
     )
-    for room in ("base.hardware", "base.run", "recipes.active_run"):
+    for room in ("base.hardware", "base.run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)

@@ -33,8 +33,7 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, sampling_of
-from kit.recipes.training_samples import mel_picture, players_of
+from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
 from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log

@@ -45,8 +45,7 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
-from kit.recipes.train import SPOKEN, Training
-from kit.recipes.training_samples import spoken_samples
+from kit.recipes.train import SPOKEN, Training, spoken_samples
 from kit.releases.indextts2 import speak as package
 from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
 from kit.releases.xtts_v2.model import load_xtts, save_xtts

@@ -34,8 +34,7 @@ from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.training_samples import players_of
+from kit.recipes.active_run import ActiveRun, players_of
 from kit.releases.whisper import WhisperRecognizer, new_whisper, whisper_folder, whisper_unavailable
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer

@@ -32,9 +32,8 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes import training_data
-from kit.recipes.active_run import MODEL, ActiveRun, load_base_tokenizer
+from kit.recipes.active_run import MODEL, ActiveRun, load_base_tokenizer, players_of
 from kit.recipes.training_data import RehearsalRow
-from kit.recipes.training_samples import players_of
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.config import FinetuneConfig

@@ -34,10 +34,9 @@ from kit.notebook.plots import bars, curves
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, sampling_of
+from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
 from kit.recipes.base_model import inherited_licence, voice_folder
 from kit.recipes.start import is_colab
-from kit.recipes.training_samples import mel_picture, players_of
 from kit.releases.indextts2.model import indextts2_in
 from kit.releases.indextts2.speak import PackageSpeaker
 

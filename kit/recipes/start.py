@@ -39,7 +39,7 @@ def start(
         install_missing()
         keep_on_drive()
     from kit.notebook.result import plain_errors, print_results
-    from kit.recipes.open_run import open_active_run
+    from kit.recipes.active_run import open_active_run
 
     plain_errors()
     print_results()
@@ -68,9 +68,8 @@ def install_missing() -> None:
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
+    as_text = {"text": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(command, capture_output=True, **as_text)
     if done.returncode:
         output = (done.stderr.strip() or done.stdout.strip()).splitlines()
         print(

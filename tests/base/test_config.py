@@ -36,12 +36,12 @@ from kit.inference.evaluate import EvaluateConfig
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits
 from kit.model.sequence import GPTConfig
-from kit.recipes import open_run
+from kit.recipes import active_run
 from kit.releases.xtts_v2.codec import XTTSCodecConfig
 from kit.training.config import TrainConfig
 from kit.tuning.session_plan import TimeBudget
 
-SECTIONS = open_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
+SECTIONS = active_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
 PLAIN = {"memory", "recordings"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 

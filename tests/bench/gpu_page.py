@@ -1,4 +1,4 @@
-"""Write the table of a GPU check into docs/measurements.md: `python tests/bench/gpu_page.py FILE`.
+"""Write a GPU check into docs/measurements-archive.md: `python tests/bench/gpu_page.py FILE`.
 
 FILE is the gpu.json of `make check-gpu` or of gpu_session.sh. Each card has a section of its own;
 running the command again replaces that section.
@@ -10,7 +10,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "measurements.md"
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "measurements-archive.md"
 END = "<!-- end of the GPU tables -->"  # new cards are put before it
 GIB = 2**30
 

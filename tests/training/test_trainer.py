@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from kit.base.tensor_file import checksum
 from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
-from kit.recipes.training_samples import AttentionLog, load_attention_maps
+from kit.recipes.train import AttentionLog, load_attention_maps
 from kit.training import checkpoint
 from kit.training.config import Base, FinetuneConfig, Finetuning
 from kit.training.loop import train
@@ -112,7 +113,7 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
     events = list(half.run(both, Event()))
     assert [figures(event) for event in events] == expected
     row = pack(half.model, *random_rows(half.model, 1))
-    AttentionLog(lambda: half.state, row, tmp_path / "maps")(events[0])
+    AttentionLog(SimpleNamespace(trainer=half.state), row, tmp_path / "maps")(events[0])
     assert len(load_attention_maps(tmp_path / "maps")) == 1
     assert (matrices(plain), matrices(half)) == ({torch.float32}, {torch.bfloat16})
     written = left(tmp_path / "half")
