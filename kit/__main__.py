@@ -212,7 +212,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "speak",
-        "speak_file.speak",
+        "speak.speak",
         "a sentence as a WAV file; what speech costs",
         "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
         (
@@ -266,7 +266,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "push",
-        "hub.push",
+        "serve.push",
         "the exported voice to the Hugging Face hub",
         "a repository on the Hugging Face hub: the voice, samples and a model card",
         (

@@ -82,7 +82,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
 def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypatch):
     rows = manifest()[:3]
     transcripts = iter([[letters(r.text) for r in rows], [""] * 3])
-    monkeypatch.setattr("kit.recipes.evaluate.transcribe", lambda *a: next(transcripts))
+    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(transcripts))
     found = noise_floor(rows, recognizer, voice.codec)
     assert (found.cer, found.cer_codec) == (0.0, 1.0)
 
