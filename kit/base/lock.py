@@ -69,18 +69,11 @@ class Lock:
     """A lock file of this process; `held` makes, renews and removes it."""
 
     def __init__(self, path: Path, what: str):
-        now_s = time.time()
         self.path = path
         self.over = threading.Event()
         self.turn = threading.Lock()  # a sign of life must not undo the release
-        self.mine = Holder(
-            machine=machine(),
-            pid=os.getpid(),
-            token=secrets.token_hex(8),
-            what=what,
-            since_s=now_s,
-            beat_s=now_s,
-        )
+        who = Holder(machine=machine(), pid=os.getpid(), token=secrets.token_hex(8), what=what)
+        self.mine = dataclasses.replace(who, since_s=time.time(), beat_s=time.time())
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
         """Make the file, or take it over from a dead holder. KitError after `wait_s`."""
@@ -215,20 +208,15 @@ def is_gone(holder: Holder) -> bool:
         thread = _OURS.get(holder.token)
         # If this thread took it, it no longer uses it: an abandoned loop, an interrupted cell.
         return thread is None or thread is threading.current_thread() or not thread.is_alive()
-    return not _is_alive(holder)
-
-
-def _is_alive(holder: Holder) -> bool:
     try:
         process = psutil.Process(holder.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
-            return False
+            return True
         # Another process with the same number: it started after the lock was taken.
-        other = process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
-        return not other
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
-        return False
+        return process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
     except psutil.AccessDenied:  # somebody else's
+        return False
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
         return True
 
 
@@ -245,22 +233,22 @@ def machine() -> str:
 
 
 def describe_holder(path: Path, holder: Holder) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
-    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
     if not holder.machine:
         return f"{path} was just made by another process: run again in {TORN_S:.0f} s."
-    if holder.machine == machine() and holder.pid == os.getpid():
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
+    is_here = holder.machine == machine()
+    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
+    if is_here and holder.pid == os.getpid():
         who = f"this very notebook (process {holder.pid})"
-    left_s = max(0.0, STALE_S - holder.age_s)
     line = (
         f"{path.parent} is in use: {who} has been at {holder.what} since {began}, its last sign of "
         f"life was {holder.age_s:.0f} s ago. Wait until it ends, or stop it there"
     )
-    if holder.machine == machine():
+    if is_here:
         return f"{line} (the Stop button, or restart that notebook's kernel)."
     return (
-        f"{line}. If that machine is gone, run again in {left_s:.0f} s: a lock without a sign of "
-        f"life for {STALE_S:.0f} s is taken over. Or delete {path}."
+        f"{line}. If that machine is gone, run again in {max(0, STALE_S - holder.age_s):.0f} s: a "
+        f"lock without a sign of life for {STALE_S:.0f} s is taken over. Or delete {path}."
     )
 
 

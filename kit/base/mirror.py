@@ -1,16 +1,13 @@
 """Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
 On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
-So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
-machine fetches all of it at its start.
+So a `Mirror` copies changes of a run's folder to the kept one, and a new machine fetches all of it.
+Files are copied in the order of their changes, to a temporary name that is then changed: whenever
+the machine ends, the kept ones are complete, and no mark precedes what it marks. What was removed
+here is removed there: older checkpoints as soon as a newer one is kept, anything else at the end.
 
-- Files are copied in the order of their changes, to a temporary name that is then changed, so the
-  kept ones are complete, and no mark precedes what it marks, whenever the machine ends.
-- A failure is reported once and retried; it never touches the local file.
-- What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
-  else after everything was copied.
-- Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
+Machines may share a run: of a file that both wrote the later one stays, figures of report.json are
+merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
 """
 
 import contextlib
@@ -93,12 +90,9 @@ class Mirror:
 
     def _is_newer(self, name: str, there: Stamp, memory: Memory) -> bool:
         """Whether the kept file should replace the one here."""
-        here = stamp(self.folder / name)
-        if name not in memory.here:
-            return here is None
-        if is_same(memory.there[name], there):
+        if is_same(memory.there.get(name), there):
             return False  # nothing happened there; what is missing here was removed here
-        return here is None or here == memory.here[name]
+        return stamp(self.folder / name) in (None, memory.here.get(name))
 
     def _require_one_run(self) -> None:
         """Raise KitError if the two folders hold different runs."""
@@ -135,8 +129,14 @@ class Mirror:
             gone = [name for name in memory.here if name not in here]
             self._remove([n for n in gone if self._is_replaced(n, here, memory)], memory)
             for name in sorted(here, key=lambda name: here[name][1]):
-                if memory.here.get(name) != here[name]:
-                    self._copy_one(name, memory)
+                if memory.here.get(name) == here[name]:
+                    continue
+                if name == RECORD:
+                    self._merge_record(memory)
+                before = stamp(self.folder / name)  # changes during the copy count the next time
+                if before is not None:
+                    copy_whole(self.folder / name, self.kept / name)
+                    self._remember(name, before, stamp(self.kept / name), memory)
             self._remove([name for name in gone if name in memory.here], memory)
         return True
 
@@ -158,29 +158,16 @@ class Mirror:
             for other in memory.here.keys() & here.keys()
         )
 
-    def _copy_one(self, name: str, memory: Memory) -> None:
-        source = self.folder / name
-        target = self.kept / name
-        if name == RECORD:
-            self._merge_record(memory)
-        before = stamp(source)  # changes during the copy count the next time
-        if before is None:
-            return
-        copy_whole(source, target)
-        self._remember(name, before, stamp(target), memory)
-
     def _merge_record(self, memory: Memory) -> None:
         """Merge this machine's new figures into those that another one recorded meanwhile."""
         there = stamp(self.kept / RECORD)
         if there is None or is_same(memory.there.get(RECORD), there):
             return
         with held(self.folder / "report.lock", "recording figures", WAIT_S):
-            theirs = read_record(self.kept / RECORD)
             ours = read_record(self.folder / RECORD)
-            merged = merge(theirs, changes(memory.record, ours))
+            merged = merge(read_record(self.kept / RECORD), changes(memory.record, ours))
             if merged != ours:
-                text = json.dumps(merged, indent=1, ensure_ascii=False)
-                write_atomic(self.folder / RECORD, text)
+                write_atomic(self.folder / RECORD, json.dumps(merged, indent=1, ensure_ascii=False))
 
     def _remember(self, name: str, here: Stamp, there: Stamp, memory: Memory) -> None:
         memory.here[name] = here
@@ -221,10 +208,8 @@ class Mirror:
         try:
             if not self.copy(wait_s):
                 return False
-        except OSError as error:
-            trouble = reason(error)
-        except KitError as error:
-            trouble = str(error)
+        except (OSError, KitError) as error:
+            trouble = reason(error) if isinstance(error, OSError) else str(error)
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
@@ -255,19 +240,16 @@ class Mirror:
 
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
-    stamps_by_path = {}
-    folder = Path(folder)
+    found = {}
     for place, below, names in os.walk(folder, onerror=_unless_missing):
-        if Path(place) == folder:
+        if Path(place) == Path(folder):
             below[:] = [name for name in below if name not in apart]
         for name in names:
-            path = Path(place, name)
             # Working files of processes are not kept.
-            of_work = name.startswith(".") or ".lock" in name or name.endswith(".claim")
-            about = None if of_work else stamp(path)
-            if about is not None:
-                stamps_by_path[path.relative_to(folder).as_posix()] = about
-    return stamps_by_path
+            if not (name.startswith(".") or ".lock" in name or name.endswith(".claim")):
+                path = Path(place, name)
+                found[path.relative_to(folder).as_posix()] = stamp(path)
+    return {name: about for name, about in found.items() if about is not None}
 
 
 def is_same(before: Stamp | None, now: Stamp) -> bool:

@@ -21,15 +21,8 @@ from kit.base.formatting import join_names, shorten
 
 # Of tensors that are read: others cannot be tested for NaN, or lose a part in fp32.
 DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 )
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**40  # numbers in a tensor

@@ -375,10 +375,8 @@ class FileStream(Stream):
 
     def _records(self, offset: int, data: bytes, report: bool) -> list:
         if len(data) <= self.config.longest_record_bytes:
-            try:
+            with contextlib.suppress(ValueError):  # some record is bad: each is parsed alone
                 return self.parse_all(data)
-            except ValueError:
-                pass  # some record is bad: each is parsed alone below
         records = []
         for start, raw in self.split_records(offset, data):
             record = self._parse(start, raw)
@@ -510,12 +508,12 @@ class Mix(Stream):
 
     def _restart(self, parts: list[Iterator], ended: int):
         """The first record of the stream's next epoch; without one END, and no more draws of it."""
+        record = END
         if self.repeat:
             source = self.sources[ended]
             source.set_epoch(source.epoch + 1)
             parts[ended] = iter(source)
             record = next(parts[ended], END)
-            if record is not END:
-                return record
-        self._set_draw(self._drawn, [*self._ended, ended])
-        return END
+        if record is END:
+            self._set_draw(self._drawn, [*self._ended, ended])
+        return record

@@ -30,13 +30,18 @@ def test_without_a_compiler_the_reason_is_reported(monkeypatch):
     assert not compiles and note == not_compiled_note(compiler_available("cpu").reason)
 
 
+@pytest.fixture
+def header(monkeypatch, tmp_path) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda _: tmp_path)
+
+
 @pytest.mark.parametrize("compiler", ["g++", "clang++", "cl"])
-def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, compiler):
+def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, header, compiler):
     """torch looks for one name alone: another compiler on the path would not help it."""
     system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[compiler]
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
     monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
@@ -47,16 +52,15 @@ def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, com
 
 
 @pytest.fixture
-def all_installed(monkeypatch):
+def all_installed(monkeypatch, header):
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     monkeypatch.setattr(sys, "platform", "linux")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_pythons_header_nothing_is_compiled(all_installed, monkeypatch, tmp_path, device):
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: tmp_path / "Python.h")
+    (tmp_path / "Python.h").unlink()
     choice = compiler_available(device, (8, 0) if device == "cuda" else None)
     assert choice.value == "no" and "Python.h" in choice.reason and "python3-dev" in choice.reason
 
