@@ -45,11 +45,6 @@ class DownloadSource:
         )
 
 
-def target_and_part(folder: Path, file: RemoteFile) -> tuple[Path, Path]:
-    """Return the path of `file`, and that of an incomplete download of it."""
-    return folder / file.name, folder / f"{file.name}.part"
-
-
 def bytes_on_disk(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
@@ -58,7 +53,8 @@ def fetch_file(
     address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
 ) -> Iterator[int]:
     """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are."""
-    path, part = target_and_part(folder, file)
+    path = folder / file.name
+    part = folder / f"{file.name}.part"
     if bytes_on_disk(path) == file.size_bytes:
         yield file.size_bytes
         return
@@ -95,7 +91,6 @@ def fetch_file(
 
 
 def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
-    """Append to `part` what it lacks of `size_bytes`."""
     done_bytes = bytes_on_disk(part)
     if done_bytes > size_bytes:  # of another file
         part.unlink()
@@ -153,7 +148,7 @@ def fetch_model(
     requested = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
     total_bytes = sum(file.size_bytes for file in requested)
-    paths = [path for file in requested for path in target_and_part(folder, file)]
+    paths = [folder / f"{file.name}{end}" for file in requested for end in ("", ".part")]
     require_disk(folder, max(0, total_bytes - sum(map(bytes_on_disk, paths))))
     done_bytes = 0
     for file in requested:

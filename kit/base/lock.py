@@ -99,8 +99,8 @@ class Lock:
             if handle is None:
                 return False
             try:
-                with open(handle, "wb") as file:
-                    file.write(_as_json(self.mine))
+                with open(handle, "w", encoding="utf-8") as file:
+                    json.dump(dataclasses.asdict(self.mine), file)
             except OSError:
                 self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
                 raise
@@ -120,7 +120,7 @@ class Lock:
         try:
             if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
                 return False
-            write_atomic(self.path, _as_json(self.mine))
+            write_atomic(self.path, json.dumps(dataclasses.asdict(self.mine)))
             for left_by_a_kill in self.path.parent.glob(f".{self.path.name}.*"):
                 left_by_a_kill.unlink(missing_ok=True)
             return True
@@ -135,8 +135,8 @@ class Lock:
                 if self.over.is_set() or (holder and holder.token != self.mine.token):
                     return
                 if holder:
-                    now = dataclasses.replace(self.mine, beat_s=time.time())
-                    write_atomic(self.path, _as_json(now))
+                    now = dataclasses.asdict(self.mine) | {"beat_s": time.time()}
+                    write_atomic(self.path, json.dumps(now))
 
     def confirm(self) -> None:
         """Raise KitError where another process took over, DiskError where the folder is gone."""
@@ -250,7 +250,3 @@ def describe_holder(path: Path, holder: Holder) -> str:
         f"{line}. If that machine is gone, run again in {max(0, STALE_S - holder.age_s):.0f} s: a "
         f"lock without a sign of life for {STALE_S:.0f} s is taken over. Or delete {path}."
     )
-
-
-def _as_json(holder: Holder) -> bytes:
-    return json.dumps(dataclasses.asdict(holder)).encode()

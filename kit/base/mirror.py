@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kit.base.config import merge
+from kit.base.config import build, merge
 from kit.base.errors import DiskError, KitError
 from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, Lock, held
@@ -34,7 +34,7 @@ LARGE_BYTES = 100_000_000  # from here fetching takes so long that it is announc
 MEMORY = ".mirror.json"  # in the local folder: what was copied and when
 IDENTITY = ".id"  # file with the id of the run, the same in both folders
 RECORD = "report.json"  # the one file that is merged
-Stamp = tuple[int, int]  # bytes, and the time of the last change in nanoseconds
+Stamp = list[int]  # bytes, and the time of the last change in nanoseconds
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -195,12 +195,9 @@ class Mirror:
 
     def _memory(self) -> Memory:
         try:
-            memory = Memory(**json.loads((self.folder / MEMORY).read_bytes()))
-            memory.here = {name: tuple(each) for name, each in memory.here.items()}
-            memory.there = {name: tuple(each) for name, each in memory.there.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            memory = Memory(here={}, there={}, record={})
-        return memory
+            return build(Memory, json.loads((self.folder / MEMORY).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return Memory(here={}, there={}, record={})
 
     def keep(self, wait_s: float = 0.0) -> bool:
         """`copy`, but report errors instead of raising them; return whether all is kept."""
@@ -270,7 +267,7 @@ def stamp(path: Path) -> Stamp | None:
         about = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return (about.st_size, about.st_mtime_ns)
+    return [about.st_size, about.st_mtime_ns]
 
 
 def copy_whole(source: Path, target: Path) -> None:

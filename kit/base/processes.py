@@ -46,7 +46,12 @@ def run_in_process(
         process.join(EXIT_S)
     except EOFError:
         process.join()
-        raise KitError(_reason(process.exitcode)) from None
+        code = process.exitcode
+        how = (
+            f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        )
+        hint = ": most likely memory ran out" if how.endswith("SIGKILL") else ""
+        raise KitError(f"its process {how}{hint}") from None
     finally:
         if process.pid is not None:
             process.kill()
@@ -68,14 +73,6 @@ def _answer(sender, packed: bytes) -> None:
         answer = (False, error)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
         sender.send(pickle.dumps(answer))
-
-
-def _reason(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"its process ended with code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = ": most likely memory ran out" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"
 
 
 # One process's part of some work, `job(tools, advance)`; `advance(n)` reports n more units done. It

@@ -64,9 +64,10 @@ class BadRecord:
 
 
 class ByteFile:
-    """The first `size` bytes of a file; `size` is its size now. Raises DatasetError like `opened`.
+    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError.
 
-    `fingerprint` is the size and a digest of the first, middle and last 64 KiB.
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB; `begin` is the
+    offset behind a byte order mark.
     """
 
     def __init__(self, path: Path):
@@ -78,6 +79,10 @@ class ByteFile:
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
+        for magic, kind in NOT_TEXT.items():
+            if samples.startswith(magic):
+                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        self.begin = len(BOM) if samples.startswith(BOM) else 0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
@@ -109,15 +114,6 @@ class ByteFile:
                 f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
                 "is mounted. A saved position stays valid: restore the file and resume."
             ) from error
-
-    def text_start(self) -> int:
-        """The offset behind a byte order mark. Raises DatasetError when this is not UTF-8 text."""
-        with self.opened() as read:
-            head = read(0, 4)
-        for magic, kind in NOT_TEXT.items():
-            if head.startswith(magic):
-                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
-        return len(BOM) if head.startswith(BOM) else 0
 
     def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The bytes from `start` to `end`, `count` at a time."""
@@ -283,7 +279,7 @@ class FileStream(Stream):
         self.file = ByteFile(path)
         self.keep = keep
         self.on_bad_record = on_bad_record
-        self.begin = self.file.text_start()
+        self.begin = self.file.begin
         self.end = self.file.size  # of the part of the file that holds records
         self.seek([0, 0, 0])
 
