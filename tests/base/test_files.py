@@ -49,13 +49,12 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize("moved", range(len(NAMES)))
 def test_no_mark_is_ever_beside_a_mixture(moved, tmp_path, monkeypatch):
     write(tmp_path, "old")
-    left = [moved]
-    replace = os.replace
+    steps = iter([os.replace] * moved)
 
     def stops(source, target):
-        if not left[0]:
+        replace = next(steps, None)
+        if replace is None:
             raise KeyboardInterrupt
-        left[0] -= 1
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", stops)
@@ -66,14 +65,14 @@ def test_no_mark_is_ever_beside_a_mixture(moved, tmp_path, monkeypatch):
     assert not marks or set(texts.values()) == marks == {"new"}
 
 
-def counting() -> Callable[[], dict]:
+@pytest.fixture
+def work() -> Callable[[], dict]:
     """A work that counts how often it was done."""
     times = itertools.count(1)
     return lambda: {"text": "ሰላም", "times": next(times), "score": -math.inf}
 
 
-def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tmp_path):
-    work = counting()
+def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tmp_path, work):
     path = tmp_path / "deep" / "result.json"
     assert [cached_result(path, key, work)["times"] for key in "aabb"] == [1, 1, 2, 2]
     assert "ሰላም" in path.read_text(encoding="utf-8")
@@ -82,9 +81,9 @@ def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tm
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"key": "a"}', b"\xff", b"[" * 99_999])
-def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, data):
+def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, work, data):
     path = tmp_path / "result.json"
     path.write_bytes(data)
     with pytest.warns(UserWarning, match=r"result\.json is damaged .* made again"):
-        cached_result(path, "a", counting())
+        cached_result(path, "a", work)
     assert cached_result(path, "a", None)["times"] == 1

@@ -46,24 +46,25 @@ def machine(tmp_path, lines):
 
 
 @pytest.fixture
-def drive(monkeypatch, tmp_path):
-    """Faults of the Drive, one for each copy to it: `drive.faults` is what the next ones meet."""
+def drive(monkeypatch):
+    """The files that were copied, and the faults (or None) that the next copies meet halfway."""
     copyfile = shutil.copyfile
-
     drive = SimpleNamespace(faults=[], copied=[])
 
     def faulty(source, target):
-        if Path(target).is_relative_to(tmp_path / "drive"):
-            fault = drive.faults.pop(0) if drive.faults else None
-            if fault:
-                half = Path(source).read_bytes()[: Path(source).stat().st_size // 2]
-                Path(target).write_bytes(half)
-                raise OSError(fault, os.strerror(fault))
-            drive.copied.append(Path(source).name)
+        drive.copied.append(Path(source).name)
+        fault = drive.faults.pop(0) if drive.faults else None
+        if fault:
+            Path(target).write_bytes(Path(source).read_bytes()[: Path(source).stat().st_size // 2])
+            raise fault
         copyfile(source, target)
 
     monkeypatch.setattr(mirror.shutil, "copyfile", faulty)
     return drive
+
+
+def fault(number: int, *more) -> OSError:
+    return OSError(number, os.strerror(number), *more)
 
 
 def test_a_fresh_machine_finds_everything(machine):
@@ -86,10 +87,10 @@ def test_nothing_is_copied_twice(machine, drive):
     assert b.fetch() and not b.fetch()
     b.copy()
     Mirror(a.folder, a.kept).copy()  # another process of that machine
-    assert drive.copied == ["one", "two"]
+    assert drive.copied == ["one", "two"] * 2, "there and back"
     write(a.folder, two="2 and more")
     a.copy()
-    assert drive.copied == ["one", "two", "two"]
+    assert drive.copied == [*["one", "two"] * 2, "two"]
 
 
 def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_comes(machine):
@@ -111,7 +112,7 @@ def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_co
 def test_a_failing_drive_is_reported_once_and_tried_again(machine, drive, lines):
     a = machine()
     write(a.folder, weights="long enough", mark="done")
-    drive.faults = [errno.EIO, errno.EIO]
+    drive.faults = [fault(errno.EIO), fault(errno.EIO)]
     assert not a.keep() and not a.keep()
     assert stamps(a.kept) == {}, "neither a half file nor a mark before what it marks"
     (line,) = lines
@@ -130,7 +131,7 @@ def test_a_full_drive_keeps_the_last_checkpoint_and_says_what_helps(machine, dri
     a.copy()
     write(a.folder, **{"checkpoints__new.safetensors": "new"})
     (a.folder / "checkpoints/1.safetensors").unlink()
-    drive.faults = [errno.ENOSPC]
+    drive.faults = [fault(errno.ENOSPC)]
     assert not a.keep()
     assert "No space left on device" in lines[0] and "empty its bin" in lines[0]
     assert texts(a.kept) == {f"checkpoints/{older}.safetensors": str(older)}
@@ -150,43 +151,35 @@ def test_a_deleted_folder_takes_nothing_with_it(machine):
     assert texts(a.kept) == {"preset": "tiny"}
 
 
-def test_an_unreadable_drive_is_not_an_empty_one(machine, monkeypatch):
+def test_an_unreadable_drive_is_not_an_empty_one(machine, drive, monkeypatch):
     a, b = machine("a"), machine("b")
     write(a.folder, preset="tiny")
     a.copy()
 
     def broken(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        raise fault(errno.EIO, str(path))
 
-    monkeypatch.setattr(mirror.os, "scandir", broken)
-    with pytest.raises(OSError, match="Input/output error"):
-        b.fetch()
-    monkeypatch.undo()
-    monkeypatch.setattr(mirror.shutil, "copyfile", lambda *_: broken("preset"))
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.os, "scandir", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            b.fetch()
+    drive.faults = [fault(errno.EIO)] * mirror.FETCH_TRIES
     monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
     with pytest.raises(OSError, match="Input/output error"):
         b.fetch()
     assert stamps(b.folder) == {}
 
 
-def test_fetching_tries_again_and_resumes_where_it_stopped(machine, monkeypatch):
+def test_fetching_tries_again_and_resumes_where_it_stopped(machine, drive, monkeypatch):
     a, b = machine("a"), machine("b")
     write(a.folder, one="1", two="2", three="3", four="4")
     a.copy()
-    copyfile, calls = shutil.copyfile, []
-    faults = {2: OSError(errno.EIO, os.strerror(errno.EIO)), 5: KeyboardInterrupt()}
-
-    def flaky(source, target):
-        calls.append(Path(source).name)
-        if len(calls) in faults:
-            raise faults[len(calls)]
-        copyfile(source, target)
-
+    drive.copied.clear()
+    drive.faults = [None, fault(errno.EIO), None, None, KeyboardInterrupt()]
     monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
-    monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
     with pytest.raises(KeyboardInterrupt):
         b.fetch()
-    assert calls == ["one", "two", "two", "three", "four"]
+    assert drive.copied == ["one", "two", "two", "three", "four"]
     assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
