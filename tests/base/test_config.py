@@ -1,10 +1,8 @@
 """Presets, settings and JSON of strangers: what fits is built, of what does not a part is named."""
 
 import dataclasses
-import errno
 import importlib
 import math
-import os
 import re
 
 import pytest
@@ -15,7 +13,7 @@ from kit.audio.spectrogram import MelConfig
 from kit.base import config
 from kit.base.config import CONFIGS, ROOT, build, load_preset, merge
 from kit.base.errors import KitError, Note
-from kit.base.files import digest, write_atomic
+from kit.base.files import digest
 from kit.inference.voice import Habits
 from kit.recipes import open_run
 
@@ -118,21 +116,6 @@ def test_digest_changes_with_any_part_only():
     assert one == digest(Setting(), {"b": 2, "a": 1}, "ሰላም") and len(one) == 12
     assert one != digest(Setting(steps=4), {"a": 1, "b": 2}, "ሰላም")
     assert one != digest(Setting(), {"a": 1, "b": 2}, "ሰላ")
-
-
-def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
-    path = tmp_path / "deep" / "file"
-    write_atomic(path, "ሰላም")
-    assert path.read_text(encoding="utf-8") == "ሰላም"
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="Free some disk space") as caught:
-        write_atomic(path, b"new")
-    assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
-    assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
 
 
 def config_classes() -> dict[str, type]:

@@ -1,5 +1,6 @@
 """Files that belong together are replaced together; a result is made once for all it depends on."""
 
+import errno
 import itertools
 import math
 import os
@@ -8,7 +9,23 @@ from collections.abc import Callable
 import pytest
 
 from kit.base.errors import DiskError
-from kit.base.files import atomic_folder, cached_result
+from kit.base.files import atomic_folder, cached_result, write_atomic
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch, step):
+    path = tmp_path / "deep" / "file"
+    write_atomic(path, "ሰላም")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="Free some disk space") as caught:
+        write_atomic(path, b"new")
+    assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
+    assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
+
 
 NAMES = ("a.json", "b.json", "card", "weights")
 MARKS = ("card", "weights")

@@ -1,14 +1,13 @@
 """One run, one folder, one record."""
 
 import base64
-import errno
+import html
 import json
 import multiprocessing
 import os
 import re
 import shlex
 import time
-from html.parser import HTMLParser
 
 import pytest
 import soundfile
@@ -79,45 +78,17 @@ def test_a_demo_that_finds_its_work_done_keeps_its_clock(run, monkeypatch):
     assert (report["wall_s"], report["interruptions"]) == (first_s, 0)
 
 
-class Page(HTMLParser):
-    """Collects the tags, the addresses and the text of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.addresses, self.texts = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.addresses += [v for k, v in attributes if k in ("src", "href")]
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def test_the_page_is_self_contained_and_escapes_text(run):
     nasty = "<script>alert('x')</script> & \"ሰላም\""
     soundfile.write(run.path("samples", "a.wav"), speech(0.1), RATE)
     samples = [{"text": nasty, "wav": "samples/a.wav", "split": "<b>"}]
     run.record(samples=[*samples, {"text": "gone", "wav": "samples/none.wav", "split": "x"}])
     run.record(note={nasty: nasty})
-    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
-    assert page.tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(page.tags)
-    assert all(a.startswith("data:audio/wav;base64,") for a in page.addresses)
-    assert sum(nasty in text for text in page.texts) == 3
-
-
-def test_a_full_disk_leaves_the_record_as_it_was(run, monkeypatch):
-    before = run.record(train={"loss": 2.0})
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="Free some disk space"):
-        run.record(train={"loss": 1.0})
-    monkeypatch.undo()
-    assert on_disk(run) == before and len(list(run.folder.iterdir())) == 2
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    tags = re.findall(r"<(\w+)", page)
+    assert tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(tags)
+    assert re.findall(r"(?:src|href)=.(.{22})", page) == ["data:audio/wav;base64,"]
+    assert html.unescape(page).count(nasty) == 3
 
 
 def test_a_run_keeps_its_preset_and_its_data_for_life(place):
