@@ -194,16 +194,13 @@ def require_types(cls, values: dict) -> None:
     """Raise KitError for a value that is not of the type dataclass `cls` says."""
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
-        if not fits(value, hints[key]):
-            plain = isinstance(hints[key], type) and not typing.get_args(hints[key])
-            wanted = hints[key].__name__ if plain else hints[key]
-            if tuple in (hints[key], typing.get_origin(hints[key])):  # in YAML
+        hint = hints[key]
+        if not fits(value, hint):
+            wanted = hint.__name__ if type(hint) is type else hint
+            if tuple in (hint, typing.get_origin(hint)):  # in YAML
                 wanted = f"a list, such as [a, b] ({wanted})"
-            got = shorten(repr(value))
-            raise KitError(
-                f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__}).",
-                field=key,
-            )
+            got = f"{shorten(repr(value))} ({type(value).__name__})"
+            raise KitError(f"{cls.__name__}.{key} must be {wanted}, got {got}.", field=key)
 
 
 def fits(value, hint) -> bool:
@@ -222,9 +219,8 @@ def fits(value, hint) -> bool:
 def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
-        value = getattr(config, field)
-        text = f"{type(config).__name__}.{field} = {shorten(repr(value))}: {fix}"
-        raise KitError(text, field=field)
+        value = shorten(repr(getattr(config, field)))
+        raise KitError(f"{type(config).__name__}.{field} = {value}: {fix}", field=field)
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:

@@ -83,12 +83,9 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        raise DiskError(
-            errno.ENOSPC,
-            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
-            f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
-            "another disk",
-        )
+        left = f"about {needed_bytes / 1e6:.0f} MB, its disk has {free_bytes / 1e6:.0f} MB left"
+        fix = "Free some space, or set KIT_RUNS to a folder on another disk"
+        raise DiskError(errno.ENOSPC, f"{folder} needs {left}. {fix}")
 
 
 DISK_FIXES = {

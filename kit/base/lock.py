@@ -142,11 +142,9 @@ class Lock:
         """Raise KitError where another process took over, DiskError where the folder is gone."""
         holder = read_holder(self.path)
         if holder is None and not self.path.parent.is_dir():
-            raise DiskError(
-                errno.ENOENT,
-                f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}: put "
-                "it back and run again, or start a new run",
-            )
+            gone = f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}"
+            fix = "put it back and run again, or start a new run"
+            raise DiskError(errno.ENOENT, f"{gone}: {fix}")
         if holder is None and self._make():  # somebody removed the file alone
             return
         holder = holder or read_holder(self.path) or Holder()

@@ -127,7 +127,9 @@ class Mirror:
                 return False
             self._join(memory)
             gone = [name for name in memory.here if name not in here]
-            self._remove([n for n in gone if self._is_replaced(n, here, memory)], memory)
+            # What is replaced by a complete file of its kind makes room for the next one.
+            kinds = {kind(name) for name in here if memory.here.get(name) == here[name]}
+            self._remove([name for name in gone if kind(name) in kinds], memory)
             for name in sorted(here, key=lambda name: here[name][1]):
                 if memory.here.get(name) == here[name]:
                     continue
@@ -149,14 +151,6 @@ class Mirror:
             memory.here.clear()
             memory.there.clear()
             write_atomic(self.kept / IDENTITY, identity)
-
-    def _is_replaced(self, name: str, here: dict[str, Stamp], memory: Memory) -> bool:
-        """Whether another file of the kind of `name` has been copied completely."""
-        kind = (Path(name).parent, Path(name).suffix)
-        return any(
-            (Path(other).parent, Path(other).suffix) == kind and memory.here[other] == here[other]
-            for other in memory.here.keys() & here.keys()
-        )
 
     def _merge_record(self, memory: Memory) -> None:
         """Merge this machine's new figures into those that another one recorded meanwhile."""
@@ -249,6 +243,10 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     return {name: about for name, about in found.items() if about is not None}
 
 
+def kind(name: str) -> tuple[Path, str]:
+    return Path(name).parent, Path(name).suffix
+
+
 def is_same(before: Stamp | None, now: Stamp) -> bool:
     """Whether a kept file is unchanged; some disks store times only to the second."""
     return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
@@ -286,9 +284,8 @@ def fetch_whole(source: Path, target: Path) -> None:
             return copy_whole(source, target)
         except OSError as error:
             if tried == FETCH_TRIES:
-                raise DiskError(
-                    error.errno, f"could not fetch {source}: {reason(error)}"
-                ) from error
+                message = f"could not fetch {source}: {reason(error)}"
+                raise DiskError(error.errno, message) from error
             time.sleep(1.0)
 
 

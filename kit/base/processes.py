@@ -26,8 +26,7 @@ def run_in_process(
     The process is forked from a clean server that has imported the `preload` modules of the first
     call. Raises KitError where it dies or takes longer than `limit_s`.
     """
-    methods = multiprocessing.get_all_start_methods()
-    method = "forkserver" if "forkserver" in methods else "spawn"
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     processes = multiprocessing.get_context(method)
     if method == "forkserver":
         # A server that has asked CUDA for its devices could not be forked from; NVML may be asked.
@@ -46,10 +45,9 @@ def run_in_process(
         process.join(EXIT_S)
     except EOFError:
         process.join()
-        code = process.exitcode
-        how = (
-            f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-        )
+        how = f"ended with code {process.exitcode}"
+        if process.exitcode < 0:
+            how = f"was ended by {signal.Signals(-process.exitcode).name}"
         hint = ": most likely memory ran out" if how.endswith("SIGKILL") else ""
         raise KitError(f"its process {how}{hint}") from None
     finally:
