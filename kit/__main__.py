@@ -37,16 +37,12 @@ Exit codes: 0 done, 2 something must be changed (the message says what), 3 `eval
 voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
 GATE_FAILED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 SAVED = "later commands need not repeat it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help.
-
-    Options that are not given are left to the recipe's defaults.
-    """
+    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help."""
 
     name: str
     recipe: str  # MODULE:NAME of kit.recipes; it gets the run and the options
@@ -83,7 +79,7 @@ class Command:
             own.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
-        """Run the recipe with those of its own options that were given."""
+        """Run the recipe with those of its own options that were given, else its defaults."""
         given = vars(options)
         recipe = pkgutil.resolve_name(f"kit.recipes.{self.recipe}")
         steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
@@ -417,10 +413,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Answer) -> int:
-    """Run the recipe's steps and print each result, until the end or an interrupt.
-
-    Under torchrun the first process does this; the others wait for its orders.
-    """
+    """Run the recipe's steps, under torchrun in its first process, and print each result."""
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()

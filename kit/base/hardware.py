@@ -51,7 +51,7 @@ class Choice:
 
 
 def detect() -> Hardware:
-    """The GPU when there is one that this build of torch has code for, else the CPU."""
+    """The GPU; the CPU where there is none, or, with a warning, if torch has no code for it."""
     import psutil  # here and below: speaking works without it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -59,33 +59,26 @@ def detect() -> Hardware:
     cpu = Hardware(
         device="cpu", name=cpu_name(), cores=cores, ram_bytes=ram, memory_bytes=ram, capability=None
     )
-    if not gpu_can_run():
+    if not torch.cuda.is_available():
         return cpu
     card = torch.cuda.get_device_properties(0)
-    gpu = {"name": card.name, "memory_bytes": card.total_memory}
-    return dataclasses.replace(cpu, device="cuda", capability=(card.major, card.minor), **gpu)
-
-
-def gpu_can_run() -> bool:
-    """Whether there is a GPU that this build of torch has code for; warns if it has none."""
-    if not torch.cuda.is_available():
-        return False
+    capability = (card.major, card.minor)
     # With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
-    card = torch.cuda.get_device_properties(0)
     architectures = torch.cuda.get_arch_list()
-    if torch.version.cuda is None or has_code_for((card.major, card.minor), architectures):
-        return True
+    if torch.version.cuda is None or has_code_for(capability, architectures):
+        gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
+        return dataclasses.replace(cpu, device="cuda", **gpu)
     warnings.warn(
         f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
-        f"built for {', '.join(architectures)}, that GPU has compute capability {card.major}."
-        f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
+        f"built for {', '.join(architectures)}, that GPU has compute capability "
+        f"{format_capability(capability)}. The build with CUDA 12.6 has code for it: pip install "
         # "+cu126", because pip would take another build of the same number for good enough.
         "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
         category=Note,
         stacklevel=2,
     )
-    return False
+    return cpu
 
 
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:

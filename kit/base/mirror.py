@@ -1,11 +1,9 @@
 """Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
 On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
-So a `Mirror` copies changes of a run's folder to the kept one, and a new machine fetches all of it.
 Files are copied in the order of their changes, to a temporary name that is then changed: whenever
 the machine ends, the kept ones are complete, and no mark precedes what it marks. What was removed
 here is removed there: older checkpoints as soon as a newer one is kept, anything else at the end.
-
 Machines may share a run: of a file that both wrote the later one stays, figures of report.json are
 merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
 """
@@ -108,10 +106,9 @@ class Mirror:
         write_atomic(self.folder / IDENTITY, there or secrets.token_hex(8))
 
     def copy(self, wait_s: float = 0.0) -> bool:
-        """Copy what changed here since the last time; return whether all of it is kept.
+        """Copy what changed here; False if another process copies for longer than `wait_s`.
 
-        False if another process copies for longer than `wait_s`. Raises DiskError, and KitError if
-        another machine has taken the run over.
+        Raises DiskError, and KitError if another machine has taken the run over.
         """
         here = stamps(self.folder, self.apart)
         if not here:

@@ -64,25 +64,21 @@ class BadRecord:
 
 
 class ByteFile:
-    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError.
-
-    `fingerprint` is the size and a digest of the first, middle and last 64 KiB; `begin` is the
-    offset behind a byte order mark.
-    """
+    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.size = 0
         with self._explain_errors(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))  # first, middle, last
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
         for magic, kind in NOT_TEXT.items():
             if samples.startswith(magic):
                 raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
-        self.begin = len(BOM) if samples.startswith(BOM) else 0
+        self.begin = len(BOM) if samples.startswith(BOM) else 0  # of its text
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
@@ -343,24 +339,19 @@ class FileStream(Stream):
         if self.config.shuffle:
             order = permutation(self.blocks, self.config.seed, self.epoch, 0)
         for group in range(role + turn * roles, self.groups, roles):
-            records = self._read_group(order, group, report=record == 0)
+            records = []
+            for offset, data in self._spans(order, group):  # bad ones are reported once if resumed
+                records += self._records(offset, data, report=record == 0)
+            if self.keep:
+                records = list(filter(self.keep, records))
+            if self.config.shuffle:
+                records = shuffled(records, self.config.seed, self.epoch, group + 1)
             remaining = iter(records[record:])
             self._set_turn(turn, len(records), remaining)
             yield remaining
             turn += 1
             record = 0
         self._set_turn(turn, 0, iter(()))
-
-    def _read_group(self, order: np.ndarray, group: int, report: bool) -> list:
-        """The group's records; bad ones are reported if `report`, so only once when resumed."""
-        records = []
-        for offset, data in self._spans(order, group):
-            records += self._records(offset, data, report)
-        if self.keep:
-            records = list(filter(self.keep, records))
-        if self.config.shuffle:
-            records = shuffled(records, self.config.seed, self.epoch, group + 1)
-        return records
 
     def _spans(self, order: np.ndarray, group: int) -> list[tuple[int, bytes]]:
         size = self.config.group_blocks

@@ -118,15 +118,11 @@ def test_an_unknown_preset_begins_no_run(place):
     assert not list(place.iterdir())
 
 
-def test_data_come_before_their_index(run):
+def test_data_come_before_their_index_or_the_run_that_was_meant_is_named(place, run):
     with pytest.raises(KitError, match=r"`mine` has no `data\.codes` yet: run 01_data_prep"):
         run.index()
     run.record(data={"codes": "codes/k.json"})
     assert run.index() == run.folder / "codes" / "k.json"
-
-
-def test_the_error_about_a_misspelt_run_names_the_run_that_was_meant(place, run):
-    run.record(data={"codes": "codes/k.json"})
     with pytest.raises(KitError, match=r"`mnie` has .*`mine`"):
         open_run("tiny", name="mnie").index()
     with pytest.raises(KitError) as error:
