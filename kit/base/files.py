@@ -220,9 +220,7 @@ def read_result(path: Path, key: str):
         return None
     except (ValueError, RecursionError) as error:
         problem = shorten(error)
-    warnings.warn(
-        f"{path} is damaged ({problem}): its value is made again.", category=Note, stacklevel=3
-    )
+    warnings.warn(f"{path} is damaged ({problem}): its value is made again.", Note, stacklevel=3)
     return None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.base.config import build
+from kit.base.config import build, parse_object
 from kit.base.errors import DiskError, KitError
 from kit.base.files import disk_errors, write_atomic
 
@@ -190,8 +190,8 @@ def read_holder(path: Path) -> Holder | None:
     except PermissionError:  # Windows: it is just being replaced or removed
         return Holder(beat_s=time.time())
     try:
-        holder = build(Holder, json.loads(data))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        holder = build(Holder, parse_object(data, path.name))
+    except KitError:
         holder = Holder()
     return holder if holder.token else Holder(beat_s=made_s)
 

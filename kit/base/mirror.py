@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kit.base.config import build, merge
+from kit.base.config import build, merge, parse_object
 from kit.base.errors import DiskError, KitError
 from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, Lock, held
@@ -312,10 +312,9 @@ def changes(before: dict, now: dict) -> dict:
 def read_record(path: Path) -> dict:
     """Read the figures of a report.json; {} if it is missing or damaged."""
     try:
-        record = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_object(path.read_bytes(), path.name)
+    except (OSError, KitError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def read_line(path: Path) -> str:

@@ -119,17 +119,13 @@ class Run:
     def report(self) -> dict:
         """Return everything recorded. Raises KitError if the file is damaged."""
         path = self.folder / "report.json"
-        fix = (
-            f"move or delete it and run the notebooks of `{self.name}` again from 00_setup; "
-            "finished work is not repeated."
-        )
         try:
-            report = json.loads(path.read_bytes()) if path.is_file() else {}
-        except (ValueError, RecursionError) as error:
-            raise KitError(f"{path} is damaged ({shorten(error)}): {fix}") from error
-        if not isinstance(report, dict):
-            raise KitError(f"{path} does not hold figures by name: {fix}")
-        return report
+            return config.parse_object(path.read_bytes(), str(path)) if path.is_file() else {}
+        except KitError as error:
+            raise KitError(
+                f"{error}: move or delete it and run the notebooks of `{self.name}` again from "
+                "00_setup; finished work is not repeated."
+            ) from error
 
     def record(self, **figures) -> dict:
         """Merge `figures` into report.json, one process at a time, and rewrite report.html."""
