@@ -149,7 +149,7 @@ def rename_settings(sections: dict, where: str = "") -> dict:
                 entries[key] = value
             else:
                 warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
-                entries.setdefault(new_name.partition(".")[2], value)  # the new name's wins
+                entries.setdefault(new_name.partition(".")[2], value)  # of two, the new name's
     return renamed
 
 

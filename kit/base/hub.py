@@ -194,13 +194,12 @@ def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFil
         ) from error
     except Exception as error:  # of the library below, which differs from version to version
         raise KitError(hub_source().unreachable(error)) from error
-    files = [
-        RemoteFile(
-            name=f.rfilename, size_bytes=f.size or 0, sha256=f.lfs["sha256"] if f.lfs else ""
-        )
-        for f in info.siblings or ()
-    ]
-    return info.sha, {file.name: file for file in files}
+    files = {}
+    for file in info.siblings or ():
+        name = file.rfilename
+        sha256 = file.lfs["sha256"] if file.lfs else ""
+        files[name] = RemoteFile(name=name, size_bytes=file.size or 0, sha256=sha256)
+    return info.sha, files
 
 
 def endpoint() -> str | None:
