@@ -19,10 +19,7 @@ def run_code(code: str) -> None:
 
 @pytest.fixture
 def computer(monkeypatch, tmp_path):
-    """Describes a computer to the kit: its system, programs and Python packages, or all there are.
-
-    It has Python's header.
-    """
+    """Describes a computer with Python's header: its system, programs, and whether packages."""
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda _: tmp_path)
     monkeypatch.delenv("CC", raising=False)
@@ -43,11 +40,10 @@ def refused(device: str, *facts: str) -> bool:
     return choice.value == "no" and all(fact in choice.reason for fact in facts)
 
 
-@pytest.mark.parametrize("name, system", [("g++", "linux"), ("clang++", "darwin"), ("cl", "win32")])
-def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(
-    computer, monkeypatch, name, system
-):
+@pytest.mark.parametrize("name", ["g++", "clang++", "cl"])
+def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(computer, monkeypatch, name):
     """torch looks for one name alone: another compiler on the path would not help it."""
+    system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[name]
     computer(system, has=lambda program: program == name)
     assert compiler_available("cpu").reason == f"{name} is installed"
     assert compiler.will_compile(True, torch.device("cpu")) == (True, "")

@@ -149,9 +149,7 @@ KERNELS += [((9, 0), "bf16", 512, "efficient")]
 
 
 @pytest.mark.parametrize(("capability", "precision", "width", "wanted"), KERNELS)
-def test_attention_of_a_gpu_that_is_not_here_follows_from_its_description(
-    capability, precision, width, wanted
-):
+def test_attention_of_a_gpu_elsewhere_is_expected(capability, precision, width, wanted):
     described = dataclasses.replace(gpu(16, capability), name="a card of another machine")
     choice = hardware.attention_backend(described, precision, width)
     assert choice.value == wanted
@@ -172,9 +170,7 @@ def test_a_build_of_torch_runs_on_the_generations_it_was_made_for(architectures,
 
 
 @pytest.mark.parametrize(("capability", "device"), [((6, 0), "cpu"), ((7, 5), "cuda")])
-def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_fix_is_named(
-    monkeypatch, capability, device
-):
+def test_a_card_without_code_in_torch_is_left_idle_with_a_fix(monkeypatch, capability, device):
     major, minor = capability
     card = SimpleNamespace(name="Tesla", major=major, minor=minor, total_memory=16 * 2**30)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -209,9 +205,7 @@ SAMPLES += [([(100, 0)], asked, wanted) for asked, wanted in (("3", 3), ("0", 2)
 
 
 @pytest.mark.parametrize(("samples", "asked", "wanted"), [*SAMPLES, ([(100, 0)], "", 2)])
-def test_omp_num_threads_decides_or_the_cores_nobody_keeps_busy(
-    monkeypatch, set_load, samples, asked, wanted
-):
+def test_omp_num_threads_or_the_free_cores_decide(monkeypatch, set_load, samples, asked, wanted):
     set_load(*samples)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     choice = use_threads(CPU)
@@ -239,17 +233,12 @@ def test_peak_memory_stays_when_memory_is_given_back():
     assert peak >= size_bytes and peak_memory_bytes("cpu") >= 0.98 * peak
 
 
-@pytest.mark.parametrize(
-    "system, memory, peak_bytes",
-    [
-        ("win32", SimpleNamespace(rss=3, peak_wset=5 * 2**20), 5 * 2**20),
-        ("darwin", None, 7_000_000),
-        ("freebsd14", None, 7_000_000 * 1024),
-    ],
-)
-def test_peak_memory_without_proc_is_what_the_system_reports(
-    monkeypatch, system, memory, peak_bytes
-):
+PEAKS = [("darwin", None, 7_000_000), ("freebsd14", None, 7_000_000 * 1024)]
+PEAKS += [("win32", SimpleNamespace(rss=3, peak_wset=5 * 2**20), 5 * 2**20)]
+
+
+@pytest.mark.parametrize("system, memory, peak_bytes", PEAKS)
+def test_peak_memory_without_proc_is_as_reported(monkeypatch, system, memory, peak_bytes):
     used = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=7_000_000))
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: memory))
     monkeypatch.setattr("kit.base.hardware.PROC_STATUS", Path("not/on/this/system"))

@@ -116,12 +116,16 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
     assert len(bad) == 1 and "longer than longest_record_bytes (1000)" in bad[0].reason
 
 
-@pytest.mark.parametrize(
-    "kind, data", [("UTF-16", "ሰ".encode("utf-16")), ("gzip", b"\x1f\x8b\x08")]
-)
-def test_files_that_are_no_utf8_text_are_named(tmp_path, kind, data):
-    with pytest.raises(DatasetError, match=kind):
-        TextLines(write(tmp_path, "a.txt", data))
+UNUSABLE = [(TextLines, "ሰ".encode("utf-16"), "UTF-16"), (TextLines, b"\x1f\x8b\x08", "gzip")]
+UNUSABLE += [(Table, head, "header") for head in ("", "a,a\n", "a,,c\n", "\n")]
+NO_ARRAYS = ["", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n']
+UNUSABLE += [(JsonArray, text, "not a JSON array") for text in NO_ARRAYS]
+
+
+@pytest.mark.parametrize("kind, data, reason", UNUSABLE, ids=ascii)
+def test_a_file_that_cannot_be_used_is_reported_at_once(tmp_path, kind, data, reason):
+    with pytest.raises(DatasetError, match=reason):
+        kind(write(tmp_path, "a", data))
 
 
 @pytest.mark.parametrize("block_bytes", [2, 5, 64, 65536])
@@ -208,12 +212,6 @@ def test_a_quote_that_is_never_closed_is_reported_before_reading(tmp_path):
     assert bad[0].offset == 8
 
 
-@pytest.mark.parametrize("head", ["", "a,a\n", "a,,c\n", "\n"])
-def test_an_unusable_header_is_reported(tmp_path, head):
-    with pytest.raises(DatasetError, match="header"):
-        Table(write(tmp_path, "a.csv", head))
-
-
 def test_a_bom_is_no_part_of_the_first_column_which_may_be_the_only_one(tmp_path):
     path = write(tmp_path, "a.csv", b"\xef\xbb\xbfid,text\r\n1,x\r\n")
     assert list(Table(path)) == [{"id": "1", "text": "x"}]
@@ -284,12 +282,6 @@ def test_an_array_is_read_on_after_a_broken_element(tmp_path):
     lines, records = zip(*rows(path))
     assert lines == (1, 2, 3, 3)
     assert [isinstance(record, BadRecord) for record in records] == [False, True, False, True]
-
-
-@pytest.mark.parametrize("text", ["", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n'])
-def test_what_is_no_array_is_reported(tmp_path, text):
-    with pytest.raises(DatasetError, match="not a JSON array"):
-        JsonArray(write(tmp_path, "a.json", text))
 
 
 def test_a_split_goes_by_a_column(tmp_path):
