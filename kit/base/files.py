@@ -188,12 +188,7 @@ def append_lines(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def cached_result(
-    path: Path,
-    key: str,
-    make: Callable[[], object],
-    is_usable: Callable[[object], bool] = lambda _: True,
-):
+def cached_result(path: Path, key: str, make: Callable, is_usable: Callable = lambda _: True):
     """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
 
     `key` is a `digest` of all it depends on; `is_usable(value)` is False if its files are gone.

@@ -44,28 +44,17 @@ class Memory:
     record: dict  # RECORD when both were last equal
 
 
+@dataclasses.dataclass(eq=False)
 class Mirror:
-    """Keeps `folder` in `kept` as well. `apart` names folders inside it that are not copied.
+    """Keeps `folder` in `kept` as well."""
 
-    `one_run` is False for a folder that several runs fill with files named by their content. `say`
-    is called once when copying starts to fail, and once when it works again.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        kept: Path,
-        apart: tuple[str, ...] = (),
-        one_run: bool = True,
-        say: Callable[[str], None] = print,
-    ):
-        self.folder = Path(folder)
-        self.kept = Path(kept)
-        self.apart = apart
-        self.one_run = one_run
-        self.say = say
-        self.trouble = ""  # why the last copy failed; "" if it did not
-        self.lock: Lock | None = None  # while this machine has the run for itself
+    folder: Path
+    kept: Path
+    apart: tuple[str, ...] = ()  # folders inside it that are not copied
+    one_run: bool = True  # False: several runs fill it with files named by their content
+    say: Callable[[str], None] = print  # once when copying starts to fail, and when it works again
+    trouble: str = ""  # why the last copy failed; "" if it did not
+    lock: Lock | None = None  # while this machine has the run for itself
 
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
         """Copy the `wanted` kept files that are not here, or unchanged here; return the bytes."""
@@ -230,7 +219,7 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
     found = {}
     for place, below, names in os.walk(folder, onerror=_unless_missing):
-        if Path(place) == Path(folder):
+        if Path(place) == folder:
             below[:] = [name for name in below if name not in apart]
         for name in names:
             # Working files of processes are not kept.

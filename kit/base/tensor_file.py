@@ -29,9 +29,7 @@ MAX_SIZE = 2**40  # numbers in a tensor
 SHA256 = (str, 64, 64)  # the schema of one
 
 
-def save_module(
-    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
-) -> None:
+def save_module(path: Path, module: nn.Module, dtype=torch.float32, **header) -> None:
     """Write `module`'s weights, as `dtype`, and `header` to `path`; KitError if not finite."""
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
@@ -66,12 +64,8 @@ def pack_tensors(arrays: dict[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save(arrays, metadata={"sha256": arrays_digest(arrays)})
 
 
-def save_tensors(
-    tensors: dict[str, Tensor] | dict[str, np.ndarray],
-    path: Path,
-    metadata: dict[str, str] | None = None,
-) -> None:
-    """Write a safetensors file without a copy in memory. Raises OSError."""
+def save_tensors(tensors: dict, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write torch's or NumPy's `tensors` to a safetensors file, uncopied. Raises OSError."""
     is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = safetensors.numpy if is_numpy else safetensors.torch
     try:
