@@ -17,7 +17,7 @@ from kit.base.config import load_preset, rename_settings
 from kit.base.errors import Note
 from kit.dataset import layouts
 from kit.dataset.data_report import ManifestConfig
-from kit.recipes.active_run import check_settings, parse_settings
+from kit.recipes.open_run import check_settings, parse_settings
 from kit.streams import formats as streams
 from kit.streams.stream import StreamConfig
 from kit.text import normalize as text

@@ -1,52 +1,28 @@
-"""A run with the machine it works on: opened, its settings checked, and copied to another disk.
+"""A run with the machine it works on, and what it is made from: recordings, a base model.
 
-With it: what it is made from (recordings, a base model), and pictures that recipes share.
-
-KIT_MIRROR names the folder of the copies, on Google Drive or a share, from which a fresh machine
-resumes; without it none are made. A run's folder and the code cache beside it stay on the local
-disk, so training never waits for a network. Shapes: L samples.
+With it, pictures that recipes share. Shapes: L samples.
 """
 
-import atexit
 import dataclasses
 import itertools
 import json
-import os
 import re
-import tarfile
-import threading
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
 from torch import Tensor
 
-from kit.audio.codec import codec_config
-from kit.audio.recognizer import RecognizerConfig
-from kit.audio.spectrogram import Mel, front_end_config
+from kit.audio.spectrogram import Mel
 from kit.base import hardware
 from kit.base import run as runs
-from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
-from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
-from kit.base.files import atomic_path, digest, write_atomic
-from kit.base.formatting import flat, nearest, shorten
-from kit.base.mirror import WAIT_S, Mirror
-from kit.base.run import Run, find_run, read_run_file
+from kit.base.config import build, merge
+from kit.base.formatting import flat
+from kit.base.run import Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
-from kit.batches.encoding import cache_key
-from kit.dataset.alignment import AlignConfig
-from kit.dataset.archive import ArchiveConfig
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.fetch import HubConfig
-from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.dataset.synthetic import CorpusConfig
-from kit.inference.candidates import CodeReaderConfig
-from kit.inference.compare_formats import InferConfig
-from kit.inference.evaluate import EvaluateConfig
 from kit.inference.generate import GenerateConfig
-from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
@@ -55,13 +31,10 @@ from kit.notebook.plots import Figure, heatmaps
 from kit.notebook.result import Result, Sound
 from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
-from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.ranks import ALONE, Ranks
 from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import Workload
-from kit.tuning.session_plan import TimeBudget
-from kit.tuning.trials import TrialConfig
 
 SETTINGS_SHOWN = 6
 
@@ -73,15 +46,14 @@ class ActiveRun(Run):
     hw: hardware.Hardware
     threads: hardware.Choice  # of torch
     precision: hardware.Choice  # "fp32", "fp16" or "bf16"
-    kept: "RunCopy | None" = None  # on another disk
+    kept: Any = None  # its `RunCopy` on another disk (open_run.py), if there is one
     ranks: Ranks = ALONE  # the processes that share its work
 
     def record(self, **figures) -> dict:
         """As `Run.record`; returns only after everything new was copied to the other disk."""
         report = super().record(**figures)
         if self.kept:
-            pack_clips(self.folder)
-            self.kept.flush()
+            self.kept.copy_all()
         return report
 
     def fetch_checkpoints(self) -> None:
@@ -114,7 +86,7 @@ class ActiveRun(Run):
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
-def active_run(run: Run, kept: "RunCopy | None" = None) -> ActiveRun:
+def active_run(run: Run, kept: Any = None) -> ActiveRun:
     """Return `run`, its copy `kept`, and what suits this machine; sets torch's threads."""
     if kept:
         kept.fetch_codes(run)
@@ -256,261 +228,10 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
 
 def workload(run: ActiveRun, **parts) -> Workload:
     """A training step of `run`, the fields `parts` replaced; by default of the longest lengths."""
-    names = ("model", "train", "speed", "data")
-    settings = {name: build(SECTIONS[name], run.section(name)) for name in names}
+    classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+    settings = {name: build(cls, run.section(name)) for name, cls in classes.items()}
     settings |= {"hw": run.hw, "precision": run.precision.value}
     return Workload(**settings | run.section("memory") | parts)
-
-
-# The class that checks each section of a preset; the others are checked against the preset itself.
-SECTIONS = {
-    "corpus": CorpusConfig,
-    "archive": ArchiveConfig,
-    "hub": HubConfig,
-    "manifest": ManifestConfig,
-    "text": TokenizerConfig,
-    "data": DataConfig,
-    "model": GPTConfig,
-    "train": TrainConfig,
-    "finetune": FinetuneConfig,
-    "lora": LoRAConfig,
-    "time_budget": TimeBudget,
-    "speed": SpeedConfig,
-    "recognizer": RecognizerConfig,
-    "align": AlignConfig,
-    "generate": GenerateConfig,
-    "evaluate": EvaluateConfig,
-    "infer": InferConfig,
-    "decoder_finetune": DecoderFinetuneConfig,
-    "reader": CodeReaderConfig,
-    "trials": TrialConfig,
-}
-
-
-def open_active_run(
-    name: str, preset: str, use: str, settings: dict, data: str | None, language: str
-) -> ActiveRun:
-    """Open or create a run, as `start` describes, on a machine that is prepared."""
-    hardware.allow_expandable_segments()
-    show_plain_notes()
-    if data is not None and not name and "KIT_RUN" not in os.environ:
-        name, last = name_for_data(data, language), runs.run_folder()
-        if not runs.run_folder(name).exists() and not (last / "manifest.jsonl").exists():
-            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
-            preset = preset or chosen  # in 00_setup, a moment ago
-            use = use or read_run_file(last / "use")
-    folder = runs.run_folder(name)
-    kept = open_run_copy(folder)
-    run = find_run(preset, use, folder.name)
-    settings = rename_settings(settings)
-    check_settings(settings, run.preset)  # before anything is written
-    run.begin()
-    for place in runs.places_of_runs():
-        with suppress(DiskError):
-            write_atomic(place / runs.LAST_RUN, run.name)
-    if settings:
-        run = run.save_settings(settings)
-    return active_run(run, kept)
-
-
-def parse_settings(words: list[str]) -> dict:
-    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML."""
-    sections = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and section and key):
-            raise KitError(
-                f"--set {shorten(word)}: write section.key=value, for instance --set train.lr=1e-4."
-            )
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise KitError(f"--set {shorten(word)} has no plain value: {shorten(error)}") from error
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value)  # 1e-4, which YAML takes for a word
-        sections.setdefault(section, {})[key] = value
-    return sections
-
-
-def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun:
-    """Return the run `name`, or without a name a preset alone, on this machine; writes nothing.
-
-    The `settings` apply over both. The folder of a preset alone is bench/ beside the runs.
-    """
-    show_plain_notes()
-    if name:
-        run = find_run(preset, use, name)
-    else:
-        preset = preset or os.environ.get("KIT_PRESET")
-        preset = preset or hardware.choose_preset(hardware.detect()).value
-        run = Run(
-            name="",
-            preset_name=shorten_preset(preset),
-            preset=merge(load_preset(preset), runs.load_use(use)),
-            folder=runs.runs_folder() / "bench",
-            use=use,
-        )
-    settings = rename_settings(settings)
-    check_settings(settings, run.preset)
-    over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
-    return active_run(dataclasses.replace(run, **over))
-
-
-def check_settings(sections: dict, preset: dict) -> None:
-    """Raise KitError for an unknown setting (with the nearest known one) or a wrong value."""
-    for section, values in sections.items():
-        if section not in preset:
-            raise KitError(f"There is no section `{section}`.{nearest(section, preset)}")
-        merged = merge(preset[section], values)
-        try:
-            if section == "codec":  # the `kind` of these two decides which class checks it
-                codec_config(merged)
-            elif section == "front_end":
-                front_end_config(merged)
-            elif section in SECTIONS:
-                build(SECTIONS[section], merged)
-            else:
-                for key, value in values.items():
-                    _check_plain(section, key, value, preset[section])
-        except KitError as error:
-            # Name the section, as the user wrote it, instead of the class.
-            message = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
-            raise KitError(message) from error
-
-
-def _check_plain(section: str, key: str, value, known: dict) -> None:
-    if key not in known:
-        raise KitError(f"{section} has no setting `{key}`.{nearest(key, known)}")
-    numbers = (int, float)
-    kinds = numbers if type(known[key]) in numbers else (type(known[key]),)
-    if type(value) not in kinds:
-        raise KitError(
-            f"{section}.{key} must be like {known[key]!r}, got {value!r} ({type(value).__name__})."
-        )
-
-
-COPY_EVERY_S = 10.0
-# Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
-NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
-CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
-_COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
-
-
-def open_run_copy(folder: Path) -> "RunCopy | None":
-    """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
-
-    Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
-    folder, and OSError if it cannot be read: starting the run from scratch would be worse.
-    """
-    mirror = os.environ.get("KIT_MIRROR")
-    if not mirror:
-        return None
-    if not Path(mirror).is_dir():
-        raise KitError(
-            f"KIT_MIRROR = {mirror}: there is no such folder. Is the disk mounted? Create the "
-            "folder if runs are to be kept there."
-        )
-    if Path(mirror).resolve() == folder.parent.resolve():
-        raise KitError(
-            f"KIT_MIRROR = {mirror} is the folder that holds the runs themselves: name one on "
-            "another disk, or none."
-        )
-    if folder not in _COPIES:
-        _COPIES[folder] = RunCopy(folder, Path(mirror))
-    _COPIES[folder].begin()
-    return _COPIES[folder]
-
-
-class RunCopy:
-    """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
-
-    def __init__(self, folder: Path, mirror: Path):
-        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED)
-        self.codes = Mirror(folder.parent / "codes", mirror / "codes", one_run=False)
-        self.over = threading.Event()
-        self.thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Fetch the run's files, and copy changes in the background from now on."""
-        self.run.fetch(lambda name: not name.startswith("checkpoints/"))
-        unpack_clips(self.run.folder)
-        if self.thread is None:
-            print(f"This run is kept in {self.run.kept}.")
-            self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
-            self.thread.start()
-            atexit.register(self.stop)
-
-    def fetch_codes(self, run: Run) -> None:
-        """Fetch the shards made with this run's codec, and the index that 01_data_prep recorded."""
-        codec = run.folder / "codec.safetensors"
-        if not codec.is_file():
-            return
-        front_end = front_end_config(run.section("front_end"))
-        key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
-        index = Path(run.figure("data", "codes") or "none").name
-        self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)
-
-    def _copy_changes(self) -> None:
-        while not self.over.wait(COPY_EVERY_S):
-            self.flush(0.0)
-
-    def flush(self, wait_s: float = WAIT_S) -> None:
-        """Copy what is new, codes before the record that names them."""
-        self.codes.keep(wait_s)
-        self.run.keep(wait_s)
-
-    def stop(self) -> None:
-        """Copy for the last time, and end."""
-        self.over.set()
-        self.flush()
-
-
-def pack_clips(folder: Path) -> None:
-    """Pack the manifest's held-out recordings into one file, if the manifest has changed since.
-
-    Copying hundreds of small files would take minutes, and fetching them as long.
-    """
-    manifest = folder / "manifest.jsonl"
-    archive_path = folder / CLIPS
-    if not manifest.is_file():
-        return
-    changed_ns = manifest.stat().st_mtime_ns
-    if archive_path.is_file() and archive_path.stat().st_mtime_ns >= changed_ns:
-        return
-    try:
-        rows = [row for row in read_manifest(folder) if row.split != "train"]
-    except DatasetError:  # damaged, or no rows yet: the code that needs it reports that
-        return
-    with atomic_path(archive_path) as part, tarfile.open(part, "w") as archive:
-        for row in rows:
-            if Path(row.audio).is_file():
-                archive.add(row.audio, arcname=_clip_name(row))
-
-
-def unpack_clips(folder: Path) -> None:
-    """Unpack held-out recordings that are missing, and write their new paths to the manifest."""
-    archive_path = folder / CLIPS
-    if not archive_path.is_file() or not (folder / "manifest.jsonl").is_file():
-        return
-    rows = read_manifest(folder)
-    missing = {r.id for r in rows if r.split != "train" and not Path(r.audio).is_file()}
-    if not missing:
-        return
-    with tarfile.open(archive_path) as archive:
-        archive.extractall(folder / "clips", filter="data")
-    for number, row in enumerate(rows):
-        clip = folder / "clips" / _clip_name(row)
-        if row.id in missing and clip.is_file():
-            rows[number] = dataclasses.replace(row, audio=str(clip))
-    write_manifest(rows, folder)
-    packed_ns = archive_path.stat().st_mtime_ns
-    os.utime(folder / "manifest.jsonl", ns=(packed_ns, packed_ns))  # so it is not packed again
-
-
-def _clip_name(row: Utterance) -> str:
-    return digest(row.id, row.split) + Path(row.audio).suffix
 
 
 def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:

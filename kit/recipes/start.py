@@ -39,7 +39,7 @@ def start(
         install_missing()
         keep_on_drive()
     from kit.notebook.result import plain_errors, print_results
-    from kit.recipes.active_run import open_active_run
+    from kit.recipes.open_run import open_active_run
 
     plain_errors()
     print_results()

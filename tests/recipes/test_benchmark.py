@@ -11,8 +11,8 @@ from torch.backends.cpu import get_cpu_capability as isa
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.run import find_run
-from kit.recipes.active_run import open_settings
 from kit.recipes.benchmark import START_S, Benchmark, Tuning, check, devices, devices_folder
+from kit.recipes.open_run import open_settings
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
 from kit.training.switches import load_choice

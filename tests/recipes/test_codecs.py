@@ -30,8 +30,9 @@ from kit.base.errors import KitError, SpeechError
 from kit.batches.code_cache import reference_rows
 from kit.dataset.manifest import read_manifest
 from kit.inference.export import load_export
-from kit.recipes.active_run import ActiveRun, check_settings
+from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import check_settings
 from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start

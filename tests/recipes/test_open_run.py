@@ -18,9 +18,10 @@ from kit.base.run import find_run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.recipes import active_run as opening
+from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
-from kit.recipes.active_run import ActiveRun, check_settings, parse_settings
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.start import start
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test

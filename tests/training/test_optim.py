@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.config import load_preset
 from kit.base.errors import KitError
-from kit.recipes.active_run import check_settings
+from kit.recipes.open_run import check_settings
 from kit.training import checkpoint, optim
 from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.loop import train

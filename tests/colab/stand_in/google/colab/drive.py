@@ -27,7 +27,7 @@ def mount(mountpoint: str) -> None:
     shutil.copyfile = copyfile
     import kit.recipes.active_run
 
-    kit.recipes.active_run.COPY_EVERY_S = 0.3  # a tiny run lasts for seconds
+    kit.recipes.open_run.COPY_EVERY_S = 0.3  # a tiny run lasts for seconds
     print(f"Mounted at {mountpoint}")
 
 
