@@ -25,7 +25,7 @@ def mount(mountpoint: str) -> None:
     if not place.is_symlink():
         place.symlink_to(FOLDER)
     shutil.copyfile = copyfile
-    import kit.recipes.active_run
+    import kit.recipes.open_run
 
     kit.recipes.open_run.COPY_EVERY_S = 0.3  # a tiny run lasts for seconds
     print(f"Mounted at {mountpoint}")
