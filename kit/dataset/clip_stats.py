@@ -1,8 +1,8 @@
 """Measure every clip of a dataset, in parallel, with a cache: a line a clip.
 
-Large datasets are measured by processes, so that a decoder that crashes on a damaged file does not
-take the notebook with it. They are plain subprocesses: with multiprocessing, each would import the
-caller's script again, and in a pool one crash would break it for all.
+Processes measure large datasets, so that a decoder that crashes on a damaged file does not take the
+notebook with it. They are plain subprocesses: those of multiprocessing would import the caller's
+script again, and in a pool one crash would break it for all.
 """
 
 import contextlib
@@ -60,19 +60,21 @@ def measure_clips(
         progress(before, total)
     if todo:
         make_folder(cache.parent)
+        all_cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        cores = len(all_cores) or os.cpu_count() or 1
         jobs = []
         for number, share in enumerate(group.split_by_key(todo, str)):
             part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
-            many = max(1, _cores() // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
+            many = max(1, cores // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
             own = many if processes is None else processes
             jobs.append(partial(_measure_share, share, part, decode_s, own))
         results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
         _merge_parts(cache, order)
-    if len(results) < total:
-        left = set(order) - results.keys()
+    left = set(order) - results.keys()  # measured by other processes of the group
+    if left:
         results.update(_read_cache(cache, left, decode_s))
-        for path in left - results.keys():  # unreachable files are not cached
-            results[path] = _value(json.loads(measure_line(path, decode_s)))
+    for path in left - results.keys():  # unreachable files are not cached
+        results[path] = _value(json.loads(measure_line(path, decode_s)))
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
@@ -97,10 +99,6 @@ def _measure_share(
     return results
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
     """Add the results of one chunk to the cache. Raises DatasetError when their folder is gone."""
     rows = [json.loads(line) for line in lines]
@@ -121,8 +119,8 @@ def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
 def _folder_is_gone(path: str) -> bool:
     """Tell whether a clip's folder is missing, unreachable or empty (an unmounted mount point)."""
     try:
-        with os.scandir(os.path.dirname(path) or ".") as entries:
-            return next(entries, None) is None
+        with os.scandir(os.path.dirname(path)) as entries:
+            return not any(entries)
     except OSError:
         return True
 
@@ -133,7 +131,7 @@ def _parts(cache: Path) -> list[Path]:
 
 
 def _merge_parts(cache: Path, order: list[str]) -> None:
-    """Merge the parts into `cache`, one line a recording, in this `order`, then other recordings.
+    """Merge the parts into `cache`, a line a recording, in this `order`, then other recordings.
 
     The file does not depend on which process measured what, nor on interruptions.
     """
@@ -167,11 +165,8 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:
-        warnings.warn(
-            f"{cache}: {damaged} damaged lines are left out; their recordings are measured again.",
-            category=Note,
-            stacklevel=3,
-        )
+        fix = "are left out; their recordings are measured again."
+        warnings.warn(f"{cache}: {damaged} damaged lines {fix}", category=Note, stacklevel=3)
     return results
 
 
@@ -197,11 +192,11 @@ def _value(row: dict) -> ClipMeasure | str:
 
 def _entry(path: str) -> dict:
     """Return a line's values without a measure; `size` is -1 for an unreachable file."""
-    size, mtime_ns = -1, 0
+    row = {"format": FORMAT, "path": path, "size": -1, "mtime_ns": 0}
     with contextlib.suppress(OSError):
         stat = os.stat(path)
-        size, mtime_ns = stat.st_size, stat.st_mtime_ns
-    return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
+        row |= {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return row
 
 
 def measure_line(path: str, decode_s: float) -> str:
@@ -224,16 +219,10 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
         with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a pipe would block when full
             json.dump({"paths": share, "decode_s": decode_s}, job)
             job.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kit.dataset.clip_stats"],
-                stdin=job,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                cwd=ROOT,
-            )
-        started.append(process)
-        return process
+            command = [sys.executable, "-m", "kit.dataset.clip_stats"]
+            pipes = {"stdin": job, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+            started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
+        return started[-1]
 
     def measured(share: list[str], process: subprocess.Popen) -> Iterator[str]:
         at = 0

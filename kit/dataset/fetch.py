@@ -32,7 +32,6 @@ from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
 HUB = "hf://"
 PARQUET = ".parquet"
-ROWS_AT_ONCE = 32  # of a Parquet file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,9 @@ def fetch_dataset(
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
-    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
-    Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
-    how much is streamed, and from which columns. Raises DatasetError when there is nothing, no
-    dataset, or several, or when `unpack` fails.
+    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION) of the Hugging Face hub
+    become a folder under `into`. Raises DatasetError when there is nothing, no dataset, or several,
+    or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -85,10 +83,8 @@ def fetch_dataset(
     try:
         _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        files = []
-        for file in sorted(source.rglob(f"*{PARQUET}")):
-            if not any(part.startswith(".") for part in file.relative_to(source).parts):
-                files.append(file)
+        below = sorted(source.rglob(f"*{PARQUET}"))
+        files = [f for f in below if "/." not in f"/{f.relative_to(source).as_posix()}"]
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -112,9 +108,8 @@ def _unpack_parquet(
 ) -> Path:
     """Write the clips of Parquet files to a folder under `into`, with a manifest; return it.
 
-    The splits are those in the files' names and folders: train-00000-of-00002.parquet. An
-    interrupted call is resumed, a finished one does nothing. Raises DatasetError without pyarrow,
-    and for files that are damaged or hold no audio.
+    Splits are in the names of files and folders, as in train-00000-of-00002.parquet. An interrupted
+    call is resumed. Raises DatasetError without pyarrow, and for damaged files or no audio.
     """
     try:
         import pyarrow.parquet  # noqa: F401 (optional)
@@ -135,8 +130,8 @@ def _unpack_parquet(
         clips = from_huggingface(_parquet_rows(parts), folder / split, hub, progress)
         for line in (clips / "metadata.csv").read_text(encoding="utf-8").split("\n")[:-1]:
             name, text, _, speaker = line.split("|")
-            row = {"audio": f"{split}/wavs/{name}.wav", "text": text, "speaker": speaker}
-            lines.append({**row, "split": split})
+            audio = f"{split}/wavs/{name}.wav"
+            lines.append({"audio": audio, "text": text, "speaker": speaker, "split": split})
         for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
             skipped = json.loads(line)
             lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
@@ -150,7 +145,7 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file) as table:
-                for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                for batch in table.iter_batches(batch_size=32):  # rows
                     yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
             raise DatasetError(f"{file} cannot be read: {error}: download it again") from error
@@ -160,7 +155,6 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
 
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
-MIN_FREE_BYTES = 2**28  # of disk space, before each clip
 PART = "rows.part"  # a JSON line for each row so far: its clip, or why it is skipped
 
 
@@ -175,10 +169,7 @@ class Position:
 
 
 def from_huggingface(
-    rows: Iterable[dict],
-    into: Path,
-    config: HubConfig,
-    progress: Callable = lambda *_: None,
+    rows: Iterable[dict], into: Path, config: HubConfig, progress: Callable = lambda *_: None
 ) -> Path:
     """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
 
@@ -190,8 +181,14 @@ def from_huggingface(
     into = Path(into)
     make_folder(into / "wavs")
     key = digest(dataclasses.replace(config, save_every=1))
-    if _finished(into, key):
+    mark = into / "complete"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return into
+    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
+        raise DatasetError(
+            f"{into} holds a dataset made with other settings, or by something else: move or "
+            "delete it, or write into another folder."
+        )
     place = _position(into, key)
     limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
     total = _count(rows)
@@ -221,18 +218,6 @@ def _count(rows: Iterable[dict]) -> int | None:
     return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
 
 
-def _finished(into: Path, key: str) -> bool:
-    mark = into / "complete"
-    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
-        return True
-    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
-        raise DatasetError(
-            f"{into} holds a dataset made with other settings, or by something else: move or "
-            "delete it, or write into another folder."
-        )
-    return False
-
-
 def _position(into: Path, key: str) -> Position:
     """Return the position of an interrupted call with the same settings, else the start."""
     file = into / "position.json"
@@ -251,7 +236,7 @@ def _position(into: Path, key: str) -> Position:
 
 
 def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
-    """Yield `rows` from `place` on. Raises DatasetError for whatever fails in the source."""
+    """Yield `rows` from `place` on."""
     try:
         if place.stream and hasattr(rows, "load_state_dict"):
             rows.load_state_dict(place.stream)  # `skip` would download all rows before
@@ -269,7 +254,7 @@ def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
 def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
     """Write the clip of a row; return its line of PART."""
     name = f"{number:08d}"
-    require_disk(into, MIN_FREE_BYTES)
+    require_disk(into, 2**28)
     try:
         text, speaker = _read_text(row, config)
         wave, rate = _read_audio(row, config)
@@ -345,8 +330,7 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
         Path(path).write_bytes(data)
         try:
             with open_audio(path) as (file, length):
-                seconds = length.expected / file.samplerate
-                channels = file.channels
+                seconds, channels = length.expected / file.samplerate, file.channels
             if seconds > MAX_SECONDS or channels > MAX_CHANNELS:
                 raise DatasetError(
                     f"{size} declare {seconds:.3g} s in {channels} channels: at most "
@@ -365,8 +349,7 @@ def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: Bi
     lines.flush()
     os.fsync(lines.fileno())
     place.bytes = lines.tell()
-    saved = {"key": key, "position": dataclasses.asdict(place)}
-    write_atomic(into / "position.json", json.dumps(saved))
+    write_atomic(into / "position.json", json.dumps({"key": key, "position": vars(place)}))
 
 
 def _finish(into: Path, key: str) -> Path:
