@@ -20,18 +20,10 @@ import numpy as np
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.base.errors import DatasetError
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset import data_report
 from kit.dataset.alignment import AlignConfig, Alignment
 from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import (
-    DataReport,
-    Finding,
-    ManifestConfig,
-    Spool,
-    refuse,
-    rows_where,
-    values_repeated,
-    write_data_report,
-)
+from kit.dataset.data_report import DataReport, Finding, ManifestConfig, refuse
 from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, unicode_script
@@ -52,10 +44,9 @@ def check_dataset(
 ) -> DataReport:
     """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
 
-    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
-    interrupted check is resumed; the processes of `group` share them. `progress(done, total)`
-    counts clips. Raises DatasetError when `source` is not a dataset or disappears; for refused rows
-    call `DataReport.require_usable`.
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`); the processes
+    of `group` share the others. `progress(done, total)` counts clips. Raises DatasetError when
+    `source` is not a dataset or disappears; for refused rows call `DataReport.require_usable`.
     """
     into = Path(into)
     dataset = read_dataset(source, config)
@@ -73,7 +64,7 @@ def check_dataset(
         warned=warned,
         measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
     )
-    write_data_report(report, into)
+    data_report.write_data_report(report, into)
     return report
 
 
@@ -84,7 +75,9 @@ def judge_rows(
 
     `measures` holds, by path of the recording, its measure or the reason why there is none.
     """
-    readable = rows_where(rows, lambda row: isinstance(measures[row.audio], ClipMeasure))
+    readable = data_report.rows_where(
+        rows, lambda row: isinstance(measures[row.audio], ClipMeasure)
+    )
     stats = dataset_stats(readable, measures, config)
     refused = []
     warned = []
@@ -106,7 +99,7 @@ def judge_rows(
             for kind, reason in row_warnings(row, measure, stats, config):
                 warned.append(refuse(row, kind, reason, measure.seconds))
 
-    return Spool(kept()), refused, warned
+    return data_report.Spool(kept()), refused, warned
 
 
 def own_faults(
@@ -177,8 +170,8 @@ def dataset_stats(
         if row.split != "train":
             not_trained.add(row.text)
     digests = (measures[row.audio].digest for row in rows)
-    audio_repeats = values_repeated(hash(digest) for digest in digests if digest)
-    text_repeats = values_repeated(hash((row.speaker, row.text)) for row in rows)
+    audio_repeats = data_report.values_repeated(hash(digest) for digest in digests if digest)
+    text_repeats = data_report.values_repeated(hash((row.speaker, row.text)) for row in rows)
     same_audio = collections.defaultdict(list)
     same_text = collections.defaultdict(list)
     trained = set()
@@ -198,12 +191,11 @@ def dataset_stats(
     scripts.pop("", None)
     few_letters = config.odd_share * scripts.total()
     most_texts = 2 if len(rows) >= 1000 else 0  # that have a rare letter
-    rare_letters = {c for c, n in text_counts.items() if n <= most_texts and c.isalpha()}
     return DatasetStats(
         pace=usual_paces(paces, config.pace_deviations),
         odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
         odd_scripts={name for name, count in scripts.items() if count < few_letters},
-        rare_letters=rare_letters,
+        rare_letters={c for c, n in text_counts.items() if n <= most_texts and c.isalpha()},
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
         training_texts=trained,
@@ -229,9 +221,8 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
 @functools.cache
 def script(letter: str) -> str:
     """Return the Unicode script of a letter, such as ETHIOPIC; "" for all other characters."""
-    if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ occurs in any script
-        return ""
-    return unicode_script(letter)
+    is_letter = unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Lo")  # Lm: ʼ is in any script
+    return unicode_script(letter) if is_letter else ""
 
 
 def outliers(
@@ -287,10 +278,6 @@ def row_warnings(
 
 # --- texts that do not match their recordings -----------------------------------------------------
 
-# Clips are compared only with others of their kind.
-TRAINED_ON = "trained on"
-UNSEEN = "unseen"
-
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     """Return the score below which text and audio do not match.
@@ -298,8 +285,8 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     It is far below the median in terms of the median absolute deviation; up to half of the clips
     can hardly move either. Raises DatasetError when the median is below `hopeless`.
     """
-    scores = np.array([a.score for a in alignments])
-    median = float(np.median(scores)) if len(scores) else 0.0
+    scores = np.array([a.score for a in alignments] or [0.0])
+    median = float(np.median(scores))
     if median < config.hopeless:
         raise DatasetError(
             f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
@@ -308,7 +295,7 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
             "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
             "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
         )
-    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
+    deviation = 1.4826 * float(np.median(np.abs(scores - median)))
     return median - max(config.spread * deviation, config.least_gap)
 
 
@@ -328,11 +315,11 @@ class Match:
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
     """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
 
-    Clips that the recogniser was trained on, and the others, have limits of their own.
+    Clips are compared only with others that the recogniser was trained on too, or was not.
     """
-    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
+    kinds = ["trained on" if row.split == "train" else "unseen" for row in rows]
     limits: dict[str, float] = {}
-    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
+    for kind in sorted(set(kinds)) or ["unseen"]:  # those it was trained on first
         own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
         try:
             limits[kind] = lowest_score(own, config)

@@ -52,6 +52,7 @@ FIXES = {
 
 MAX_LISTED = 8  # refused rows in a message
 MAX_KINDS = 3  # reasons in a summary
+MAX_ROWS = 20  # of a table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,12 +168,10 @@ class DataReport:
     def before_segmentation(self) -> "DataReport":
         """Return the report without too long clips, which are split once there is a recogniser.
 
-        If no other clip is kept to train one on, the report is returned unchanged.
+        It is unchanged where no other clip is kept, to train one on.
         """
-        if not self.kept:
-            return self
-        refused = [finding for finding in self.refused if finding.kind != "too long"]
-        return dataclasses.replace(self, refused=refused)
+        others = [finding for finding in self.refused if finding.kind != "too long"]
+        return dataclasses.replace(self, refused=others) if self.kept else self
 
     def with_clips(self, clips: list[Utterance]) -> "DataReport":
         """Return the report after refused recordings were split into `clips`.
@@ -185,12 +184,12 @@ class DataReport:
         refused = []
         for finding in self.refused:
             used_s = clips_s[finding.file, finding.line]
-            if used_s:
-                reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
-                left_s = finding.seconds - used_s
-                finding = dataclasses.replace(finding, seconds=left_s, reason=reason)
-            if not used_s or finding.seconds > 0:
+            left_s = finding.seconds - used_s
+            if not used_s:
                 refused.append(finding)
+            elif left_s > 0:
+                reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
+                refused.append(dataclasses.replace(finding, seconds=left_s, reason=reason))
         kept = Spool(itertools.chain(self.kept, clips)) if clips else self.kept
         return dataclasses.replace(self, kept=kept, refused=refused)
 
@@ -200,14 +199,14 @@ class DataReport:
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.max_rejected_percent:
             kinds = list(by_kind(self.refused).items())[:MAX_KINDS]
-            counts = [f"{kind} {len(same):,} times" for kind, same in kinds]
+            counts = ", ".join(f"{kind} {len(same):,} times" for kind, same in kinds)
             raise DatasetError(
-                f"{self.lost_percent:.1f} % of the hours was refused, {', '.join(counts)} "
+                f"{self.lost_percent:.1f} % of the hours was refused, {counts} "
                 f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
-                f"All of them: {where}. Fix them, or continue without them: "
-                "raise MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command "
-                f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
-                f"voice: ARGS='--set ...')."
+                f"All of them: {where}. Fix them, or continue without them: raise "
+                "MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command line "
+                f"--set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
+                "voice: ARGS='--set ...')."
             )
 
     def _first_refused(self) -> str:
@@ -234,18 +233,16 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     return dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
 
 
-def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[str, ...]]:
+def findings_table(findings: list[Finding]) -> list[tuple[str, ...]]:
     """Return table rows, the headings first, then the longest clips; [] for no findings."""
-    if not findings:
-        return []
     rows = [("where", "id", "seconds", "reason", "fix")]
-    for finding in sorted(findings, key=lambda f: -f.seconds)[:max_rows]:
-        where = f"{finding.file}:{finding.line}"
+    for finding in sorted(findings, key=lambda f: -f.seconds)[:MAX_ROWS]:
         seconds = f"{finding.seconds:.1f}" if finding.seconds else "?"
+        where = f"{finding.file}:{finding.line}"
         rows.append((where, finding.id, seconds, finding.reason, finding.cure))
-    if len(findings) > max_rows:
-        rows.append((f"and {len(findings) - max_rows:,} more", "", "", "", ""))
-    return rows
+    if len(findings) > MAX_ROWS:
+        rows.append((f"and {len(findings) - MAX_ROWS:,} more", "", "", "", ""))
+    return rows if findings else []
 
 
 def write_data_report(report: DataReport, into: Path) -> None:
@@ -300,9 +297,8 @@ class Spool(Sequence):
             return io.BytesIO(self.file.read(self.starts[end] - self.starts[first]))
 
     def __eq__(self, other) -> bool:
-        if not isinstance(other, Sequence) or len(self) != len(other):
-            return False
-        return all(a == b for a, b in zip(self, other))
+        same_size = isinstance(other, Sequence) and len(self) == len(other)
+        return same_size and all(a == b for a, b in zip(self, other))
 
     __hash__ = None
 
@@ -314,9 +310,7 @@ def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
     return rows_where(rows, lambda row: row.split == split)
 
 
-def rows_where(
-    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
-) -> Sequence[Utterance]:
+def rows_where(rows: Iterable[Utterance], wanted: Callable) -> Sequence[Utterance]:
     chosen = filter(wanted, rows)
     return Spool(chosen) if isinstance(rows, Spool) else list(chosen)
 

@@ -104,13 +104,12 @@ class Recordings:
             return False
         parts = _parts(name)
         for tail, _ in self._same_name(parts):
-            shared = min(len(parts), len(tail))
-            if is_absolute(name) or tuple(parts[-shared:]) == tail[-shared:]:
+            if is_absolute(name) or all(a == b for a, b in zip(parts[::-1], tail[::-1])):
                 return True
         return False
 
     def paths(self) -> list[str]:
-        """Return the paths of all recordings."""
+        """Return the paths of all recordings, one for each spelling without suffix."""
         paths = {}
         for relative in self._paths:
             paths.setdefault(_spelling(relative), os.path.join(self.base, relative))
@@ -139,9 +138,8 @@ class Recordings:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
         names = [os.path.relpath(path, self.base) for path in self.paths()]
         examples = ", ".join(names[:SHOWN]) or "no recordings"
-        if len(names) > SHOWN:
-            examples += f" and {len(names) - SHOWN:,} more"
-        return f"{reason}; {folder}/ holds {examples}"
+        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+        return f"{reason}; {folder}/ holds {examples}{more}"
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
@@ -150,10 +148,8 @@ class Recordings:
 
     def _matches(self, name: str) -> list[str]:
         parts = _parts(name)
-        if ".." in parts:
-            return []
         matches = []
-        for tail, path in self._same_name(parts):
+        for tail, path in self._same_name(parts) if ".." not in parts else ():
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
             known = not before or is_absolute(name) or before[-1:] == _parts(self.base.name)
@@ -169,7 +165,7 @@ class Recordings:
         hashes, order = self._by_name
         name = hash(parts[-1])
         first, end = (np.searchsorted(hashes, name, side) for side in ("left", "right"))
-        same: dict[str, tuple[tuple[str, ...], str]] = {}
+        same = {}
         for relative in (self._paths[int(i)] for i in order[first:end]):
             tail = tuple(_parts(relative))
             if tail[-1] == parts[-1]:
@@ -178,9 +174,8 @@ class Recordings:
 
     @cached_property
     def _paths(self) -> Spool:
-        """The paths of all recordings below `base`, in the order of `_walk`; may be millions."""
-        suffixes = KNOWN_SUFFIXES
-        return Spool(p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+        """The paths of all recordings below `base`; may be millions."""
+        return Spool(_walk(self.base, KNOWN_SUFFIXES))
 
     @cached_property
     def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
@@ -193,14 +188,12 @@ class Recordings:
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """{stem: path below `base`} of audio in formats that the kit does not read."""
-        suffixes = UNREADABLE_SUFFIXES
-        paths = (p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
-        return {_parts(path)[-1]: path for path in paths}
+        return {_parts(path)[-1]: path for path in _walk(self.base, UNREADABLE_SUFFIXES)}
 
 
-def _walk(base: Path) -> Iterator[str]:
-    """Yield the files below `base` as relative paths, in order, without hidden ones."""
-    order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
+def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files with `suffixes` below `base`, relative, in this order in each folder."""
+    order = {suffix: i for i, suffix in enumerate(suffixes)}
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -209,11 +202,10 @@ def _walk(base: Path) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        files.sort()
-        files.sort(key=lambda f: order.get(os.path.splitext(f)[1].lower(), 99))
-        for file in files:
-            if not file.startswith("."):
-                yield os.path.relpath(os.path.join(folder, file), base)
+        shown = [f for f in sorted(files) if not f.startswith(".")]
+        known = [(order.get(os.path.splitext(f)[1].lower()), f) for f in shown]
+        for _, file in sorted(pair for pair in known if pair[0] is not None):
+            yield os.path.relpath(os.path.join(folder, file), base)
 
 
 def _parts(name: str) -> list[str]:
@@ -270,8 +262,7 @@ def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool
 
     if not names or 2 * count(usual) >= len(names):
         return usual, False
-    below = Recordings(folder).folders()[:5]
-    counts = {base: count(base) for base in (folder, *below)}
+    counts = {base: count(base) for base in (folder, *Recordings(folder).folders()[:5])}
     best = max(counts, key=counts.get)
     in_subfolders = count(folder, below=True)
     if in_subfolders > counts[best]:
@@ -315,8 +306,8 @@ def check_record(
     elif not audio and not stays_inside(record.audio):
         inside = record.base.name or str(record.base)
         reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
-        fix = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
-        fix += f"{os.path.dirname(record.audio) or '...'})"
+        root = f"--set manifest.audio_root={os.path.dirname(record.audio) or '...'}"
+        fix = f"give a path below it; paths start from `audio_root` ({root})"
     elif not stays_inside(name):
         reason = f"the id must be a name, not a path out of a folder: {name!r}"
     elif record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
@@ -382,10 +373,7 @@ def known_split(name: str) -> bool:
 
 
 def split_of_table(stem: str) -> str:
-    """Return the split that a table's name says it holds: `metadata_test-clean` holds test-clean.
-
-    "" for `metadata` alone, which is all of a dataset.
-    """
+    """Return test-clean for `metadata_test-clean`, "" for `metadata`, which is all of a dataset."""
     return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
 
 
@@ -437,10 +425,7 @@ def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _first_difference(folders: dict[str, list[str]]) -> dict[str, str]:
-    depth = 0
-    while folders and all(len(parts) > depth for parts in folders.values()):
-        names = {label: parts[depth] for label, parts in folders.items()}
-        if len(set(names.values())) > 1:
-            return names
-        depth += 1
+    for names in zip(*folders.values()):  # at each depth that all have
+        if len(set(names)) > 1:
+            return dict(zip(folders, names))
     return {}

@@ -207,9 +207,8 @@ def _speak_in_process(job: dict) -> int:
 def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda *_: None) -> Path:
     """Write the corpus as an LJSpeech folder; resume an interrupted one, keep a finished one.
 
-    `progress(done, total)` counts utterances. The id of an utterance starts with its split (train,
-    held_out, unseen, long, free_order). Raises DiskError, before it starts, when the disk is too
-    small, and RuntimeError when speaking fails.
+    `progress(done, total)` counts utterances, whose ids start with their split. Raises DiskError,
+    before it starts, when the disk is too small, and RuntimeError when speaking fails.
     """
     folder = Path(folder).resolve()
     mark = folder / "complete"

@@ -1,9 +1,8 @@
-"""Read a dataset's table whatever tool wrote it.
+"""Read a dataset's table: encoding, separator, quoting, header and columns are recognised.
 
-Encoding, separator, quoting, header and columns are recognised. LJSpeech's tables are not quoted
-and their texts have double quotes in them; pandas, Excel and the Hugging Face hub quote fields that
-hold a separator or a line end. A table is only taken for a quoted one if that gives more rows of
-equal length.
+LJSpeech's tables are not quoted, with double quotes in their texts; pandas, Excel and the Hugging
+Face hub quote fields that hold a separator or a line end. A table is only taken for a quoted one if
+that gives more rows of equal length.
 """
 
 import collections
@@ -21,26 +20,10 @@ from pathlib import Path
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import special_file_kind
 from kit.base.formatting import non_utf8_problem
-from kit.dataset.columns import (
-    Columns,
-    IsRecording,
-    find_columns,
-    names_columns,
-    parse_columns,
-    role_of,
-)
+from kit.dataset import recordings as paths
+from kit.dataset.columns import Columns, IsRecording, find_columns, is_header, parse_roles, role_of
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
-from kit.dataset.recordings import (
-    Record,
-    Recordings,
-    bad_row,
-    canonical_split,
-    choose_base,
-    known_split,
-    label_of,
-    split_of,
-    stays_inside,
-)
+from kit.dataset.recordings import Record, Recordings, bad_row, label_of, split_of
 from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 
@@ -53,7 +36,6 @@ HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
 NO_TEXT = re.compile(r"[\d.,:\s-]*|\w+://\S*")
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 Lines = Callable[[], Iterator[str]]  # each call reads the file again
-UNIX_ENDS = "save the table with the line ends of Unix, or of Windows"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,9 +94,9 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
     for path in tables:
         folders = _folders(path, config)
         is_recording = checks.setdefault(folders, _recording_check(*folders))
-        raw = read_table(path, is_recording, len(parse_columns(config.columns)))
+        raw = read_table(path, is_recording, len(parse_roles(config.columns)))
         first = [cell.lower() for row in itertools.islice(raw.rows(), 1) for cell in row.cells]
-        header = first if names_columns(first) else []
+        header = first if is_header(first) else []
         groups.setdefault((raw.separator, raw.width, *header), []).append(raw)
     for group in groups.values():
         is_recording = checks[_folders(group[0].path, config)]
@@ -129,11 +111,11 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
                 yield f"columns {columns} separated by {NAMES[usable[0].separator]}{header}"
         for raw in group:
-            if columns is None:
+            if columns:
+                yield from _records(raw, columns, tables, config, is_recording)
+            else:
                 for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
-            else:
-                yield from _records(raw, columns, tables, config, is_recording)
 
 
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
@@ -159,7 +141,7 @@ def _records(
     split = split_of(raw.path, tables)
     folder, usual = _folders(raw.path, config)
     names = [cells[columns.audio] for cells in raw.sample]
-    base, in_subfolders = choose_base(usual, folder, names)
+    base, in_subfolders = paths.choose_base(usual, folder, names)
     prefix = label.removesuffix(raw.path.name)
 
     def cell(row: TableRow, index: int | None) -> str:
@@ -179,9 +161,9 @@ def _records(
             continue
         audio = row.cells[columns.audio]
         own_split = cell(row, columns.split)
-        if audio_folder and not own_split and known_split(audio.split("/")[0]):
+        if audio_folder and not own_split and paths.known_split(audio.split("/")[0]):
             own_split = audio.split("/")[0]  # as the Hugging Face hub reads its AudioFolder
-        name = cell(row, columns.id) or (audio if stays_inside(audio) else "")
+        name = cell(row, columns.id) or (audio if paths.stays_inside(audio) else "")
         yield Record(
             file=label,
             line=row.line,
@@ -190,7 +172,7 @@ def _records(
             base=base,
             text=next((row.cells[i] for i in columns.texts if row.cells[i]), ""),
             speaker=cell(row, columns.speaker),
-            split=canonical_split(own_split) or split,
+            split=paths.canonical_split(own_split) or split,
             in_subfolders=in_subfolders,
         )
 
@@ -202,19 +184,18 @@ def _continues(
     if following.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    if len(following.cells) < raw.width or (opened and raw.separator not in QUOTED):
-        return not any(map(is_recording, following.cells))
-    return False
+    fits = len(following.cells) < raw.width or (opened and raw.separator not in QUOTED)
+    return fits and not any(map(is_recording, following.cells))
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
     """Return the finding about a row that is broken, or has other columns than the others."""
     name = row.cells[0] if row.cells else ""
-    reason, fix = row.problem, row.fix
-    if not reason and columns is None:
-        reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
-        fix = "write id|text: no separator (| , ; or a tab) was found"
-    elif not reason:
+    if row.problem:
+        return bad_row(label, row.line, name, row.problem, row.fix)
+    reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
+    fix = "write id|text: no separator (| , ; or a tab) was found"
+    if columns:
         reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
         fix = f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
     return bad_row(label, row.line, name, reason, fix)
@@ -254,10 +235,9 @@ def read_table(
 ) -> RawTable:
     """Return the table at `path`, split by the separator that makes most sense of it.
 
-    That is the one that gives a header with known names, or most rows of equal length of which a
-    column names recordings. With a `width` only ways that give so many columns are tried, if there
-    are any; with `max_bytes` only its beginning is read. Raises DatasetError for a file that cannot
-    be a table.
+    That gives a header with known names, or most rows of equal length with a column of recordings.
+    Ways that give `width` columns come first; with `max_bytes` only its beginning is read. Raises
+    DatasetError for a file that cannot be a table.
     """
     lines = partial(iter_lines, path, max_bytes)
     ways = []
@@ -278,7 +258,7 @@ def _rate(table: RawTable, is_recording: IsRecording) -> float:
     """Return how much sense a way to split a table makes, 0 to 2."""
     if table.width < 2 or not table.sample:
         return 0.0
-    named = names_columns(table.sample[0])
+    named = is_header(table.sample[0])
     share = table.most_recordings(table.sample, is_recording) / len(table.sample)
     return (named + share) * table.good_count / table.count
 
@@ -335,7 +315,7 @@ def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecor
 
 def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
     """Count the rows and columns: the usual number, or a header's, without empty ones behind."""
-    first: TableRow | None = None
+    first = None
     widths = collections.Counter()
     filled = 0  # columns, up to the last one that is not always empty
     for row in split():
@@ -346,7 +326,7 @@ def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow
     count = widths.total()
     del widths[-1]
     width = max(widths, key=lambda width: (widths[width], width), default=0)
-    if first and names_columns(first.cells):
+    if first and is_header(first.cells):
         width = len(first.cells)
     if filled < width:
         width = max(filled, min(width, 2))
@@ -363,7 +343,7 @@ def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         # Else one row would get another's text.
         if not reason and sum(separator in part for part in text.split("\r")) > 1:
             reason = "a carriage return between what looks like two rows"
-            fix = UNIX_ENDS
+            fix = "save the table with the line ends of Unix, or of Windows"
         yield TableRow(line=number, cells=cells, problem=reason, fix=fix)
 
 
@@ -376,10 +356,10 @@ def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            last = reader.line_num
             reason = f"broken quotes ({error})"
-            if last > line:
-                reason += f": a double quote opens in line {line} and the row ends in line {last}"
+            if reader.line_num > line:
+                ends = f"the row ends in line {reader.line_num}"
+                reason += f": a double quote opens in line {line} and {ends}"
             fix = 'write a double quote inside a quoted field twice: ""'
             yield TableRow(line=line, cells=[], problem=reason, fix=fix)
             continue
@@ -406,22 +386,17 @@ AUDIO_KEYS = (
 TEXT_KEYS = "text sentence transcription transcript normalized_text".split()
 SPEAKER_KEYS = "speaker speaker_id speaker_name spk client_id".split()
 SPACE = b"\xef\xbb\xbf \r\n\t"  # before a JSON text
-MAX_JSON_BYTES = 2**26  # of a file that is read at once
 
 
 def json_tables(folder: Path) -> list[Path]:
     """Return the manifests; among files called .json, those of NeMo and not a configuration."""
-    one = folder / "manifest.jsonl"
-    if one.is_file():
-        return [one]
-    lines = sorted(folder.glob("*.jsonl"))
-    if lines:
-        return lines
-    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
+    if (folder / "manifest.jsonl").is_file():
+        return [folder / "manifest.jsonl"]
     recordings = Recordings(folder)
+    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
     # Whisper and Emilia write one for each recording.
-    files = [path for path in files if not recordings.find(path.stem)]
-    return [path for path in files if _is_manifest(path, recordings)]
+    files = (path for path in files if not recordings.find(path.stem))
+    return sorted(folder.glob("*.jsonl")) or [p for p in files if _is_manifest(p, recordings)]
 
 
 def read_head(path: Path) -> bytes:
@@ -455,7 +430,8 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
         names = [_audio(values) for values in records[:: max(1, len(records) // SAMPLE_ROWS)]]
         parts = {str(_audio(values)) for values in records if values.get("offset")}
         folder = Path(config.audio_root or table.parent)
-        base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
+        names = [name for name in names if isinstance(name, str)]
+        base, in_subfolders = paths.choose_base(folder, folder, names)
         for number, values in lines:
             if isinstance(values, BadRecord):
                 yield bad_row(label, number, "", values.reason)
@@ -469,7 +445,7 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
             if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
                 audio = str(Path(audio).relative_to(base.absolute()))
             usual_id = ""
-            if stays_inside(audio) and "\\" not in audio:
+            if paths.stays_inside(audio) and "\\" not in audio:
                 usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
             yield Record(
                 file=label,
@@ -479,7 +455,7 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
                 base=base,
                 text=_value(values, TEXT_KEYS, "text"),
                 speaker="" if speaker is None else str(speaker),
-                split=canonical_split(str(values.get("split") or "")) or split,
+                split=paths.canonical_split(str(values.get("split") or "")) or split,
                 in_subfolders=in_subfolders,
             )
 
@@ -497,7 +473,7 @@ def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
 
 def _records_of_object(path: Path) -> list[dict]:
     """Return the rows of {id: text}, {id: {...}} or {"data": [{...}, ...]}; [] for another file."""
-    if path.stat().st_size > MAX_JSON_BYTES:
+    if path.stat().st_size > 2**26:  # too much to read at once
         return []
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))

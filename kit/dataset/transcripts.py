@@ -24,12 +24,11 @@ def read_texts(out: Path) -> dict[str, str]:
     rows: dict[str, str] = {}
     for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
         name, bar, text = line.strip().partition("|")
-        if not line.strip():
-            continue
-        if not (name and bar) or non_utf8_problem(line):
+        if line.strip() and (not (name and bar) or non_utf8_problem(line)):
             problem = non_utf8_problem(line) or f"got {shorten(line.strip(), 60)}"
             raise DatasetError(f"{path}, line {number}: expected `id|text` in UTF-8, {problem}.")
-        rows[name] = text
+        if name:
+            rows[name] = text
     return rows
 
 
