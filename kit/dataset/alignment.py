@@ -76,10 +76,7 @@ def frames_needed(ids: Tensor) -> int:
 
 
 def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
-    """Return a span (start, end, score) for each character, and each frame's cost (S,), at most 0.
-
-    `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
-    """
+    """Return a span (start, end) for each of `ids` (N,) and each frame's cost (S,), at most 0."""
     functional = import_torchaudio().functional
     path, scores = functional.forced_align(log_probs[None].contiguous(), ids[None].int())
     spans = functional.merge_tokens(path[0], scores[0])
@@ -192,7 +189,6 @@ def _align_share(
     recognizer: SpeechRecognizer,
     advance: Callable[[float], None],
 ) -> None:
-    """Align what one process of a group does: the rows of each result file."""
     for part, rows in parts.items():
         alignments = align_clips(rows, recognizer, config, advance)
         save_result(part, key, [dataclasses.asdict(each) for each in alignments])
@@ -229,10 +225,8 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Token:
-    """A word as written, and its characters in the recogniser's alphabet (none in a lone dash)."""
-
     text: str
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # in the recogniser's alphabet; none in a lone dash
     ends_sentence: bool
 
 
@@ -248,8 +242,6 @@ class AlignedToken:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The recogniser's output for a part of a recording."""
-
     start_s: float
     log_probs: Tensor  # (S, A + 1), the last column the wildcard
     quiet: np.ndarray  # (S,) which frames are pauses
@@ -348,10 +340,7 @@ def split_phrases(tokens: list[Token]) -> list[range]:
 
 
 class LongAligner:
-    """Aligns one recording with its transcript; `aligned` holds the recognised tokens in order.
-
-    A match of a phrase is a list of (first frame, end frame, token number), one a token.
-    """
+    """Aligns a recording; a match of a phrase has (first frame, end, number) of each token."""
 
     def __init__(self, reader: WindowReader, tokens: list[Token]):
         self.reader = reader

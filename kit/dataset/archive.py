@@ -49,7 +49,6 @@ class ArchiveConfig:
 
 
 def archive_suffix(path: Path) -> str:
-    """Return the archive suffix of `path`, "" if it has none."""
     return next((s for s in SUFFIXES if Path(path).name.lower().endswith(s)), "")
 
 
@@ -170,10 +169,8 @@ def _damaged(archive: Path, reason: object) -> DatasetError:
 
 
 def _unzip(member: Member) -> Iterator[int]:
-    """Unpack a zip's members, yielding the bytes of the archive read so far.
-
-    zipfile never writes more of a member than its entry declares, so the declared sizes count.
-    """
+    """Unpack a zip's members, yielding the bytes of the archive read so far."""
+    # zipfile never writes more of a member than its entry declares, so the declared sizes count.
     with zipfile.ZipFile(member.archive) as packed:
         for entry in packed.infolist():
             member.begin(entry.filename, entry.file_size)
@@ -187,7 +184,6 @@ def _unzip(member: Member) -> Iterator[int]:
 
 
 def _untar(member: Member) -> Iterator[int]:
-    """Unpack a tar's members, yielding the bytes of the archive read so far."""
     opener = OPENERS.get(member.archive.suffix.lower(), lambda raw: raw)
     with open(member.archive, "rb") as raw, opener(raw) as stream:
         with tarfile.open(fileobj=stream, mode="r:", copybufsize=CHUNK_BYTES) as packed:

@@ -71,10 +71,7 @@ def check_dataset(
 def judge_rows(
     rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
-    """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
-
-    `measures` holds, by path of the recording, its measure or the reason why there is none.
-    """
+    """Return kept rows, refusals and warnings; `measures` has, by path, a measure or why not."""
     readable = data_report.rows_where(
         rows, lambda row: isinstance(measures[row.audio], ClipMeasure)
     )
@@ -105,7 +102,6 @@ def judge_rows(
 def own_faults(
     row: Utterance, measure: ClipMeasure, config: ManifestConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of everything wrong with a row by itself."""
     seconds = measure.seconds
     if seconds < config.min_clip_s:
         yield "too short", f"shorter than {config.min_clip_s} s"
@@ -135,14 +131,11 @@ def own_faults(
 
 
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
-    """Return letters and spaces per second of the clip."""
     return len(letters(row.text)) / max(measure.seconds, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetStats:
-    """What is usual in a dataset, and what occurs more than once."""
-
     pace: tuple[float, float]  # the lowest and highest that is usual, characters a second
     odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
     odd_scripts: set[str]  # as Unicode names them: LATIN, CYRILLIC ...
@@ -301,8 +294,6 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Match:
-    """The result of comparing texts with recordings."""
-
     mismatched: list[Finding]
     limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
     note: str

@@ -86,7 +86,6 @@ def _measure_share(
     _tools,
     advance: Callable[[float], None],
 ) -> dict[str, ClipMeasure | str]:
-    """Measure the clips of one process of a group."""
     lines = (measure_line(path, decode_s) for path in paths)
     if processes:
         lines = by_processes(paths, processes, decode_s)
@@ -100,7 +99,6 @@ def _measure_share(
 
 
 def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
-    """Add the results of one chunk to the cache. Raises DatasetError when their folder is gone."""
     rows = [json.loads(line) for line in lines]
     unread = [row["path"] for row in rows if "problem" in row]
     gone = next(filter(_folder_is_gone, unread), None)
@@ -131,16 +129,14 @@ def _parts(cache: Path) -> list[Path]:
 
 
 def _merge_parts(cache: Path, order: list[str]) -> None:
-    """Merge the parts into `cache`, a line a recording, in this `order`, then other recordings.
-
-    The file does not depend on which process measured what, nor on interruptions.
-    """
+    """Merge the parts into `cache`, a line a recording, in this `order`, then other recordings."""
     parts = _parts(cache)
     lines = {}
     for file in (cache, *parts):
         for line, row in _lines(file):
             if row:
                 lines[row["path"]] = line.rstrip(b"\n") + b"\n"  # the last one wins
+    # So the file does not depend on which process measured what, nor on interruptions.
     paths = dict.fromkeys([*order, *lines])
     content = b"".join(lines[path] for path in paths if path in lines)
     if not cache.is_file() or cache.read_bytes() != content:
@@ -150,10 +146,7 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
 
 
 def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
-    """Return the cached results of those of `paths` that have not changed since.
-
-    Leaves out clips that were too long to decode then and are not any more; warns of damaged lines.
-    """
+    """Return the cached results of `paths` that have not changed since; warn of damaged lines."""
     results = {}
     damaged = 0
     for _, row in _lines(cache):
@@ -161,6 +154,7 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
             damaged += 1
         elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
             value = _value(row)
+            # Leave out those that were too long to decode then and are not any more.
             undecoded = isinstance(value, ClipMeasure) and value.peak is None
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
@@ -253,7 +247,6 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
 
 
 def _serve() -> None:
-    """Read paths from standard input; write cache lines to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     if hasattr(signal, "SIGPIPE"):  # end quietly when the parent was killed
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

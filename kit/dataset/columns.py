@@ -178,8 +178,6 @@ def _text_rank(name: str) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What the values of a column look like."""
-
     values: list[str]  # those that are not empty
     recordings: float  # share of them that name a recording
     # "empty", "split", "language", "style", "number", "sentences", "few" short values or "?"

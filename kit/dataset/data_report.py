@@ -166,18 +166,12 @@ class DataReport:
         return [finding for finding in self.refused if finding.kind == "too long"]
 
     def before_segmentation(self) -> "DataReport":
-        """Return the report without too long clips, which are split once there is a recogniser.
-
-        It is unchanged where no other clip is kept, to train one on.
-        """
+        """Leave out too long clips, if others are kept: they train the recogniser that splits."""
         others = [finding for finding in self.refused if finding.kind != "too long"]
         return dataclasses.replace(self, refused=others) if self.kept else self
 
     def with_clips(self, clips: list[Utterance]) -> "DataReport":
-        """Return the report after refused recordings were split into `clips`.
-
-        A clip has the table line of its recording, of which only the seconds in no clip are lost.
-        """
+        """Return the report after refused recordings were split into `clips`, of their lines."""
         clips_s = collections.Counter()
         for clip in clips:
             clips_s[clip.file, clip.line] += clip.seconds
@@ -210,7 +204,6 @@ class DataReport:
             )
 
     def _first_refused(self) -> str:
-        """Return the number of refused rows, and a line for each of the longest."""
         worst = sorted(self.refused, key=lambda finding: -finding.seconds)
         lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
         for row in worst[:MAX_LISTED]:
@@ -246,7 +239,6 @@ def findings_table(findings: list[Finding]) -> list[tuple[str, ...]]:
 
 
 def write_data_report(report: DataReport, into: Path) -> None:
-    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
     write_manifest(report.kept, into)
     write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
     write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))

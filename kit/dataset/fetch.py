@@ -211,7 +211,6 @@ def from_huggingface(
 
 
 def _count(rows: Iterable[dict]) -> int | None:
-    """Return the number of rows, None where it is unknown."""
     if hasattr(rows, "__len__"):
         return len(rows)
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
@@ -285,7 +284,6 @@ def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Return `text` without what a table would need to quote."""
     text = text.encode(errors="replace").decode()  # replaces lone surrogates
     return " ".join(text.replace("|", " ").replace("\0", " ").split())
 

@@ -37,8 +37,6 @@ MIN_HELD_OUT = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The rows of a dataset's tables, before any recording is opened."""
-
     layout: str  # its name and its tables
     rows: Spool
     refused: list[Finding]
@@ -46,8 +44,6 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetLayout:
-    """One layout of a dataset: how it is recognised, described and read."""
-
     name: str
     folder: str  # description of a folder in this layout
     row: str  # description of a table's line
@@ -132,7 +128,6 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
 
 
 def _require_words(records: Spool) -> None:
-    """Raise DatasetError where most texts are phonemes or pinyin."""
     with_text = (record for record in records if record.text)
     spoken = list(itertools.islice(with_text, table_files.SAMPLE_ROWS))
     phonemes = [record for record in spoken if paths.is_phonemes(record.text)]
@@ -294,7 +289,6 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
 
 
 def _hint(source: Path) -> str:
-    """Return what to do about the commonest reasons why `source` is no dataset; "" for others."""
     if source.is_file() and paths.has_suffix(source.name):
         return " That is a single recording: name the folder or the table with its text."
     folder = source if source.is_dir() else source.parent
@@ -327,7 +321,6 @@ def _hint(source: Path) -> str:
 
 
 def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    """Return the tables in a folder, or in its subfolders with the names of splits."""
     children = [c for c in sorted(folder.iterdir()) if paths.has_known_split(c.name) and c.is_dir()]
     for folders in ([folder], children):
         for layout in LAYOUTS:
@@ -339,7 +332,6 @@ def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
 
 
 def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
     datasets = {}
     for folder in _folders_below(source):
         result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
@@ -389,15 +381,13 @@ def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record
 
 
 def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
-    """Return the tables in a folder that name recordings there, or in `audio_root`.
-
-    Those with the name of a split, if any: a list of all rows would repeat them.
-    """
+    """Return the tables that name recordings in `folder` or `audio_root`."""
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in table_files.TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
     if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
         return []
     tables = table_files.tables_of_recordings(files, audio_root)
+    # A list of all rows would repeat those of splits.
     splits = [path for path in tables if paths.has_known_split(path.stem)]
     return splits if any(paths.canonical_split(p.stem) == "train" for p in splits) else tables
 

@@ -44,8 +44,6 @@ PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of a table, parsed but not yet checked."""
-
     file: str
     line: int
     id: str  # "": that of its recording's path
@@ -76,10 +74,7 @@ class Recordings:
         self.base = Path(base)
 
     def find(self, name: str) -> str:
-        """Return the path of the recording `name`, or "" where there is none, or several.
-
-        It must be in the folder that `name` gives, as far as that is below `base`.
-        """
+        """Return the recording `name` in the folder it gives, "" for none or several."""
         if not name or len(name) > MAX_PATH_CHARACTERS or "\0" in name:
             return ""
         if stays_inside(name):
@@ -116,7 +111,6 @@ class Recordings:
         return sorted(paths.values())
 
     def id_of(self, path: str) -> str:
-        """Return the path below `base` without its suffix."""
         return Path(os.path.splitext(os.path.relpath(path, self.base))[0]).as_posix()
 
     def problem(self, name: str) -> str:
@@ -232,7 +226,6 @@ def _only(paths: list[str], name: str) -> str:
 
 
 def has_suffix(name: str) -> bool:
-    """Tell whether a path ends like a recording's."""
     return os.path.splitext(name)[1].lower() in (*KNOWN_SUFFIXES, *UNREADABLE_SUFFIXES)
 
 
@@ -396,10 +389,7 @@ def split_of_folders(label: str) -> str:
 
 
 def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
-    """Return {label of a table or text: its folder}, where the folders can be speakers.
-
-    That is the first folder in which the paths differ, without those of splits and of chapters.
-    """
+    """Return {label of a table or text: the first folder that differs, if it can be a speaker}."""
     folders = {}
     without_gender = {}
     for label in set(labels):

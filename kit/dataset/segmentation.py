@@ -50,8 +50,6 @@ class SegmentConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of one recording: a clip with its text, or a loss with its reason."""
-
     start_s: float
     end_s: float
     text: str = ""
@@ -109,10 +107,7 @@ def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -
 
 
 def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) of boundaries that enclose clips.
-
-    Minimises seconds lost, then sentences broken, then sentences joined.
-    """
+    """Return the pairs (i, j) of boundaries around clips, with the least cost."""
     begins_s = [place.beginning_s(config.margin_s) for place in places]
     best: list[tuple[float, int, bool]] = [(0.0, 0, False)]  # cost, previous boundary, is a clip
     for j, last in enumerate(places[1:], 1):
@@ -140,10 +135,7 @@ def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[in
 def plan_segments(
     aligned: list[AlignedToken], tokens: list[Token], total_s: float, config: SegmentConfig
 ) -> tuple[list[Span], list[Span]]:
-    """Return clips and losses, which together cover `total_s` seconds exactly.
-
-    Text that was not recognised is a loss, of 0 seconds where a clip covers its place.
-    """
+    """Return clips and losses (0 s for a text within a clip), which cover `total_s` exactly."""
     clips = []
     used = set()
     for run in split_runs(aligned, tokens, config):
@@ -255,7 +247,6 @@ def _read_transcript(path: Path) -> str:
 
 
 def missing_audio(reader: WindowReader) -> list[Span]:
-    """Return what the header declares and the file lacks."""
     if not reader.extent.problem:
         return []
     expected_s = reader.extent.expected / reader.rate
@@ -273,8 +264,6 @@ def seconds_of(audio: Path) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
-    """Splits recordings at pauses between the words that `recognizer` finds."""
-
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
     language: str
@@ -370,14 +359,12 @@ class LongRecording:
 
     @property
     def result_file(self) -> Path:
-        """The file that is written once all clips are there."""
         return self.into / "cut" / f"{self.name}.json"
 
 
 def _segment_share(
     recordings: list[LongRecording], recognizer: SpeechRecognizer, advance: Callable
 ) -> None:
-    """Split the recordings of one process of a group."""
     for recording in recordings:
         reported_s = 0.0
 

@@ -70,10 +70,7 @@ class Grammar:
         self.known = sorted({word for items in (*slots, *rows) for word in items})
 
     def clause(self, rare: bool = False) -> list[str]:
-        """Return a clause: subject and verb agree, an adjective needs an object.
-
-        A rare clause uses words of the `unseen` list where there are any.
-        """
+        """Return a clause; a `rare` one has words of the `unseen` list where there are any."""
         agreement = self.rng.randrange(len(self.words["subject"]))
         present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
         if "object" not in present:
@@ -183,10 +180,7 @@ def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> 
 
 
 def speak_rows(job: dict) -> None:
-    """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`.
-
-    `job["pace"]`, if given, multiplies the speaker's speed.
-    """
+    """Speak the (id, text) `job["rows"]` into `job["folder"]`, `job["pace"]` times as fast."""
     espeak = Espeak(job["language"])
     espeak.speaker(job["speaker"], job.get("pace", 1.0))
     for name, text in job["rows"]:

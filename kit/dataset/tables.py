@@ -40,8 +40,6 @@ Lines = Callable[[], Iterator[str]]  # each call reads the file again
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row: its cells, or the reason why it cannot be used."""
-
     line: int  # its first, from 1
     cells: list[str]
     problem: str = ""
@@ -66,7 +64,6 @@ class RawTable:
             yield row
 
     def good(self) -> Iterator[TableRow]:
-        """Yield the rows that have all columns, and no others."""
         return (row for row in self.rows() if not row.problem and len(row.cells) == self.width)
 
     @cached_property
@@ -85,10 +82,7 @@ class RawTable:
 
 
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read tables with any separator, with or without a header, once their columns are known.
-
-    Tables of the same shape are looked at together: a small one tells too little.
-    """
+    """Read tables once their columns are known: of one shape together, as one may be small."""
     groups: dict[tuple, list[RawTable]] = {}
     checks = {}
     for path in tables:
@@ -189,7 +183,6 @@ def _continues(
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
-    """Return the finding about a row that is broken, or has other columns than the others."""
     name = row.cells[0] if row.cells else ""
     if row.problem:
         return bad_row(label, row.line, name, row.problem, row.fix)
@@ -400,7 +393,6 @@ def json_tables(folder: Path) -> list[Path]:
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, which tell its kind."""
     with open(path, "rb") as file:
         return file.read(4096)
 
