@@ -1,8 +1,7 @@
-"""Unpack dataset archives (tar, zip) safely.
+"""Unpack dataset archives (tar, zip) with tarfile and zipfile, safely.
 
-tarfile (with its `data` filter) and zipfile write the files. Names that lead out of the folder,
-links, decompression bombs and truncated archives are refused, and the folder appears by one rename
-once everything is unpacked.
+Names that lead out of the folder, links, decompression bombs and truncated archives are refused;
+the folder appears by one rename once everything is unpacked.
 """
 
 import bz2
@@ -57,9 +56,9 @@ def unpack(
 ) -> Path:
     """Unpack `archive` to a folder of its name under `into`; do nothing if that was done before.
 
-    `progress(done, total)` counts bytes of the archive. If another process is unpacking the same
-    archive, print that and wait. Raises DatasetError for a damaged archive, an unsafe member or a
-    bomb, and DiskError when the disk is too small; nothing is left behind then.
+    `progress(done, total)` counts bytes of the archive. Waits for another process that unpacks it.
+    Raises DatasetError for a damaged archive, an unsafe member or a bomb, and DiskError when the
+    disk is too small; nothing is left behind then.
     """
     archive = Path(archive)
     suffix = archive_suffix(archive)

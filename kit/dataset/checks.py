@@ -1,9 +1,8 @@
-"""Check a folder of recordings: every row's text and measured audio. Originals are only read.
+"""Check every row's text and measured audio (limits: ManifestConfig). Originals are only read.
 
-Some checks look at one row (too long, silent, clipped), some compare it with the whole dataset (the
-same recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
-Whether a text is what is said is judged from alignments; their limits are in AlignConfig. The
-recogniser may be trained on the very clips it checks: those score higher, and have their own limit.
+Some checks look at one row, some compare it with the whole dataset. Alignments tell whether a text
+is what is said (AlignConfig). The recogniser may be trained on the very clips it checks: those
+score higher, and have a limit of their own.
 """
 
 import collections
@@ -197,16 +196,13 @@ def dataset_stats(
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
-    """Return the lowest and highest pace that is usual, from the median deviation of its log.
-
-    No limits below 30 clips. One deviation counts as at least 15 %, the variation of one calm
-    reader: otherwise a very even dataset would lose all its short sentences.
-    """
+    """Return the lowest and highest usual pace, by the median deviation of logs of 30 or more."""
     logs = array("d", (math.log(pace) for pace in paces if pace > 0))
     if len(logs) < 30:
         return 0.0, math.inf
     median = float(np.median(logs))
     deviation = 1.4826 * float(np.median(np.abs(np.asarray(logs) - median)))
+    # At least 15 %, as of one calm reader: else a very even dataset would lose short sentences.
     width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
     return math.exp(median - width), math.exp(median + width)
 
@@ -273,10 +269,9 @@ def row_warnings(
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """Return the score below which text and audio do not match.
+    """Return the score below which text and audio do not match: far below the median.
 
-    It is far below the median in terms of the median absolute deviation; up to half of the clips
-    can hardly move either. Raises DatasetError when the median is below `hopeless`.
+    Up to half of the clips can hardly move it. Raises DatasetError for a `hopeless` median.
     """
     scores = np.array([a.score for a in alignments] or [0.0])
     median = float(np.median(scores))
@@ -304,10 +299,8 @@ class Match:
 
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
-    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
-
-    Clips are compared only with others that the recogniser was trained on too, or was not.
-    """
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
+    # A clip is compared only with others that the recogniser was trained on, too, or was not.
     kinds = ["trained on" if row.split == "train" else "unseen" for row in rows]
     limits: dict[str, float] = {}
     for kind in sorted(set(kinds)) or ["unseen"]:  # those it was trained on first

@@ -1,8 +1,8 @@
 """Measure every clip of a dataset, in parallel, with a cache: a line a clip.
 
-Processes measure large datasets, so that a decoder that crashes on a damaged file does not take the
-notebook with it. They are plain subprocesses: those of multiprocessing would import the caller's
-script again, and in a pool one crash would break it for all.
+By processes if there are many, so that a decoder that crashes on a damaged file does not take the
+notebook with it. They are plain: those of multiprocessing would import the caller's script again,
+and one crash would break a pool for all.
 """
 
 import contextlib

@@ -251,10 +251,7 @@ IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
 class Spool(Sequence):
-    """`values` in a temporary file, 8 bytes each in memory, read again whenever they are used.
-
-    So what is changed in a value is not kept; a slice is a list.
-    """
+    """`values` in a temporary file, 8 bytes each in memory, read anew (unchanged) for every use."""
 
     def __init__(self, values: Iterable = ()):
         self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115

@@ -1,8 +1,7 @@
 """Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub.
 
-Rows of Parquet files and of the hub are written as an LJSpeech folder. Names and paths in them are
-never used and no code of a dataset is ever run. `datasets` streams the rows; soundfile decodes,
-since decoding with `datasets` needs torchcodec and FFmpeg.
+Rows of Parquet files and of the hub are written as an LJSpeech folder. Their names and paths are
+never used, no code of a dataset is run, and soundfile decodes: `datasets` would need FFmpeg.
 """
 
 import dataclasses
@@ -57,9 +56,8 @@ def fetch_dataset(
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
-    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION) of the Hugging Face hub
-    become a folder under `into`. Raises DatasetError when there is nothing, no dataset, or several,
-    or when `unpack` fails.
+    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION) become a folder under
+    `into`. Raises DatasetError when there is no dataset, or several, or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -106,11 +104,7 @@ def fetch_dataset(
 def _unpack_parquet(
     source: Path, files: list[Path], into: Path, hub: HubConfig, progress: Callable
 ) -> Path:
-    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it.
-
-    Splits are in the names of files and folders, as in train-00000-of-00002.parquet. An interrupted
-    call is resumed. Raises DatasetError without pyarrow, and for damaged files or no audio.
-    """
+    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it."""
     try:
         import pyarrow.parquet  # noqa: F401 (optional)
     except ImportError as error:
@@ -119,7 +113,7 @@ def _unpack_parquet(
         ) from error
     splits: dict[str, list[Path]] = {}
     base = source if source.is_dir() else source.parent
-    for file in files:
+    for file in files:  # such as train-00000-of-00002.parquet, or one in train/
         named = [p for p in reversed(file.relative_to(base).parts) if has_known_split(p)]
         split = canonical_split(Path(named[0]).stem.split(".")[0]) if named else "train"
         splits.setdefault(split.split("-")[0], []).append(file)
@@ -173,10 +167,9 @@ def from_huggingface(
 ) -> Path:
     """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
 
-    A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
-    (L, C), "sampling_rate": Hz}, and text. An interrupted call is resumed; a finished one does
-    nothing. `progress(rows, total)` after each row, with `rows` + 1 for an unknown total. Raises
-    DatasetError when the stream fails or no row can be used, DiskError when the disk is full.
+    A row has a text, and audio as {"bytes": …} or {"array": (L,) or (L, C), "sampling_rate": Hz}.
+    An interrupted call is resumed. `progress(rows, total)` gets `rows` + 1 for an unknown total.
+    Raises DatasetError when the stream fails or no row can be used, DiskError for a full disk.
     """
     into = Path(into)
     make_folder(into / "wavs")
@@ -366,10 +359,9 @@ def _finish(into: Path, key: str) -> Path:
 
 
 def open_huggingface(name: str, config: str | None, split: str):
-    """Stream a dataset of the Hugging Face hub, or of a local folder, without decoding audio.
+    """Stream a dataset of the hub (`name` or name@revision), or a local one, without decoding.
 
-    `name` may end in @ and a revision (a tag or a commit). Raises DatasetError when the `datasets`
-    package is missing, the name is unknown, or there is no network.
+    Raises DatasetError without the `datasets` package, a known name or a network.
     """
     try:
         import datasets  # optional

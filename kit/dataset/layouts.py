@@ -1,10 +1,8 @@
 """Read datasets in the usual layouts into the same rows.
 
-LJSpeech (`metadata*.csv` and `wavs/`), Common Voice (`validated.tsv` or `train.tsv`, `dev.tsv`,
-`test.tsv`, and `clips/`), JSON manifests, Kaldi, any other table that names recordings (tables.py),
-and texts in files of their own (text_files.py). The layout is recognised by the files in the
-folder; to support another one, add a `DatasetLayout` to `LAYOUTS`. A line that cannot be used
-becomes a finding that names table, line and fix. Originals are only read.
+The layout is recognised by the files in the folder; to support another one, add a `DatasetLayout`
+to `LAYOUTS`. A line that cannot be used becomes a finding that names table, line and fix. Originals
+are only read.
 """
 
 import collections
@@ -57,9 +55,8 @@ class DatasetLayout:
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     """Read the rows of a folder, or of a single table, in any known layout.
 
-    Splits are those of the dataset; where none is held out, `hold_out` chooses some rows. Raises
-    DatasetError when `source` is not a dataset or has no rows, a table lacks a column or it is not
-    clear which column is what, or the recordings' folder is gone.
+    Splits are those of the dataset, and what `hold_out` chooses. Raises DatasetError when `source`
+    is not a dataset or has no rows, columns are missing or unclear, or the recordings are gone.
     """
     source = Path(source)
     layout, tables = recognise(source)
@@ -183,9 +180,8 @@ def hold_out(
 ) -> Sequence[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
-    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
-    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
-    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    A stable hash of the id chooses `held_out_percent`, or at least the lesser of MIN_HELD_OUT and a
+    tenth, and one of two. `count` is the number of training rows before some were rejected.
     """
     train = rows_in_split(rows, "train")
     known = collections.Counter()
@@ -201,6 +197,7 @@ def hold_out(
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break
         own = _letters(row)
+        # Training keeps a row, and each letter.
         if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
             chosen.add(row.id)
             known.subtract(own)

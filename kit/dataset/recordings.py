@@ -243,9 +243,8 @@ def stays_inside(name: str) -> bool:
 def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool]:
     """Return the folder that the paths `names` start from, and whether to search its subfolders.
 
-    It is `usual` if most names are there; else `folder`, a folder below it with recordings, or
-    `folder` with its subfolders, whichever has most; and `usual` again where most are nowhere.
-    Where two folders have as many, a name that is in both is in neither.
+    It is `usual` if most names are there, or nowhere; else `folder`, one below it, or `folder` with
+    its subfolders, whichever has most. Of two with as many, a name that is in both is in neither.
     """
 
     def count(base: Path, below: bool = False) -> int:

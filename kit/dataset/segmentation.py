@@ -277,10 +277,9 @@ class Segmenter:
     ) -> list[UnusedAudio]:
         """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
 
-        Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. What an earlier call
-        finished stays; the processes of `group` share the rest. `progress(seconds done, total)`
-        counts audio. Raises DatasetError where there is nothing to split, DiskError before it
-        starts when the disk is too small, KitError where another process failed.
+        Returns the losses. What an earlier call finished stays; the processes of `group` share the
+        rest. `progress(done, total)` counts seconds. Raises DatasetError where there is nothing to
+        split, DiskError at once if the disk is too small, KitError where another process failed.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
@@ -302,8 +301,7 @@ class Segmenter:
     ) -> list[Utterance]:
         """Split the recordings of `rows`, too long for the model, into clips under `into`.
 
-        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
-        ID_0001, ID_0002 ... Originals are only read.
+        A clip keeps speaker, split and table line of its row; its id is ID_0001, ID_0002 ...
         """
         clips = Path(into) / "clips"
         sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]

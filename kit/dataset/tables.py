@@ -228,7 +228,6 @@ def read_table(
 ) -> RawTable:
     """Return the table at `path`, split by the separator that makes most sense of it.
 
-    That gives a header with known names, or most rows of equal length with a column of recordings.
     Ways that give `width` columns come first; with `max_bytes` only its beginning is read. Raises
     DatasetError for a file that cannot be a table.
     """
@@ -248,7 +247,7 @@ def read_table(
 
 
 def _rate(table: RawTable, is_recording: IsRecording) -> float:
-    """Return how much sense a way to split a table makes, 0 to 2."""
+    """Return how much sense a way to split a table makes, 0 to 2: known names, and recordings."""
     if table.width < 2 or not table.sample:
         return 0.0
     named = is_header(table.sample[0])
@@ -259,8 +258,7 @@ def _rate(table: RawTable, is_recording: IsRecording) -> float:
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
     """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
 
-    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
-    is an empty line; what `max_bytes` cuts off is left out.
+    Behind the last line end is an empty line; what `max_bytes` cuts off is left out.
     """
     kind = special_file_kind(path)
     if kind:
@@ -269,7 +267,7 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
         mark = file.read(4)
         if mark.startswith(b"PK\x03\x04"):
             raise DatasetError(f"{path} is a spreadsheet or an archive: export it as CSV UTF-8.")
-        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))
+        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16 of Excel and Windows
         file.seek(0)
         data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
         cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes

@@ -1,8 +1,7 @@
 """Texts in files of their own: one for each recording, or lists of `id text`.
 
-`c0.wav` with `c0.txt`, `c0.lab` or Whisper's `c0.json`, beside it or in other folders (VCTK,
-LibriTTS); LibriSpeech's `*.trans.txt`, Kaldi's `text` alone, JSUT's `id:text`, Festival's
-`( id "text" )`; Kaldi's `wav.scp` with `text` and `utt2spk`.
+`c0.wav` with `c0.txt`, `c0.lab` or Whisper's `c0.json`, beside it or elsewhere (VCTK, LibriTTS);
+LibriSpeech's `*.trans.txt`, Kaldi's `text` (and `wav.scp`), JSUT's `id:text`, Festival's list.
 """
 
 import functools
