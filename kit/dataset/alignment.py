@@ -57,8 +57,7 @@ class AlignConfig:
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
         """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
-        sampled = 0 < self.clips < len(rows)
-        return random.Random(0).sample(rows, self.clips) if sampled else rows
+        return random.Random(0).sample(rows, self.clips) if 0 < self.clips < len(rows) else rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,11 +180,7 @@ def align_clips_cached(
 
 
 def _align_share(
-    parts: dict[Path, list[Utterance]],
-    key: str,
-    config: AlignConfig,
-    recognizer: SpeechRecognizer,
-    advance: Callable[[float], None],
+    parts: dict, key: str, config: AlignConfig, recognizer: SpeechRecognizer, advance: Callable
 ) -> None:
     for part, rows in parts.items():
         alignments = align_clips(rows, recognizer, config, advance)
@@ -434,9 +429,7 @@ class LongAligner:
                 start = match[phrase][-1][1]
         return matches
 
-    def _trusted(
-        self, window: Window, matches: dict[int, list], min_characters: int
-    ) -> dict[int, list]:
+    def _trusted(self, window: Window, matches: dict, min_characters: int) -> dict[int, list]:
         """Return `matches` up to the last one that, with those directly before it, is long enough.
 
         It ends before the untrusted end of the window.

@@ -71,9 +71,7 @@ def judge_rows(
     rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
     """Return kept rows, refusals and warnings; `measures` has, by path, a measure or why not."""
-    readable = data_report.rows_where(
-        rows, lambda row: isinstance(measures[row.audio], ClipMeasure)
-    )
+    readable = data_report.rows_where(rows, lambda r: isinstance(measures[r.audio], ClipMeasure))
     stats = dataset_stats(readable, measures, config)
     refused = []
     warned = []
@@ -98,9 +96,10 @@ def judge_rows(
     return data_report.Spool(kept()), refused, warned
 
 
-def own_faults(
-    row: Utterance, measure: ClipMeasure, config: ManifestConfig
-) -> Iterator[tuple[str, str]]:
+Problems = Iterator[tuple[str, str]]  # (kind, reason)
+
+
+def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> Problems:
     seconds = measure.seconds
     if seconds < config.min_clip_s:
         yield "too short", f"shorter than {config.min_clip_s} s"
@@ -145,9 +144,7 @@ class DatasetStats:
     most_repeats: float
 
 
-def dataset_stats(
-    rows: Sequence[Utterance], measures: dict, config: ManifestConfig
-) -> DatasetStats:
+def dataset_stats(rows: Sequence, measures: dict, config: ManifestConfig) -> DatasetStats:
     paces = array("d")
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
@@ -214,10 +211,8 @@ def script(letter: str) -> str:
     return unicode_script(letter) if is_letter else ""
 
 
-def outliers(
-    row: Utterance, measure: ClipMeasure, stats: DatasetStats
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of what sets a row apart from the rest of its dataset."""
+def outliers(row: Utterance, measure: ClipMeasure, stats: DatasetStats) -> Problems:
+    """Yield what sets a row apart from the rest of its dataset."""
     same = stats.same_audio.get(measure.digest, [])
     other_text = [twin for twin in same if twin.text != row.text]
     if other_text or (same and same[0] != row):
@@ -242,8 +237,8 @@ def outliers(
 
 def row_warnings(
     row: Utterance, measure: ClipMeasure, stats: DatasetStats, config: ManifestConfig
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of warnings about a kept row; a repeated text is reported once."""
+) -> Problems:
+    """Yield warnings about a kept row; a repeated text is reported once."""
     repeats = stats.same_text.get((row.speaker, row.text), [])
     if repeats and repeats[0] == row:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"

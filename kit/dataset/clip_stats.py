@@ -60,13 +60,13 @@ def measure_clips(
         progress(before, total)
     if todo:
         make_folder(cache.parent)
-        all_cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        cores = len(all_cores) or os.cpu_count() or 1
+        own_cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        cores = max(1, (len(own_cores) or os.cpu_count() or 1) // group.local_size)
         jobs = []
         for number, share in enumerate(group.split_by_key(todo, str)):
             part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
-            many = max(1, cores // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
-            own = many if processes is None else processes
+            usual = cores if len(share) >= PROCESSES_FROM_CLIPS else 0
+            own = usual if processes is None else processes
             jobs.append(partial(_measure_share, share, part, decode_s, own))
         results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
         _merge_parts(cache, order)
@@ -79,12 +79,7 @@ def measure_clips(
 
 
 def _measure_share(
-    paths: list[str],
-    cache: Path,
-    decode_s: float,
-    processes: int,
-    _tools,
-    advance: Callable[[float], None],
+    paths: list[str], cache: Path, decode_s: float, processes: int, _tools, advance: Callable
 ) -> dict[str, ClipMeasure | str]:
     lines = (measure_line(path, decode_s) for path in paths)
     if processes:
@@ -93,25 +88,22 @@ def _measure_share(
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
     with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
         while chunk := list(itertools.islice(lines, CHUNK)):
-            results.update(_append(chunk, file))
+            rows = [json.loads(line) for line in chunk]
+            unread = (row["path"] for row in rows if "problem" in row)
+            gone = next(filter(_folder_is_gone, unread), None)
+            for line, row in zip(chunk, rows):  # what may be read next time is left out
+                if row["size"] >= 0 and not (gone and "problem" in row):
+                    file.write(f"{line}\n".encode())
+            file.flush()
+            if gone:
+                raise DatasetError(
+                    f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? "
+                    "The clips measured before are kept. Connect it again and run again: the check "
+                    "resumes there."
+                )
+            results.update({row["path"]: _value(row) for row in rows})
             advance(len(chunk))
     return results
-
-
-def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
-    rows = [json.loads(line) for line in lines]
-    unread = [row["path"] for row in rows if "problem" in row]
-    gone = next(filter(_folder_is_gone, unread), None)
-    for line, row in zip(lines, rows):
-        if row["size"] >= 0 and not (gone and "problem" in row):  # else it may be read next time
-            file.write(f"{line}\n".encode())
-    file.flush()
-    if gone:
-        raise DatasetError(
-            f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? The clips "
-            "measured before are kept. Connect it again and run again: the check resumes there."
-        )
-    return {row["path"]: _value(row) for row in rows}
 
 
 def _folder_is_gone(path: str) -> bool:

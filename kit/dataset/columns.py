@@ -158,16 +158,11 @@ def _columns_of_header(
         several = " and ".join(f"`{names[i]}`" for i in best)
         why = f"{several} differ, and both could be spoken"
         raise _unclear(table, [names, *body], why, _traits(body, is_recording))
-    speakers = by_role["speaker"]
-    return Columns(
-        audio=audio,
-        texts=(best[0], *texts[len(best) :]),
-        speaker=_first([i for i in speakers if distinct[i] > 1] or speakers),
-        split=_first(by_role["split"]),
-        id=_first([i for i in by_role["id"] if i != audio and distinct[i] == len(body)]),
-        header=tuple(names),
-        width=len(names),
-    )
+    speakers = [i for i in by_role["speaker"] if distinct[i] > 1] or by_role["speaker"]
+    ids = [i for i in by_role["id"] if i != audio and distinct[i] == len(body)]
+    others = {"speaker": _first(speakers), "split": _first(by_role["split"]), "id": _first(ids)}
+    texts = (best[0], *texts[len(best) :])
+    return Columns(audio=audio, texts=texts, **others, header=tuple(names), width=len(names))
 
 
 def _text_rank(name: str) -> int:

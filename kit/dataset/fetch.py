@@ -31,6 +31,7 @@ from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
 HUB = "hf://"
 PARQUET = ".parquet"
+NEEDS_DATASETS = "needs the package datasets: pip install datasets."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,9 +109,7 @@ def _unpack_parquet(
     try:
         import pyarrow.parquet  # noqa: F401 (optional)
     except ImportError as error:
-        raise DatasetError(
-            f"{files[0]} is a Parquet file, which needs the package datasets: pip install datasets."
-        ) from error
+        raise DatasetError(f"{files[0]} is a Parquet file, which {NEEDS_DATASETS}") from error
     splits: dict[str, list[Path]] = {}
     base = source if source.is_dir() else source.parent
     for file in files:  # such as train-00000-of-00002.parquet, or one in train/
@@ -366,9 +365,7 @@ def open_huggingface(name: str, config: str | None, split: str):
     try:
         import datasets  # optional
     except ImportError as error:
-        raise DatasetError(
-            "Streaming from the Hugging Face hub needs the package datasets: pip install datasets."
-        ) from error
+        raise DatasetError(f"Streaming from the Hugging Face hub {NEEDS_DATASETS}") from error
     name, _, revision = name.partition("@")
     try:
         rows = datasets.load_dataset(

@@ -117,11 +117,8 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
     if beside:
         notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
-    return Dataset(
-        layout="; ".join([f"{layout.name}: {names}", *notes]),
-        rows=hold_out(rows, config),
-        refused=refused + repeated,
-    )
+    description = "; ".join([f"{layout.name}: {names}", *notes])
+    return Dataset(layout=description, rows=hold_out(rows, config), refused=refused + repeated)
 
 
 def _require_words(records: Spool) -> None:
@@ -175,9 +172,7 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
     return Spool(kept()), findings
 
 
-def hold_out(
-    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
-) -> Sequence[Utterance]:
+def hold_out(rows: Sequence, config: ManifestConfig, count: int = 0) -> Sequence[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
     A stable hash of the id chooses `held_out_percent`, or at least the lesser of MIN_HELD_OUT and a

@@ -256,8 +256,7 @@ def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool
         return usual, False
     counts = {base: count(base) for base in (folder, *Recordings(folder).folders()[:5])}
     best = max(counts, key=counts.get)
-    in_subfolders = count(folder, below=True)
-    if in_subfolders > counts[best]:
+    if count(folder, below=True) > counts[best]:
         return folder, True
     if 2 * counts[best] < len(names):
         return usual, False
@@ -316,15 +315,9 @@ def check_record(
     if reason:
         place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
         return Finding(**place, kind=kind, reason=reason, cure=fix)
-    return Utterance(
-        id=name,
-        audio=audio,
-        text=text,
-        speaker="speaker" if record.speaker.lower() in ("", "nan") else record.speaker,
-        split=record.split or "train",
-        line=record.line,
-        file=record.file,
-    )
+    speaker = "speaker" if record.speaker.lower() in ("", "nan") else record.speaker
+    own = {"id": name, "audio": audio, "text": text, "speaker": speaker}
+    return Utterance(**own, split=record.split or "train", line=record.line, file=record.file)
 
 
 # --- splits and speakers, by the names of tables and folders --------------------------------------

@@ -148,10 +148,20 @@ def plan_segments(
             end_s = min(total_s, places[j].ending_s(config.margin_s))
             text = " ".join(tokens[n].text for n in numbers)
             clips.append(Span(start_s=start_s, end_s=end_s, text=text))
-    reasons = [
-        *_unrecognised_text(aligned, tokens, total_s),
-        *_unused_words(aligned, tokens, used, config),
-    ]
+    reasons = []  # runs of tokens with letters between recognised ones, then recognised ones
+    numbers = [-1, *(item.number for item in aligned), len(tokens)]
+    starts_s = [0.0, *(item.end_s for item in aligned)]
+    ends_s = [*(item.start_s for item in aligned), total_s]
+    for last, stop, start_s, end_s in zip(numbers, numbers[1:], starts_s, ends_s):
+        if any(token.ids for token in tokens[last + 1 : stop]):
+            reason = f"not recognised as written: {_excerpt(tokens[last + 1 : stop])}"
+            reasons.append(Span(start_s=start_s, end_s=end_s, reason=reason))
+    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
+        run = list(group)
+        if not in_clip:
+            words = _excerpt(tokens[run[0].number : run[-1].number + 1])
+            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
+            reasons.append(Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason))
     losses = []  # each stretch between clips, with the reasons that overlap it
     edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
     gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 1e-6]
@@ -162,31 +172,6 @@ def plan_segments(
         losses.append(Span(start_s=start_s, end_s=end_s, reason=reason))
     covered = [dataclasses.replace(r, end_s=r.start_s) for r in reasons]
     return clips, sorted(losses + covered, key=lambda span: span.start_s)
-
-
-def _unrecognised_text(
-    aligned: list[AlignedToken], tokens: list[Token], total_s: float
-) -> Iterator[Span]:
-    """Yield runs of tokens, with letters in them, between recognised ones."""
-    numbers = [-1, *(item.number for item in aligned), len(tokens)]
-    starts_s = [0.0, *(item.end_s for item in aligned)]
-    ends_s = [*(item.start_s for item in aligned), total_s]
-    for first, stop, start_s, end_s in zip(numbers, numbers[1:], starts_s, ends_s):
-        if any(token.ids for token in tokens[first + 1 : stop]):
-            reason = f"not recognised as written: {_excerpt(tokens[first + 1 : stop])}"
-            yield Span(start_s=start_s, end_s=end_s, reason=reason)
-
-
-def _unused_words(
-    aligned: list[AlignedToken], tokens: list[Token], used: set[int], config: SegmentConfig
-) -> Iterator[Span]:
-    """Yield runs of recognised words that are in no clip."""
-    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
-        run = list(group)
-        if not in_clip:
-            words = _excerpt(tokens[run[0].number : run[-1].number + 1])
-            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
-            yield Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason)
 
 
 def _excerpt(tokens: list[Token]) -> str:
@@ -249,9 +234,9 @@ def _read_transcript(path: Path) -> str:
 def missing_audio(reader: WindowReader) -> list[Span]:
     if not reader.extent.problem:
         return []
-    expected_s = reader.extent.expected / reader.rate
     reason = f"the recording is {reader.extent.problem}"
-    return [Span(start_s=reader.total_s, end_s=expected_s, reason=reason)]
+    end_s = reader.extent.expected / reader.rate
+    return [Span(start_s=reader.total_s, end_s=end_s, reason=reason)]
 
 
 def seconds_of(audio: Path) -> float:
@@ -283,8 +268,7 @@ class Segmenter:
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
-        names = unique_names(folder, paths)
-        sources = [(path, name, None) for path, name in zip(paths, names)]
+        sources = [(path, name, None) for path, name in zip(paths, unique_names(folder, paths))]
         results = self._segment(sources, into, progress, group)
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
         losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
@@ -360,9 +344,7 @@ class LongRecording:
         return self.into / "cut" / f"{self.name}.json"
 
 
-def _segment_share(
-    recordings: list[LongRecording], recognizer: SpeechRecognizer, advance: Callable
-) -> None:
+def _segment_share(recordings: list, recognizer: SpeechRecognizer, advance: Callable) -> None:
     for recording in recordings:
         reported_s = 0.0
 

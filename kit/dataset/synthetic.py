@@ -136,8 +136,7 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
     An expression counts as one word. Raises KitError when the word list is too small.
     """
     known = load_words(config.language)
-    rng = random.Random(f"{config.language} {config.seed}")
-    grammar = Grammar(known, rng)
+    grammar = Grammar(known, random.Random(f"{config.language} {config.seed}"))
     # A generator of its own, so that the other splits are the same with and without these.
     free = Grammar(known, random.Random(f"{config.language} {config.seed} any order"))
     held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)

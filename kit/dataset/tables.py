@@ -136,6 +136,7 @@ def _records(
     folder, usual = _folders(raw.path, config)
     names = [cells[columns.audio] for cells in raw.sample]
     base, in_subfolders = paths.choose_base(usual, folder, names)
+    place = {"file": label, "base": base, "in_subfolders": in_subfolders}
     prefix = label.removesuffix(raw.path.name)
 
     def cell(row: TableRow, index: int | None) -> str:
@@ -158,28 +159,20 @@ def _records(
         if audio_folder and not own_split and paths.known_split(audio.split("/")[0]):
             own_split = audio.split("/")[0]  # as the Hugging Face hub reads its AudioFolder
         name = cell(row, columns.id) or (audio if paths.stays_inside(audio) else "")
-        yield Record(
-            file=label,
-            line=row.line,
-            id=prefix + name if name and "\\" not in name else "",
-            audio=audio,
-            base=base,
-            text=next((row.cells[i] for i in columns.texts if row.cells[i]), ""),
-            speaker=cell(row, columns.speaker),
-            split=paths.canonical_split(own_split) or split,
-            in_subfolders=in_subfolders,
-        )
+        name = prefix + name if name and "\\" not in name else ""
+        own = {"id": name, "audio": audio, "speaker": cell(row, columns.speaker)}
+        own["text"] = next((row.cells[i] for i in columns.texts if row.cells[i]), "")
+        own_split = paths.canonical_split(own_split) or split
+        yield Record(**place, **own, line=row.line, split=own_split)
 
 
-def _continues(
-    row: TableRow, following: TableRow, raw: RawTable, is_recording: IsRecording
-) -> bool:
+def _continues(row: TableRow, after: TableRow, raw: RawTable, is_recording: IsRecording) -> bool:
     """Tell whether the line after a row is the rest of the row's text."""
-    if following.problem or len(row.cells) != raw.width:
+    if after.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    fits = len(following.cells) < raw.width or (opened and raw.separator not in QUOTED)
-    return fits and not any(map(is_recording, following.cells))
+    fits = len(after.cells) < raw.width or (opened and raw.separator not in QUOTED)
+    return fits and not any(map(is_recording, after.cells))
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
@@ -422,6 +415,7 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
         folder = Path(config.audio_root or table.parent)
         names = [name for name in names if isinstance(name, str)]
         base, in_subfolders = paths.choose_base(folder, folder, names)
+        place = {"file": label, "base": base, "in_subfolders": in_subfolders}
         for number, values in lines:
             if isinstance(values, BadRecord):
                 yield bad_row(label, number, "", values.reason)
@@ -434,20 +428,13 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
             speaker = _value(values, SPEAKER_KEYS, "speaker")
             if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
                 audio = str(Path(audio).relative_to(base.absolute()))
-            usual_id = ""
-            if paths.stays_inside(audio) and "\\" not in audio:
-                usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
-            yield Record(
-                file=label,
-                line=number,
-                id=str(values.get("id") or usual_id),
-                audio=audio,
-                base=base,
-                text=_value(values, TEXT_KEYS, "text"),
-                speaker="" if speaker is None else str(speaker),
-                split=paths.canonical_split(str(values.get("split") or "")) or split,
-                in_subfolders=in_subfolders,
-            )
+            name = values.get("id")
+            if not name and paths.stays_inside(audio) and "\\" not in audio:
+                name = label.removesuffix(table.name) + os.path.splitext(audio)[0]
+            own = {"id": str(name or ""), "audio": audio, "text": _value(values, TEXT_KEYS, "text")}
+            own["speaker"] = "" if speaker is None else str(speaker)
+            own["split"] = paths.canonical_split(str(values.get("split") or "")) or split
+            yield Record(**place, **own, line=number)
 
 
 def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:

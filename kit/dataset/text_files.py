@@ -56,9 +56,7 @@ def has_own_texts(files: list[Path], folder: Path) -> bool:
     return len(own) > 1 or len(own) == len(files) > 0
 
 
-def read_text_files(
-    folders: list[Path], config: ManifestConfig
-) -> Iterator[Record | Finding | str]:
+def read_text_files(folders: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
     """Read the texts below `folders`; a recording without one becomes a finding."""
     at = functools.cache(Recordings)
     for folder in folders:
@@ -110,8 +108,7 @@ def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
     """Return the recording of the same name: beside the text, else the nearest in other folders."""
     if not path.name.lower().endswith(_ending(path)):
         return ""
-    stem = path.relative_to(folder).as_posix()[: -len(_ending(path))]
-    parts = stem.split("/")
+    parts = path.relative_to(folder).as_posix()[: -len(_ending(path))].split("/")
     tails = ["/".join(parts[first:]) for first in range(len(parts))]
     paths = (recordings.find_below(tail + end) for tail in tails for end in MICROPHONES)
     return next(filter(None, paths), "")
