@@ -14,32 +14,25 @@ from kit.dataset.fetch import fetch_dataset
 from kit.dataset.recordings import canonical_split
 
 TRAIN, HELD = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
-LIST = parts("wavs/c{i}.wav|{t}")
+TRAIN_LIST, HELD_LIST = parts("wavs/c{i}.wav|{t}")
+TRAIN_CSV, HELD_CSV = parts("c{i}|{t}")
+NEMO = [part.replace('"audio"', '"audio_filepath"') for part in (TRAIN, HELD)]
+KEYS = TRAIN.replace("}", ', "split": "Training"}') + HELD.replace("}", ', "split": "Validation"}')
+COLUMN = "split|id|text\n" + parts("TRAIN|c{i}|{t}")[0] + parts("dev|c{i}|{t}")[1]
+VITS = {"x_audio_train_filelist.txt": TRAIN_LIST, "x_audio_val_filelist.txt": HELD_LIST}
 SPLITS = {
     "JSONL manifests": {"train_manifest.jsonl": TRAIN, "val_manifest.jsonl": HELD},
-    "NeMo": {
-        "train_manifest.json": TRAIN.replace('"audio"', '"audio_filepath"'),
-        "dev_manifest.json": HELD.replace('"audio"', '"audio_filepath"'),
-        "config.json": "{}",
-    },
-    "with a hyphen": dict(zip(("metadata-train.csv", "metadata-eval.csv"), parts("c{i}|{t}"))),
+    "NeMo": {"train_m.json": NEMO[0], "dev_m.json": NEMO[1], "config.json": "{}"},
+    "with a hyphen": {"metadata-train.csv": TRAIN_CSV, "metadata-eval.csv": HELD_CSV},
     "beside a list of all": {
-        "metadata.csv": "".join(CSV),
-        **dict(zip(("metadata_train.csv", "metadata_val.csv"), parts("c{i}|{t}"))),
+        "metadata.csv": TRAIN_CSV + HELD_CSV,
+        "metadata_train.csv": TRAIN_CSV,
+        "metadata_val.csv": HELD_CSV,
     },
     "capitals": {"train_data.jsonl": TRAIN, "Validation.jsonl": HELD},
-    "VITS": {
-        "x_audio_train_filelist.txt": LIST[0],
-        "x_audio_val_filelist.txt": LIST[1],
-        "README.txt": "One voice | read aloud\n",
-    },
-    "a key": {
-        "all.jsonl": TRAIN.replace("}", ', "split": "Training"}')
-        + HELD.replace("}", ', "split": "Validation"}')
-    },
-    "a column": {
-        "metadata.csv": "split|id|text\n" + parts("TRAIN|c{i}|{t}")[0] + parts("dev|c{i}|{t}")[1]
-    },
+    "VITS": VITS | {"README.txt": "One voice | read aloud\n"},
+    "a key": {"all.jsonl": KEYS},
+    "a column": {"metadata.csv": COLUMN},
 }
 
 
@@ -61,19 +54,14 @@ def test_a_folder_for_each_split_is_one_dataset(tmp_path):
 
 
 def test_names_of_splits():
-    assert {canonical_split(name) for name in ("train-clean-100", "train_nodev")} == {"train"}
-    held_out = ("Validation", "dev_clean", "train_dev", "held-out")
-    assert {canonical_split(name) for name in held_out} == {"held_out"}
-    assert [canonical_split(name) for name in ("test-clean", "unseen", "")] == [
-        "test-clean",
-        "unseen",
-        "",
-    ]
+    names = {"train": "train-clean-100 train_nodev", "test-clean": "test-clean", "unseen": "unseen"}
+    names["held_out"] = "Validation dev_clean train_dev held-out"
+    for split, own in names.items():
+        assert {canonical_split(name) for name in own.split()} == {split}
+    assert canonical_split("") == ""
 
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-
-
 PATHS = {
     "composed": (f"{NFC}.wav", f"wavs/{NFD}.wav"),
     "decomposed": (NFD, f"wavs/{NFC}.wav"),
