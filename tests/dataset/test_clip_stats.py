@@ -28,7 +28,7 @@ def clips(tmp_path) -> list[str]:
     (tmp_path / "wavs").mkdir()
     data = [encoded(voice(0.3, seed)) for seed in range(5)]
     paths = [tmp_path / f"wavs/{i:03d}.wav" for i in range(150)]
-    for path, content in zip(paths, [*data * 30][:148] + [b"no audio", encoded(voice(9))]):
+    for path, content in zip(paths, [*(data * 30)[:148], b"no audio", encoded(voice(9))]):
         path.write_bytes(content)
     return list(map(str, paths))
 

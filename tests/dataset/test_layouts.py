@@ -171,11 +171,7 @@ def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
 
 
 def test_texts_with_the_separator_in_them_are_asked_about_with_both_ways_out(tmp_path):
-    texts = [
-        "the train leaves, it rains",
-        "he bought a coat, snow fell",
-        "open the door, my friend",
-    ]
+    texts = ["the train leaves, it rains", "he bought a coat, snow fell", "open it, my friend"]
     texts += ["she reads, and he writes", "the bread is warm, eat it", "we saw a boat, a small one"]
     table = "".join(f"c{i},{text}\n" for i, text in enumerate(texts))
     with pytest.raises(DatasetError, match=r"(?s)3 columns.*COLUMNS = .*quote .*\|"):
