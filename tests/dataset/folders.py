@@ -29,6 +29,12 @@ def folder_of(root: Path, recordings: list[str], **tables: str | bytes) -> Path:
     return root
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file that is not hidden, by its path in `folder`."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
 def wavs(count: int = 10, pattern: str = "wavs/c{}.wav") -> list[str]:
     return [pattern.format(i) for i in range(count)]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 from clips import encoded, voice
-from folders import TEXTS, folder_of
+from folders import TEXTS, contents, folder_of
 from helpers import RATE, dataset, speech, start_and_kill
 
 from kit.base.errors import DatasetError
@@ -121,10 +121,6 @@ def rows(count: int) -> list[dict]:
 def table(folder: Path) -> list[list[str]]:
     lines = (folder / "metadata.csv").read_text(encoding="utf-8").split("\n")
     return [line.split("|") for line in lines if line]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_rows_become_an_ljspeech_folder(tmp_path):

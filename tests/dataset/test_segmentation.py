@@ -16,6 +16,7 @@ import pytest
 import soundfile
 import torch
 from clips import encoded
+from folders import contents
 from helpers import EAR, few_words, in_time, start_and_kill
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
@@ -85,10 +86,6 @@ def cut(tmp_path: Path, into: str = "out", cutter: Segmenter = CUTTER, **options
     losses = cutter.segment_folder(tmp_path / "in", tmp_path / into, **options)
     lines = (tmp_path / into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
 
 
 def lost_seconds(losses: list) -> float:
@@ -210,6 +207,10 @@ def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_pa
     require_all(tmp_path, losses, seconds)
     lines = (tmp_path / "out/losses.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["reason"] for line in lines] == [x.reason for x in losses]
+    # Of the wrong transcript nothing is kept.
+    seconds = record(tmp_path / "in/a.wav", paused(sentences(12)), " ".join(sentences(12, seed=99)))
+    rows, losses = cut(tmp_path)
+    assert rows == [] and lost_seconds(losses) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("kind", ["minutes of other speech", "pages that were not read"])
@@ -223,12 +224,6 @@ def test_the_text_is_aligned_again_after(tmp_path, kind):
     lost_s = max(x.end_s - x.start_s for x in losses)
     reasons = "\n".join(x.reason for x in losses)
     assert lost_s > 20 if "speech" in kind else other[0] in reasons or other[3] in reasons
-
-
-def test_the_wrong_transcript_yields_nothing(tmp_path):
-    seconds = record(tmp_path / "in/a.wav", paused(sentences(12)), " ".join(sentences(12, seed=99)))
-    rows, losses = cut(tmp_path)
-    assert rows == [] and lost_seconds(losses) == pytest.approx(seconds)
 
 
 def test_a_second_call_recognises_only_what_changed(tmp_path):
@@ -299,9 +294,7 @@ def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
         find_recordings(tmp_path)
     with pytest.raises(DatasetError, match="found 0 recordings"):
         find_recordings(tmp_path / "missing")
-
-
-def test_names_are_plain_and_never_used_twice(tmp_path):
+    # Names are plain and never used twice.
     files = [tmp_path / n for n in ("a b.wav", "a|b.wav", "x/ሰላም.mp3", "..wav", "a b.flac")]
     names = segmentation.unique_names(tmp_path, files)
     assert names == ["a_b", "a_b-2", "x_ሰላም", "recording", "a_b-3"]
@@ -315,9 +308,7 @@ def test_sentences_end_at_stops_or_at_lines_where_there_are_none():
     assert ends("a heading\n\nab cd.") == ["heading", "cd."]
     assert ends("ab cd\nef gh\n") == ["cd", "gh"]
     assert ends("አበባ። አበበ፧ ab") == ["አበባ።", "አበበ፧", "ab"]
-
-
-def test_every_word_belongs_to_one_piece_of_text():
+    # Every word belongs to one phrase.
     words = read_tokens("— ab cd. " + "ab " * 40 + ". — —", HEAR, "en")
     pieces = split_phrases(words)
     assert [n for piece in pieces for n in piece] == list(range(len(words)))
@@ -410,20 +401,17 @@ CONFIG = SegmentConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
 
 def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset()):
     """(tokens, aligned, seconds) of (word, seconds it takes, seconds of silence after it)."""
-    tokens, times, now = [], [], 0.0
-    for text, length_s, pause_s in words:
-        tokens.append(Token(text=text, ids=(1,), ends_sentence=text.endswith(".")))
-        times.append((now, now + length_s, pause_s))
-        now += length_s + pause_s
-    aligned = []
-    for number, (start_s, end_s, pause_s) in enumerate(times):
-        before_s = times[number - 1][2] if number else 0.0
+    tokens, aligned = [], []
+    after = Pause(start_s=0.0, end_s=0.0)
+    for number, (text, length_s, pause_s) in enumerate(words):
+        before, start_s, end_s = after, after.end_s, after.end_s + length_s
+        after = Pause(start_s=end_s, end_s=end_s + pause_s)
+        token = Token(text=text, ids=(1,), ends_sentence=text.endswith("."))
+        tokens.append(token)
         if number not in lost:
-            before = Pause(start_s=start_s - before_s, end_s=start_s)
-            after = Pause(start_s=end_s, end_s=end_s + pause_s)
             place = {"number": number, "start_s": start_s, "end_s": end_s}
-            aligned.append(AlignedToken(token=tokens[number], **place, before=before, after=after))
-    return tokens, aligned, now
+            aligned.append(AlignedToken(token=token, **place, before=before, after=after))
+    return tokens, aligned, after.end_s
 
 
 def plan(words, config: SegmentConfig = CONFIG, lost: frozenset = frozenset()):
