@@ -187,7 +187,7 @@ def hold_out(rows: Sequence, config: ManifestConfig, count: int = 0) -> Sequence
     percent = config.held_out_percent
     count = max(count, len(train))
     minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
-    chosen: set[str] = set()
+    chosen = set()
     for row in _by_hash(train):
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break

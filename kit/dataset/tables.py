@@ -54,6 +54,7 @@ class RawTable:
     separator: str
     width: int
     count: int  # of rows
+    is_recording: IsRecording
     split: Callable[[], Iterator[TableRow]]  # reads the file again: rows may be millions
 
     def rows(self) -> Iterator[TableRow]:
@@ -76,9 +77,17 @@ class RawTable:
         step = max(1, self.good_count // SAMPLE_ROWS)
         return [row.cells for row in itertools.islice(self.good(), None, None, step)]
 
-    def most_recordings(self, sample: list[list[str]], is_recording: IsRecording) -> int:
+    def most_recordings(self, sample: list[list[str]]) -> int:
         """Return how many values name a recording, in the column with the most of them."""
-        return max(sum(is_recording(cells[i]) for cells in sample) for i in range(self.width))
+        return max(sum(map(self.is_recording, column)) for column in zip(*sample))
+
+    @cached_property
+    def rating(self) -> float:
+        """How much sense this way to split a table makes, 0 to 2: known names, and recordings."""
+        if self.width < 2 or not self.sample:
+            return 0.0
+        share = self.most_recordings(self.sample) / len(self.sample)
+        return (is_header(self.sample[0]) + share) * self.good_count / self.count
 
 
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
@@ -93,20 +102,20 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
         header = first if is_header(first) else []
         groups.setdefault((raw.separator, raw.width, *header), []).append(raw)
     for group in groups.values():
-        is_recording = checks[_folders(group[0].path, config)]
         columns = None
         usable = [raw for raw in group if raw.width > 1 and raw.good_count]
         if usable:
-            first = next(usable[0].good()).cells
+            one = usable[0]
+            first = next(one.good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
-            columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
-            plain = usable[0].separator == "|" and columns.audio == 0 and not columns.header
+            columns = find_columns(one.path, sample, first, config.columns, one.is_recording)
+            plain = one.separator == "|" and columns.audio == 0 and not columns.header
             if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
-                yield f"columns {columns} separated by {NAMES[usable[0].separator]}{header}"
+                yield f"columns {columns} separated by {NAMES[one.separator]}{header}"
         for raw in group:
             if columns:
-                yield from _records(raw, columns, tables, config, is_recording)
+                yield from _records(raw, columns, tables, config)
             else:
                 for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
@@ -125,11 +134,7 @@ def _recording_check(folder: Path, usual: Path) -> IsRecording:
 
 
 def _records(
-    raw: RawTable,
-    columns: Columns,
-    tables: list[Path],
-    config: ManifestConfig,
-    is_recording: IsRecording,
+    raw: RawTable, columns: Columns, tables: list[Path], config: ManifestConfig
 ) -> Iterator[Record | Finding]:
     label = label_of(raw.path, tables)
     split = split_of(raw.path, tables)
@@ -146,7 +151,7 @@ def _records(
     audio_folder = has_header and columns.header[columns.audio].lower() == "file_name"
     rows = itertools.chain(itertools.islice(raw.rows(), has_header, None), [None])
     for row, following in itertools.pairwise(rows):
-        if not row.problem and following and _continues(row, following, raw, is_recording):
+        if not row.problem and following and _continues(row, following, raw):
             reason = f"line {following.line} looks like the rest of its text"
             fix = "write the text in one line, or in double quotes"
             yield bad_row(label, row.line, row.cells[columns.audio], reason, fix)
@@ -166,13 +171,13 @@ def _records(
         yield Record(**place, **own, line=row.line, split=own_split)
 
 
-def _continues(row: TableRow, after: TableRow, raw: RawTable, is_recording: IsRecording) -> bool:
+def _continues(row: TableRow, after: TableRow, raw: RawTable) -> bool:
     """Tell whether the line after a row is the rest of the row's text."""
     if after.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
     fits = len(after.cells) < raw.width or (opened and raw.separator not in QUOTED)
-    return fits and not any(map(is_recording, after.cells))
+    return fits and not any(map(raw.is_recording, after.cells))
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
@@ -204,7 +209,7 @@ def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Pat
         except (DatasetError, OSError):
             continue
         sample = raw.sample[1:] or raw.sample  # without a header
-        if raw.width > 1 and 2 * raw.most_recordings(sample, is_recording) >= len(sample) > 0:
+        if raw.width > 1 and len(sample) > 0 and 2 * raw.most_recordings(sample) >= len(sample):
             tables.append(path)
             columns = zip(*sample, strict=True)
             spoken = [sum(not NO_TEXT.fullmatch(cell) for cell in column) for column in columns]
@@ -228,24 +233,13 @@ def read_table(
     ways = []
     for separator in SEPARATORS:
         way = _split_table(path, lines, separator, is_recording)
-        if _rate(way, is_recording) >= 1 and width in (0, way.width):
+        if way.rating >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording
         ways.append(way)
     ways = [way for way in ways if way.width == width] or ways
-    best = max(ways, key=lambda way: _rate(way, is_recording))
-    if _rate(best, is_recording) > 0:
-        return best
+    best = max(ways, key=lambda way: way.rating)
     several = [way for way in ways if way.width > 1 and way.good_count == way.count]
-    return (several or ways)[0]
-
-
-def _rate(table: RawTable, is_recording: IsRecording) -> float:
-    """Return how much sense a way to split a table makes, 0 to 2: known names, and recordings."""
-    if table.width < 2 or not table.sample:
-        return 0.0
-    named = is_header(table.sample[0])
-    share = table.most_recordings(table.sample, is_recording) / len(table.sample)
-    return (named + share) * table.good_count / table.count
+    return best if best.rating > 0 else (several or ways)[0]
 
 
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
@@ -276,12 +270,13 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
 
 def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecording) -> RawTable:
     """Split lines into rows, as quoted fields where the rows then fit together better."""
+    raw_table = partial(_raw_table, path, separator, is_recording)
     if separator in QUOTED:
-        return _raw_table(path, separator, partial(_quoted_rows, lines, separator))
-    literal = _raw_table(path, separator, partial(_literal_rows, lines, separator))
+        return raw_table(partial(_quoted_rows, lines, separator))
+    literal = raw_table(partial(_literal_rows, lines, separator))
     if not any('"' in line for line in lines()):
         return literal
-    quoted = _raw_table(path, separator, partial(_quoted_rows, lines, separator))
+    quoted = raw_table(partial(_quoted_rows, lines, separator))
     odd = literal.count - literal.good_count
     firsts = (row.cells[0] for row in literal.good())
     all_quoted = bool(literal.good_count) and all(
@@ -297,7 +292,7 @@ def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecor
     return literal
 
 
-def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
+def _raw_table(path: Path, separator: str, is_recording: IsRecording, split: Callable) -> RawTable:
     """Count the rows and columns: the usual number, or a header's, without empty ones behind."""
     first = None
     widths = collections.Counter()
@@ -314,7 +309,8 @@ def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow
         width = len(first.cells)
     if filled < width:
         width = max(filled, min(width, 2))
-    return RawTable(path=path, separator=separator, width=width, count=count, split=split)
+    own = {"path": path, "separator": separator, "is_recording": is_recording, "split": split}
+    return RawTable(**own, width=width, count=count)
 
 
 def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
