@@ -27,9 +27,6 @@ from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, unicode_script
 
-# Sample rates of speech: below it is inaudible, above the header is wrong.
-MIN_RATE_HZ = 4000
-MAX_RATE_HZ = 768_000
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
@@ -110,7 +107,7 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         if pace < LEAST_SPOKEN * low:
             yield "pace", f"its {len(row.text)} characters of text are those of a few seconds"
         return  # it was not decoded
-    if not MIN_RATE_HZ <= measure.rate_hz <= MAX_RATE_HZ:
+    if not 4000 <= measure.rate_hz <= 768_000:  # below inaudible, above a wrong header
         yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"

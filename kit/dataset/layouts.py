@@ -27,9 +27,7 @@ from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
-MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
-MAX_DEPTH = 6  # of folders in which tables are looked for
 MIN_HELD_OUT = 5
 
 
@@ -338,7 +336,7 @@ def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
     return (layouts.pop(), tables) if tables else None
 
 
-def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+def _folders_below(source: Path, depth: int = 6) -> Iterator[Path]:
     for child in sorted(source.iterdir()):
         hidden = child.name.startswith((".", "__MACOSX")) or non_utf8_problem(child)
         if depth and child.is_dir() and not hidden:
@@ -376,7 +374,7 @@ def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
     """Return the tables that name recordings in `folder` or `audio_root`."""
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in table_files.TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
+    if len(files) > 100 or text_files.has_own_texts(files, folder):
         return []
     tables = table_files.tables_of_recordings(files, audio_root)
     # A list of all rows would repeat those of splits.

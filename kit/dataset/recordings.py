@@ -330,8 +330,7 @@ HELD_OUT = frozenset(
 TEST = frozenset({"test", "testing", "testset"})
 # Folders that divide the recordings of one person.
 PARTS = re.compile(
-    r"(book|chapter|ch|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+",
-    re.I,
+    r"(?i)(book|chapter|ch|part|dis[ck]|cd|take|session|batch|vol(ume)?|day|lesson|unit)[ _-]*\d+"
 )
 GENDERS = frozenset({"male", "female", "m", "f"})  # folders of several speakers each
 

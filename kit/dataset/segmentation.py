@@ -31,7 +31,6 @@ NEAR_S = 0.4  # a pause further from a word has something else in between
 LOSS_COST = 10.0  # of a second in no clip; a clip that ends within a sentence costs 1
 JOIN_COST = 0.2  # of each further sentence in one clip
 EXCERPT_WORDS = 12  # in the reason of a loss
-ROUNDING_S = 0.001  # error of adding up seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,7 +317,7 @@ class Segmenter:
 
         def advance(done_s: float) -> None:
             now_s = before_s + done_s
-            progress(total_s if total_s - now_s < ROUNDING_S else now_s, total_s)
+            progress(total_s if total_s - now_s < 0.001 else now_s, total_s)  # rounding errors
 
         if before_s:
             advance(0.0)

@@ -28,8 +28,7 @@ from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
-SEPARATORS = ("|", "\t", ";", ",")
-NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}
+NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # of separators
 QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
 HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
@@ -231,7 +230,7 @@ def read_table(
     """
     lines = partial(iter_lines, path, max_bytes)
     ways = []
-    for separator in SEPARATORS:
+    for separator in NAMES:
         way = _split_table(path, lines, separator, is_recording)
         if way.rating >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording
