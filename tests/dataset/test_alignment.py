@@ -100,8 +100,7 @@ def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_p
     (tmp_path / "bad.wav").write_bytes(b"RIFF" + b"\0" * 60)
     bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
     rows = [bad, *clips[0][21:30]]
-    result = align_clips(rows, HEAR, CONFIG)
-    (refused,) = match(rows, result, CONFIG).mismatched
+    (refused,) = match(rows, align_clips(rows, HEAR, CONFIG), CONFIG).mismatched
     assert refused.id == "bad" and "bad.wav" in refused.reason
     assert align_clips([bad], HEAR, CONFIG)[0].score == -math.inf
     assert align_clips([], HEAR, CONFIG) == []

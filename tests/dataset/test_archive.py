@@ -164,8 +164,7 @@ def test_what_is_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, 
 @pytest.mark.parametrize("suffix", [".zip", *MODES])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_download_that_broke_off_is_named_with_the_fix(tmp_path, suffix, share):
-    files = {f"{i}.bin": os.urandom(3000) for i in range(20)}
-    archive = pack(tmp_path / f"part{suffix}", files)
+    archive = pack(tmp_path / f"part{suffix}", {f"{i}.bin": os.urandom(3000) for i in range(20)})
     whole = archive.read_bytes()
     if suffix == ".tar":  # its end is padding that may well be missing
         whole = whole[: -19 * 512]

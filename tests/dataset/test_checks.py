@@ -102,8 +102,7 @@ def test_the_same_recording_twice():
     assert [r.id for r in kept] == ["c0", "c2"] and refusal.id == "c1"
     assert refusal.reason == "the same recording as c0 (metadata.csv, line 0)"
     # Under two texts it is refused both times.
-    rows = [row(0), row(1, "ሌላ ነገር ነው"), row(2)]
-    kept, refused, _ = judged(rows, same)
+    kept, refused, _ = judged([row(0), row(1, "ሌላ ነገር ነው"), row(2)], same)
     assert [r.id for r in kept] == ["c2"] and {f.id for f in refused} == {"c0", "c1"}
     assert "c0 (metadata.csv, line 0), under another text" in refused[1].reason
 
@@ -117,13 +116,11 @@ def test_a_sample_rate_that_few_have_is_odd_and_one_that_many_have_is_not():
 
 
 def test_letters_of_another_script_are_named():
-    rows = [*many(100), row(100, "ሰላም ok ለሁሉ привет")]
-    kept, (refusal,), _ = judged(rows)
+    kept, (refusal,), _ = judged([*many(100), row(100, "ሰላም ok ለሁሉ привет")])
     assert len(kept) == 100 and refusal.kind == "alphabet"
     assert refusal.reason == "letters of another script (Cyrillic, Latin): k o в е и п р т"
     # Scripts that belong together are not odd.
-    japanese = [row(i, "東京へ行きましたスーパー") for i in range(50)]
-    assert not judged(japanese)[1]
+    assert not judged([row(i, "東京へ行きましたスーパー") for i in range(50)])[1]
     assert script("ሰ") == "ETHIOPIC" and script("ʼ") == script("5") == script("፣") == ""
 
 
@@ -140,8 +137,7 @@ def test_warnings_keep_the_row():
     rows = [row(0, "ሀ ሁ"), row(1, "ለ ሉ"), row(2), row(3, split="held_out", speaker="w")]
     clipped = dataclasses.replace(SOUND, clipped=0.005)
     inverted = dataclasses.replace(SOUND, channels=2, cancels=True)
-    measures = {0: changed(trailing_s=1.5), 1: clipped, 2: inverted}
-    kept, refused, warned = judged(rows, measures)
+    kept, refused, warned = judged(rows, {0: changed(trailing_s=1.5), 1: clipped, 2: inverted})
     assert len(kept) == 4 and not refused
     kinds = {"c0": "edge silence", "c1": "clipped", "c2": "opposite phase"}
     assert {w.id: w.kind for w in warned} == kinds | {"c3": "also in training"}

@@ -179,8 +179,7 @@ def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path,
         "m._serve()"
     )
     run_instead(monkeypatch, crash)
-    some = clips[70:90]
-    result = measure_clips(some, tmp_path / "c.jsonl", processes=1)
+    result = measure_clips(clips[70:90], tmp_path / "c.jsonl", processes=1)
     assert result[clips[80]] == "crashes the audio decoder"
     assert sum(isinstance(value, ClipMeasure) for value in result.values()) == 19
     run_instead(monkeypatch, "raise SystemExit(3)")

@@ -213,12 +213,6 @@ def test_text_cannot_break_the_table_and_columns_can_be_named(tmp_path):
     assert table(from_huggingface([row], tmp_path / "two", config))[0][1:] == ["ሰላም", "ሰላም", "7"]
 
 
-def test_it_ends_when_there_is_enough(tmp_path):
-    endless = itertools.repeat(rows(1)[0])
-    folder = from_huggingface(endless, tmp_path / "out", HubConfig(most_hours=1.0 / 3600))
-    assert len(table(folder)) == 4  # of 0.3 s
-
-
 def breaking(all_rows: list[dict], after: int):
     yield from all_rows[:after]
     raise ConnectionError("the network is gone")
@@ -291,9 +285,12 @@ def test_finished_it_does_nothing_and_what_is_another_dataset_is_never_overwritt
         from_huggingface(rows(3), folder, CONFIG)
 
 
-def test_no_usable_row_at_all_is_an_error_with_the_first_reason(tmp_path):
+def test_it_ends_when_there_is_enough_and_fails_where_no_row_can_be_used(tmp_path):
+    endless = itertools.repeat(rows(1)[0])
+    folder = from_huggingface(endless, tmp_path / "out", HubConfig(most_hours=1.0 / 3600))
+    assert len(table(folder)) == 4  # of 0.3 s
     with pytest.raises(DatasetError, match=r"None of 1 rows.*no text in"):
-        from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "out", CONFIG)
+        from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "one", CONFIG)
     with pytest.raises(DatasetError, match="None of 0 rows"):
         from_huggingface([], tmp_path / "two", CONFIG)
 
@@ -308,8 +305,7 @@ def test_a_revision_is_handed_on_and_the_package_named_where_it_is_missing(monke
         asked.append((name, how["revision"]))
         return types.SimpleNamespace(features=None)
 
-    hub = types.SimpleNamespace(load_dataset=load_dataset)
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     open_huggingface("google/fleurs@v2", "am_et", "train")
     open_huggingface("google/fleurs", "am_et", "train")
     assert asked == [("google/fleurs", "v2"), ("google/fleurs", None)]

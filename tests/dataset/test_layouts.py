@@ -98,9 +98,8 @@ def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
 
 
 def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
-    away = dataset(tmp_path / "away", "", {"a": speech()})
     folder = folder_of(tmp_path / "mine", [], **{"metadata.csv": f"a|{TEXT}\n"})
-    (folder / "wavs").symlink_to(away / "wavs")
+    (folder / "wavs").symlink_to(dataset(tmp_path / "away", "", {"a": speech()}) / "wavs")
     assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
 
 
@@ -161,9 +160,8 @@ def test_every_unusable_common_voice_row(tmp_path, kind):
 
 @pytest.mark.parametrize("column", ["", "Unnamed: 2"])
 def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
-    head = f"client_id\tpath\t{column}\tup_votes\n"
     rows = "".join(f"x\t{name}.mp3\t{TEXT} {name}\t1\n" for name in "abcd")
-    folder = common_voice(tmp_path, validated=head + rows)
+    folder = common_voice(tmp_path, validated=f"client_id\tpath\t{column}\tup_votes\n" + rows)
     with pytest.raises(DatasetError, match=r"validated\.tsv: it is not clear(.*\n)*.*COLUMNS = "):
         read_dataset(folder, LOOSE)
     answer = ManifestConfig(held_out_percent=0, columns="speaker|audio|text|-")
@@ -214,12 +212,6 @@ def test_a_folder_without_texts_says_what_to_do(tmp_path, files, facts):
         read_dataset(folder, LOOSE)
 
 
-def test_a_single_recording_is_no_dataset(tmp_path):
-    (tmp_path / "a.wav").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"a\.wav is not a dataset.*single recording"):
-        read_dataset(tmp_path / "a.wav", LOOSE)
-
-
 def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     table = "".join(f"c{i}|{TEXT}\n" for i in range(40))
     folder = folder_of(tmp_path, wavs(40), **{"metadata_train.csv": table})
@@ -229,14 +221,12 @@ def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     assert all((row.split == "held_out") == is_held_out(row.id, 20) for row in result)
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(1, 0), (2, 1), (10, 1), (40, 4), (60, 5), (120, 7)])
-def test_of_few_recordings_some_are_held_out(tmp_path, rows, wanted):
-    names = [f"a{i}" for i in range(rows)]
-    table = "".join(f"{name}|{TEXT}\n" for name in names)
-    recordings = [f"wavs/{name}.wav" for name in names]
-    folder = folder_of(tmp_path, recordings, **{"metadata.csv": table})
+@pytest.mark.parametrize(("count", "wanted"), [(1, 0), (2, 1), (10, 1), (40, 4), (60, 5), (120, 7)])
+def test_of_few_recordings_some_are_held_out(tmp_path, count, wanted):
+    table = "".join(f"a{i}|{TEXT}\n" for i in range(count))
+    folder = folder_of(tmp_path, wavs(count, "wavs/a{}.wav"), **{"metadata.csv": table})
     result = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
-    assert len(result) == wanted >= sum(is_held_out(name, 2) for name in names)
+    assert len(result) == wanted >= sum(is_held_out(f"a{i}", 2) for i in range(count))
     assert not any(r.split == "held_out" for r in read_dataset(folder, LOOSE).rows)
 
 
@@ -284,7 +274,11 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported_in_printable_text(tmp_path
         assert str(caught.value).encode()
 
 
-def test_splits_of_which_none_is_for_training_are_named(tmp_path):
+def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named(tmp_path):
+    tables = {"metadata.csv": "".join(CSV[:5]), "metadata_more.csv": "".join(CSV[5:])}
+    result = read(folder_of(tmp_path / "mine", wavs(), **tables))
+    assert [row.text for row in result.rows] == TEXTS[:5]
+    assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
     train, held_out = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
     tables = {"anna.jsonl": train, "ben.jsonl": held_out}
     with pytest.raises(DatasetError, match=r"`anna` \(8 rows\), `ben` \(2 rows\).*train\.csv"):
@@ -319,17 +313,12 @@ def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp
     assert again.id != chosen.id
 
 
-def test_a_second_table_that_is_not_read_is_named(tmp_path):
-    tables = {"metadata.csv": "".join(CSV[:5]), "metadata_more.csv": "".join(CSV[5:])}
-    result = read(folder_of(tmp_path, wavs(), **tables))
-    assert [row.text for row in result.rows] == TEXTS[:5]
-    assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
-
-
 def test_texts_of_something_else_are_no_dataset(tmp_path):
     files = {"README.txt": "All of it is free.\n", "config.json": '{"audio": "yes", "text": "no"}'}
     with pytest.raises(DatasetError, match=r"c0\.txt"):
         read(folder_of(tmp_path, wavs(), **files))
+    with pytest.raises(DatasetError, match=r"c0\.wav is not a dataset.*single recording"):
+        read(tmp_path / "wavs/c0.wav")
     (tmp_path / "text").write_text("none of it\nis a name\n")
     (tmp_path / "wav.scp").mkdir()
     with pytest.raises(DatasetError):

@@ -57,8 +57,7 @@ def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
 
 
 def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
-    folder = many(tmp_path / "data", 18, 2)
-    result = check_dataset(folder, RULES, tmp_path / "run")
+    result = check_dataset(many(tmp_path / "data", 18, 2), RULES, tmp_path / "run")
     lines = lambda name: (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()  # noqa: E731
     assert [json.loads(line)["line"] for line in lines("ledger.jsonl")] == [19, 20]
     assert read_manifest(tmp_path / "run") == result.kept and len(result.kept) == 18
@@ -101,8 +100,7 @@ def test_a_cleaned_manifest_can_be_read_back_and_touches_no_original(tmp_path):
 
 def test_recordings_in_a_runs_folder_move_with_it(tmp_path, monkeypatch):
     """As one that was taken from Drive to another machine; other recordings stay where they are."""
-    inside = many(tmp_path / "run" / "corpus", 3, 0)
-    kept = check_dataset(inside, RULES, tmp_path / "run").kept
+    kept = check_dataset(many(tmp_path / "run" / "corpus", 3, 0), RULES, tmp_path / "run").kept
     (tmp_path / "run").rename(tmp_path / "moved")
     result = read_manifest(tmp_path / "moved")
     assert [row.id for row in result] == [row.id for row in kept]

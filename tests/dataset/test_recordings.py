@@ -47,8 +47,7 @@ def test_a_folder_for_each_split_is_one_dataset(tmp_path):
     train, held_out = ("file_name,transcription\n" + part for part in parts("c{i}.wav,{t}"))
     tables = {"train__metadata.csv": train, "validation__metadata.csv": held_out}
     files = [f"{'validation' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
-    folder = fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into")
-    result = read(folder)
+    result = read(fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into"))
     assert {row.text: row.split for row in result.rows} == SPLIT_OF
     assert {row.file for row in result.rows} == {"train/metadata.csv", "validation/metadata.csv"}
 

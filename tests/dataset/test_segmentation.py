@@ -102,8 +102,7 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
     texts, seconds = book(tmp_path / "in", 30, name="a tale")
     before = sorted((tmp_path / "in").iterdir())
     reported = []
-    tick = lambda *now: reported.append(now)  # noqa: E731
-    rows, losses = cut(tmp_path, progress=tick)
+    rows, losses = cut(tmp_path, progress=lambda *now: reported.append(now))
     assert [text for _, text in rows] == texts and rows[0][0] == "a_tale_0001"
     for name, text in rows:
         wave = soundfile.read(tmp_path / "out/wavs" / f"{name}.wav", dtype="float32")[0]
@@ -139,8 +138,7 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     transcript = " ".join(f"{text}።" for text in texts)
     (tmp_path / "in/book.txt").write_text(transcript, encoding="utf-8")
     tight = SegmentConfig(min_s=0.5, max_s=6.0, margin_s=0.02)  # as the speech it learned from
-    cutter = Segmenter(recognizer=recognizer, cuts=tight, language="en")
-    rows, losses = cut(tmp_path, cutter=cutter)
+    rows, losses = cut(tmp_path, cutter=Segmenter(recognizer=recognizer, cuts=tight, language="en"))
     said = " ".join(text for _, text in rows)
     assert len(said) > 0.9 * len(transcript) and len(rows) >= 15
     assert {sentence.strip() for sentence in said.split("።")} <= {*texts, ""}
@@ -180,8 +178,7 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
         assert " ".join(clip.text for clip in own) == row.text
         assert {clip.speaker for clip in own} == {row.speaker}
     assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
-    marks = (tmp_path / "long/clips/cut").glob("*.json")
-    dates = {mark: mark.stat().st_mtime_ns for mark in marks}
+    dates = {mark: mark.stat().st_mtime_ns for mark in (tmp_path / "long/clips/cut").glob("*.json")}
     again = CUTTER.segment_rows(rows, tmp_path / "long")
     assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
 

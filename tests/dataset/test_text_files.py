@@ -146,14 +146,12 @@ IN_WAVS = {
     "arrows": {"list.txt": "c{i}.wav -> {t}"},
     "copies of the table": {"metadata.csv": "c{i}|{t}", "metadata (1).csv": "c{i}|old {t}"},
     "a description in JSON": {
-        "a.jsonl": '{{"audio": "wavs/c{i}.wav", "text_style": "x", "my_text": "{t}"}}'
+        "a.jsonl": '{{"audio": "c{i}", "text_style": "x", "my_text": "{t}"}}'
     },
 }
 WHOLE_IN_WAVS = {
     "an object of texts": json.dumps(JSON),
-    "a list in an object": json.dumps(
-        {"n": 1, "d": [{"wav": k, "text": v} for k, v in JSON.items()]}
-    ),
+    "a list in an object": json.dumps({"d": [{"wav": k, "text": v} for k, v in JSON.items()]}),
     "audio as an object": json.dumps([{"audio": {"path": k}, "text": v} for k, v in JSON.items()]),
     "how it is said": half("c{i}|{t}|sad", 0) + half("c{i}|{t}|happy", 1),
     "separators at the end of some": half("c{i}|{t}", 0) + half("c{i}|{t}|", 1),
