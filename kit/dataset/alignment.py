@@ -430,13 +430,10 @@ class LongAligner:
         return matches
 
     def _trusted(self, window: Window, matches: dict, min_characters: int) -> dict[int, list]:
-        """Return `matches` up to the last one that, with those directly before it, is long enough.
-
-        It ends before the untrusted end of the window.
-        """
+        """Return `matches` up to the last that is long enough, with those directly before it."""
         if window.last:
             return matches
-        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s
+        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s  # an anchor ends before it
         anchor = -1
         characters = 0
         for number in sorted(matches):

@@ -261,10 +261,7 @@ def row_warnings(
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """Return the score below which text and audio do not match: far below the median.
-
-    Up to half of the clips can hardly move it. Raises DatasetError for a `hopeless` median.
-    """
+    """Return the score below which a text does not match; DatasetError for a hopeless median."""
     scores = np.array([a.score for a in alignments] or [0.0])
     median = float(np.median(scores))
     if median < config.hopeless:
@@ -275,7 +272,7 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
             "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
             "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
         )
-    deviation = 1.4826 * float(np.median(np.abs(scores - median)))
+    deviation = 1.4826 * float(np.median(np.abs(scores - median)))  # half can hardly move it
     return median - max(config.spread * deviation, config.least_gap)
 
 

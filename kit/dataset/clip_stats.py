@@ -42,10 +42,9 @@ def measure_clips(
 ) -> dict[str, ClipMeasure | str]:
     """Return the measure of every path, or the reason why there is none.
 
-    Each process of `group` uses so many `processes` more; 0: none (default: one per core where
-    there are many clips). `progress(done, total)` counts clips. Raises DatasetError when the folder
-    of a clip is gone, DiskError when `cache` cannot be written, KitError where another process of
-    the group failed; results so far are in `cache`, or in parts beside it.
+    Each process of `group` uses so many `processes` more (None: one per core for many clips).
+    Raises DatasetError when the folder of a clip is gone, DiskError when `cache` cannot be written,
+    KitError where another process failed; results so far are in `cache`, or in parts beside it.
     """
     cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}

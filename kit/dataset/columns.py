@@ -72,10 +72,9 @@ class Columns:
 def find_columns(
     table: Path, rows: list[list[str]], first: list[str], setting: str, is_recording: IsRecording
 ) -> Columns:
-    """Return what the columns of a table hold, by a sample of its `rows` and its `first` row.
+    """Return what columns hold, by a sample of `rows`, the `first`, and the user's own `setting`.
 
-    `setting` is the user's own answer, "" for none. Raises DatasetError, with three rows and how to
-    set it, where it is not clear.
+    Raises DatasetError, with three rows and how to set it, where it is not clear.
     """
     header = is_header(first) and not any(map(is_recording, first))
     body = [row for row in rows if row != first] or rows

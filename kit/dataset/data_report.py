@@ -1,7 +1,6 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
-which, by the limits in `ManifestConfig`. Rows are kept in manifest.jsonl, findings in ledger.jsonl.
+No row is dropped silently: each is an `Utterance` (manifest.jsonl) or a `Finding` (ledger.jsonl).
 """
 
 import collections

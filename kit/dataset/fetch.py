@@ -164,10 +164,9 @@ class Position:
 def from_huggingface(
     rows: Iterable[dict], into: Path, config: HubConfig, progress: Callable = lambda *_: None
 ) -> Path:
-    """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
+    """Write `rows` as an LJSpeech folder `into`, with skipped.jsonl; resume an interrupted call.
 
     A row has a text, and audio as {"bytes": …} or {"array": (L,) or (L, C), "sampling_rate": Hz}.
-    An interrupted call is resumed. `progress(rows, total)` gets `rows` + 1 for an unknown total.
     Raises DatasetError when the stream fails or no row can be used, DiskError for a full disk.
     """
     into = Path(into)
@@ -358,10 +357,7 @@ def _finish(into: Path, key: str) -> Path:
 
 
 def open_huggingface(name: str, config: str | None, split: str):
-    """Stream a dataset of the hub (`name` or name@revision), or a local one, without decoding.
-
-    Raises DatasetError without the `datasets` package, a known name or a network.
-    """
+    """Stream a dataset of the hub (`name` or name@revision), or a local one, without decoding."""
     try:
         import datasets  # optional
     except ImportError as error:

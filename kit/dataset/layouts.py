@@ -241,16 +241,12 @@ def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
 
 
 def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
-    """Return the layout and the tables of a folder, or of a single table.
-
-    They may be in subfolders: of splits (train/, test/), or in any, as long as all are of one
-    layout. Raises DatasetError, which lists what was expected and what is there.
-    """
+    """Return layout and tables. Raises DatasetError, with what was expected and what is there."""
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        result = _tables_of(source) or _tables_below(source)
+        result = _tables_of(source) or _tables_below(source)  # all of one layout
         if not result and text_files.folders_of_texts(source):
             result = TEXTS, [source]
         if not result:  # VITS has filelists/ beside the recordings

@@ -340,10 +340,9 @@ def _words(name: str) -> set[str]:
 
 
 def canonical_split(name: str) -> str:
-    """Return "train" or "held_out" for the usual names of these, any other name as it is.
+    """Return "train" or "held_out" for names like train_manifest and Validation, others as is.
 
-    In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
-    `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
+    What names both (ESPnet's train_dev) is not trained on.
     """
     words = _words(name)
     if words & HELD_OUT or {"held", "out"} <= words:
@@ -391,12 +390,9 @@ def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
 
 
 def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
-    """Return {recording: speaker}, where it is in a folder whose name is in its own name, too.
-
-    AISHELL has S0002/BAC009S0002W0122.wav, MLS 10/20/10_20_000001.flac. {} where there is just one.
-    """
+    """Return {recording: speaker}, a folder whose name is in its own name, too; {} for just one."""
     names = {}
-    for path in paths:
+    for path in paths:  # as S0002/BAC009S0002W0122.wav of AISHELL, 10/20/10_20_000001.flac of MLS
         *folders, name = Path(path).parts
         known = [f for f in folders if len(f) > 1 and re.search(r"\d", f) and f in name]
         names[path] = [folder for folder in known if not PARTS.fullmatch(folder)][:1]

@@ -259,11 +259,10 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[UnusedAudio]:
-        """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
+        """Split recordings under `folder` that have a .txt into an LJSpeech folder; return losses.
 
-        Returns the losses. What an earlier call finished stays; the processes of `group` share the
-        rest. `progress(done, total)` counts seconds. Raises DatasetError where there is nothing to
-        split, DiskError at once if the disk is too small, KitError where another process failed.
+        What an earlier call finished stays. `progress(done, total)` counts seconds. Raises
+        DatasetError without recordings, DiskError before it starts, KitError of other processes.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
@@ -282,10 +281,7 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[Utterance]:
-        """Split the recordings of `rows`, too long for the model, into clips under `into`.
-
-        A clip keeps speaker, split and table line of its row; its id is ID_0001, ID_0002 ...
-        """
+        """Split the recordings of `rows` into clips ID_0001 ... of their speaker, split, line."""
         clips = Path(into) / "clips"
         sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]
         utterances = []

@@ -102,10 +102,7 @@ class Grammar:
 
 
 def load_words(language: str) -> dict:
-    """Read the word list of `language`: items by slot, rows of items for `subject` and `verb`.
-
-    Raises KitError, which names file and slot, for what is not written as in en.yaml.
-    """
+    """Return the items of each slot, in rows for `subject` and `verb`; KitError names the slot."""
     path = WORDS / f"{language}.yaml"
     words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     slot = "order"
@@ -131,10 +128,7 @@ def load_words(language: str) -> dict:
 
 
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:
-    """Return texts by split. No two neighbours of `held_out`, `long`, `free_order` are in `train`.
-
-    An expression counts as one word. Raises KitError when the word list is too small.
-    """
+    """Return texts by split; no two neighbours of `held_out`, `long`, `free_order` in `train`."""
     known = load_words(config.language)
     grammar = Grammar(known, random.Random(f"{config.language} {config.seed}"))
     # A generator of its own, so that the other splits are the same with and without these.

@@ -192,10 +192,7 @@ def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: s
 
 
 def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Path]:
-    """Return the files of which most rows name recordings, unlike a README's; by their beginning.
-
-    All are in one folder. Where some have a text, those with figures and paths alone are left out.
-    """
+    """Return the files of one folder of which most rows name recordings, by their beginning."""
     if not files:
         return []
     root = str(audio_root) if audio_root else ""
@@ -214,7 +211,7 @@ def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Pat
             spoken = [sum(not NO_TEXT.fullmatch(cell) for cell in column) for column in columns]
             if sum(2 * count > len(sample) for count in spoken) > 1:  # the recording, and its text
                 with_text.append(path)
-    return with_text or tables
+    return with_text or tables  # others may hold figures and paths alone
 
 
 # --- from bytes to rows -------------------------------------------------------------------------
