@@ -81,7 +81,17 @@ def find_columns(
     if header and not setting:
         return _columns_of_header(table, first, body, is_recording)
     if setting:
-        columns = _columns_of_setting(table, first, setting)
+        roles = parse_roles(setting)
+        if len(roles) != len(first):
+            raise DatasetError(
+                f"{table} has {len(first)} columns, but columns is {setting!r}, which names "
+                f"{len(roles)}. Its first row: {_shown(first)}. Name each column; - leaves one out."
+            )
+        by_role = _by_role(roles)
+        audio = _first(by_role["audio"] or by_role["id"])
+        others = {role: _first(by_role[role]) for role in ("speaker", "split", "id")}
+        texts = tuple(by_role["text"][::-1])
+        columns = Columns(audio=audio, texts=texts, **others, width=len(roles))
     else:
         traits = _traits(body, is_recording)
         columns = _columns_by_content(traits)
@@ -120,19 +130,6 @@ def parse_roles(text: str) -> list[str]:
     if roles and ("text" not in roles or not {"audio", "id"} & set(roles)):
         raise KitError(f"columns: {text!r} must name `audio` and `text`, as in audio|text|speaker.")
     return roles
-
-
-def _columns_of_setting(table: Path, first: list[str], setting: str) -> Columns:
-    roles = parse_roles(setting)
-    if len(roles) != len(first):
-        raise DatasetError(
-            f"{table} has {len(first)} columns, but columns is {setting!r}, which names "
-            f"{len(roles)}. Its first row: {_shown(first)}. Name every column; - leaves one out."
-        )
-    by_role = _by_role(roles)
-    audio = _first(by_role["audio"] or by_role["id"])
-    others = {role: _first(by_role[role]) for role in ("speaker", "split", "id")}
-    return Columns(audio=audio, texts=tuple(by_role["text"][::-1]), **others, width=len(roles))
 
 
 def _by_role(roles: list[str]) -> dict[str, list[int]]:

@@ -116,8 +116,7 @@ class DataReport:
     kept: Sequence[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
-    # By path; for charts.
-    measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)
+    measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)  # by path
 
     @property
     def kept_s(self) -> float:
@@ -250,7 +249,7 @@ IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
 class Spool(Sequence):
-    """`values` in a temporary file, 8 bytes each in memory, read anew (unchanged) for every use."""
+    """`values` in a temporary file, 8 bytes each in memory, read again (unchanged) for each use."""
 
     def __init__(self, values: Iterable = ()):
         self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115

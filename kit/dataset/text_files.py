@@ -137,8 +137,7 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
     except (ValueError, TypeError, KeyError, AttributeError):
         text, reason, fix = "", 'an object with a "text" expected, as Whisper writes', ""
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
-        reason = "a line of a table in a text file of its own"
-        fix = "write what is said, and nothing else"
+        reason, fix = "a line of a table in a text file of its own", "write what is said alone"
     elif TIMES.match(text):
         reason, fix = "labels with times, not a text", "write what is said"
     if reason:

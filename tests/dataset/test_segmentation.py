@@ -21,7 +21,7 @@ from helpers import EAR, few_words, in_time, start_and_kill
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.audio import recognizer as ears
+from kit.audio import recognizer as recognition
 from kit.audio.container import frame_header
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
@@ -108,7 +108,7 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
         wave = soundfile.read(tmp_path / "out/wavs" / f"{name}.wav", dtype="float32")[0]
         mel = HEAR.front_end.clip_mel(torch.from_numpy(wave), RATE)
         letters = "".join(c for c in text if c in LETTERS)
-        assert ears.edit_distance(HEAR.transcribe([mel])[0], letters) <= 4
+        assert recognition.edit_distance(HEAR.transcribe([mel])[0], letters) <= 4
     require_all(tmp_path, losses, seconds)
     assert reported[-1] == pytest.approx((seconds, seconds)) and reported == sorted(reported)
     assert sorted((tmp_path / "in").iterdir()) == before, "no scratch is left there"
@@ -119,13 +119,15 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def spoken() -> tuple[ears.Recognizer, list[str], list[np.ndarray]]:
+def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     """A recogniser that learned real speech in seconds; sentences new to it, and their speech."""
     texts, speech = few_words()
     mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
-    recognizer = ears.Recognizer(ears.RecognizerConfig(**EAR), ears.alphabet_of(texts))
-    list(ears.train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
+    recognizer = recognition.Recognizer(
+        recognition.RecognizerConfig(**EAR), recognition.alphabet_of(texts)
+    )
+    list(recognition.train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
     return recognizer, texts[60:], speech[60:]
 
 
@@ -146,7 +148,7 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     clips = [tmp_path / f"out/wavs/{name}.wav" for name, _ in rows]
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
     transcripts = recognizer.transcribe(Mel().log_mels(waves, RATE))
-    assert ears.cer(transcripts, [text for _, text in rows]) < 0.25
+    assert recognition.cer(transcripts, [text for _, text in rows]) < 0.25
 
 
 def test_processes_that_share_the_recordings_cut_as_one_does(tmp_path):
