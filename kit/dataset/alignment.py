@@ -453,15 +453,11 @@ class LongAligner:
         for (start, end, number), next_start in zip(places, next_starts):
             earliest = max(previous_end - slack, start - second)
             latest = min(next_start + slack, end + second)
-            item = AlignedToken(
-                token=self.tokens[number],
-                number=number,
-                start_s=window.second(start),
-                end_s=window.second(end),
-                before=window.pause(earliest, start + slack, near_end=True),
-                after=window.pause(end - slack, latest, near_end=False),
-            )
-            self.aligned.append(item)
+            before = window.pause(earliest, start + slack, near_end=True)
+            after = window.pause(end - slack, latest, near_end=False)
+            place = {"number": number, "start_s": window.second(start), "end_s": window.second(end)}
+            token = self.tokens[number]
+            self.aligned.append(AlignedToken(token=token, **place, before=before, after=after))
             previous_end = end
         spoken_s = (places[-1][1] - places[0][0]) * window.frame_s
         self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, matches)) / spoken_s

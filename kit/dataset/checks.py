@@ -53,13 +53,9 @@ def check_dataset(
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
-    report = DataReport(
-        layout=dataset.layout,
-        kept=kept,
-        refused=dataset.refused + refused,
-        warned=warned,
-        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
-    )
+    rows = {"kept": kept, "refused": dataset.refused + refused, "warned": warned}
+    measured = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
+    report = DataReport(layout=dataset.layout, **rows, measures=measured)
     data_report.write_data_report(report, into)
     return report
 

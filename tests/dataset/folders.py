@@ -19,13 +19,9 @@ SPLIT_OF = {text: "held_out" if i > 7 else "train" for i, text in enumerate(TEXT
 
 def folder_of(root: Path, recordings: list[str], **tables: str | bytes) -> Path:
     """A folder with empty `recordings`, which are only looked for, and `tables` by name."""
-    for name in recordings:
+    for name, data in (dict.fromkeys(recordings, b"?") | tables).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"?")
-    for name, data in tables.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        (root / name).write_bytes(data.encode() if isinstance(data, str) else data)
     return root
 
 

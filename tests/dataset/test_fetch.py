@@ -375,7 +375,7 @@ def parquet_folder(tmp_path, monkeypatch):
     """As the hub keeps a dataset: data/train-00000-of-00002.parquet and others."""
     parts = {"train-00000-of-00002": range(4), "train-00001-of-00002": range(4, 8)}
     parts["validation-00000-of-00001"] = range(8, 10)
-    files = {f"data__{name}.parquet": json.dumps(list(numbers)) for name, numbers in parts.items()}
+    files = {f"data/{name}.parquet": json.dumps(list(numbers)) for name, numbers in parts.items()}
     folder = folder_of(tmp_path / "mine", [], **files)
     if importlib.util.find_spec("pyarrow"):
         import pyarrow.parquet

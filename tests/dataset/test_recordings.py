@@ -45,7 +45,7 @@ def test_the_usual_names_of_splits_are_known(tmp_path, kind):
 
 def test_a_folder_for_each_split_is_one_dataset(tmp_path):
     train, held_out = ("file_name,transcription\n" + part for part in parts("c{i}.wav,{t}"))
-    tables = {"train__metadata.csv": train, "validation__metadata.csv": held_out}
+    tables = {"train/metadata.csv": train, "validation/metadata.csv": held_out}
     files = [f"{'validation' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
     result = read(fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into"))
     assert {row.text: row.split for row in result.rows} == SPLIT_OF
@@ -145,7 +145,7 @@ def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
 
 def test_linked_folders_are_searched_and_circles_left(tmp_path):
     table = "path,text\n" + lines("c{i},{t}")
-    folder = folder_of(tmp_path / "mine", [], **{"audio__list.csv": table})
+    folder = folder_of(tmp_path / "mine", [], **{"audio/list.csv": table})
     folder_of(tmp_path / "away", wavs())
     (folder / "audio" / "x").symlink_to(tmp_path / "away")
     (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")

@@ -124,9 +124,8 @@ def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     texts, speech = few_words()
     mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
-    recognizer = recognition.Recognizer(
-        recognition.RecognizerConfig(**EAR), recognition.alphabet_of(texts)
-    )
+    config = recognition.RecognizerConfig(**EAR)
+    recognizer = recognition.Recognizer(config, recognition.alphabet_of(texts))
     list(recognition.train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
     return recognizer, texts[60:], speech[60:]
 

@@ -16,7 +16,7 @@ def test_kaldi_folders_with_speakers(tmp_path):
     for number, split in enumerate(("train", "dev")):
         audio = "u{i} /exp/corpus/data/" + split + "/c{i}.wav"
         for name, row in (("wav.scp", audio), ("text", "u{i} {t}"), ("utt2spk", "u{i} {s}")):
-            tables[f"data__{split}__{name}"] = parts(row)[number]
+            tables[f"data/{split}/{name}"] = parts(row)[number]
     files = [f"data/{'dev' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
     result = read(fetch_dataset(folder_of(tmp_path, files, **tables), tmp_path / "into"))
     assert not result.refused
@@ -25,16 +25,14 @@ def test_kaldi_folders_with_speakers(tmp_path):
 
 
 def test_librispeech_folders_with_speakers_and_splits(tmp_path):
-    files, tables = [], {}
-    for i in range(10):
-        place = f"{'dev' if i > 7 else 'train'}-clean/{i % 2}/7"
-        files.append(f"{place}/{i % 2}-7-{i}.flac")
-        table = f"{place.replace('/', '__')}__{i % 2}-7.trans.txt"
-        tables[table] = tables.get(table, "") + f"{i % 2}-7-{i} {TEXTS[i]}\n"
-    tables["train-clean__0__7__0-7.trans.txt"] += "0-7-99\n0-7-98 caf\udce9\n"
-    encoded_tables = {name: t.encode(errors="surrogateescape") for name, t in tables.items()}
-    folder = folder_of(tmp_path / "LibriSpeech", files, **encoded_tables)
-    (folder / "SPEAKERS.TXT").write_text("; ID | SEX | SUBSET\n0 | F | train-clean\n")
+    files, tables = [], {"SPEAKERS.TXT": b"; ID | SEX | SUBSET\n0 | F | train-clean\n"}
+    for i, text in enumerate(TEXTS):
+        place = f"{'dev' if i > 7 else 'train'}-clean/{i % 2}/7/{i % 2}-7"
+        files.append(f"{place}-{i}.flac")
+        table = f"{place}.trans.txt"
+        tables[table] = tables.get(table, b"") + f"{i % 2}-7-{i} {text}\n".encode()
+    tables["train-clean/0/7/0-7.trans.txt"] += b"0-7-99\n0-7-98 caf\xe9\n"
+    folder = folder_of(tmp_path / "LibriSpeech", files, **tables)
     result = read(fetch_dataset(tmp_path, tmp_path / "into"))
     rows = {row.text: (row.speaker, row.split) for row in result.rows}
     assert rows == {t: (str(i % 2), SPLIT_OF[t]) for i, t in enumerate(TEXTS)}
@@ -191,7 +189,7 @@ NO_TEXTS = {
     "labels of speakers": texts("wavs/c{i}.txt", "SPEAKER_00: {t}"),
     "times in brackets": texts("wavs/c{i}.txt", "[00:01] {t}"),
     "its own name": texts("wavs/c{i}.txt", "c0.wav\n{t}"),
-    "a line of a table for each": {f"wavs__c{i}.txt": f"c{i}: {t}" for i, t in enumerate(TEXTS)},
+    "a line of a table for each": {f"wavs/c{i}.txt": f"c{i}: {t}" for i, t in enumerate(TEXTS)},
     "JSON in .txt": texts("wavs/c{i}.txt", '{{"text": "{t}"}}'),
     "speakers alone": {"metadata.csv": lines("c{i}|{s}")},
     "entities": {"metadata.csv": lines("c{i}|{t} &amp; more")},
