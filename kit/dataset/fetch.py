@@ -202,10 +202,9 @@ def from_huggingface(
 
 
 def _count(rows: Iterable[dict]) -> int | None:
-    if hasattr(rows, "__len__"):
-        return len(rows)
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
+    known = getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
+    return len(rows) if hasattr(rows, "__len__") else known
 
 
 def _position(into: Path, key: str) -> Position:
@@ -285,8 +284,7 @@ def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
     if isinstance(audio, dict) and audio.get("bytes"):
         wave, rate = _decoded(audio["bytes"])
     elif isinstance(audio, dict) and audio.get("array") is not None:
-        wave = _samples(audio["array"])
-        rate = audio.get("sampling_rate")
+        wave, rate = _samples(audio["array"]), audio.get("sampling_rate")
     else:
         got = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
         raise DatasetError(

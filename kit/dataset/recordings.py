@@ -187,7 +187,6 @@ class Recordings:
 
 def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     """Yield the files with `suffixes` below `base`, relative, in this order in each folder."""
-    order = {suffix: i for i, suffix in enumerate(suffixes)}
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -196,9 +195,8 @@ def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        shown = [f for f in sorted(files) if not f.startswith(".")]
-        known = [(order.get(os.path.splitext(f)[1].lower()), f) for f in shown]
-        for _, file in sorted(pair for pair in known if pair[0] is not None):
+        ends = [(os.path.splitext(f)[1].lower(), f) for f in files if not f.startswith(".")]
+        for _, file in sorted((suffixes.index(end), f) for end, f in ends if end in suffixes):
             yield os.path.relpath(os.path.join(folder, file), base)
 
 
