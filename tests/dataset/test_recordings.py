@@ -1,15 +1,12 @@
 """Recordings however a table spells them, and splits and speakers by the names of folders."""
 
-import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
-from folders import CSV, RULES, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wavs
+from folders import CSV, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wavs
 
 from kit.audio.container import SUFFIXES
-from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.recordings import canonical_split
 
@@ -100,15 +97,6 @@ def test_what_is_missing_names_what_is_there(tmp_path):
 def test_an_id_finds_every_format_that_can_be_read(tmp_path, suffix):
     result = read(folder_of(tmp_path, [f"wavs/c0{suffix}"], **{"metadata.csv": CSV[0]}))
     assert [(row.id, Path(row.audio).name) for row in result.rows] == [("c0", f"c0{suffix}")]
-
-
-def test_a_format_that_needs_pyav_names_it_where_it_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "av", None)
-    folder = folder_of(tmp_path / "mine", wavs(2), **{"metadata.csv": "".join(CSV[:3])})
-    (folder / "wavs/c2.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(64))
-    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run")
-    (reason,) = [finding.reason for finding in report.refused if finding.id == "c2"]
-    assert "pip install av" in reason
 
 
 def test_recordings_may_be_in_a_folder_for_each_speaker(tmp_path):

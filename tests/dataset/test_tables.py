@@ -96,7 +96,7 @@ def test_quoted_fields_hold_newlines_and_separators(tmp_path, delimiter, header)
     assert texts[3].startswith("one half") and texts[3].endswith("other half")
 
 
-def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
+def test_quotes_in_an_unquoted_table_are_part_of_the_text_and_a_header_is_no_row(tmp_path):
     table = lines('c{i}|"{t} he said|"{t} he said').replace('|"it was', "|it was")
     result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
     assert not result.refused
@@ -104,6 +104,9 @@ def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
     table = f'c0|"{TEXTS[0]}\nc1|{TEXTS[1]}"\n'  # a quotation that two texts share
     result = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
     assert [row.text for row in result.rows] == TEXTS[:2]
+    table = "file_name|transcription\n" + "".join(CSV[:5])  # of a small table
+    result = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
+    assert [row.text for row in result.rows] == TEXTS[:5] and not result.refused
 
 
 BROKEN = {
@@ -124,12 +127,6 @@ def test_a_row_that_is_broken_is_rejected_and_no_half_of_it_is_read(tmp_path, ki
     assert [finding.line for finding in result.refused] == rejected
     assert not any("one" in row.text.split() for row in result.rows)
     assert "c3" not in {row.id for row in result.rows}
-
-
-def test_a_header_in_a_small_table_is_no_row(tmp_path):
-    table = "file_name|transcription\n" + "".join(CSV[:5])
-    result = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
-    assert [row.text for row in result.rows] == TEXTS[:5] and not result.refused
 
 
 # --- JSON -----------------------------------------------------------------------------------------
