@@ -33,8 +33,8 @@ def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
         drawn = torch.randint(len(LETTERS), (6,), generator=random).tolist()
         letters = [letter for letter, _ in itertools.groupby(drawn)]
         times = torch.randint(1, 4, (len(letters),), generator=random).tolist()
-        said = [[n, n + len(LETTERS)][:count] * 2 for n, count in zip(letters, times)]
-        codes.append(torch.tensor(sum(said, [])))
+        pairs = [[n, n + len(LETTERS)][:two] * 2 for n, two in zip(letters, times)]
+        codes.append(torch.tensor(list(itertools.chain(*pairs))))
         texts.append("".join(LETTERS[n] for n in letters))
     return codes, texts
 
