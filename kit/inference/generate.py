@@ -31,8 +31,6 @@ from kit.model.sequence import GPTConfig
 # (text ids, codes (N,)) of several rows -> how badly each row's codes match its text, nats a letter
 TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
 MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
-MAX_CANDIDATES = 64
-MAX_RETRIES = 20  # each halves the temperature
 CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check is a GPU sync
 
 
@@ -68,8 +66,8 @@ class GenerateConfig:
         positive = self.repetition_penalty > 0
         require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
         require_within(self, 1, 100, "guidance_scale")
-        require_within(self, 1, MAX_CANDIDATES, "best_of")
-        require_within(self, 0, MAX_RETRIES, "retries")
+        require_within(self, 1, 64, "best_of")
+        require_within(self, 0, 20, "retries")
         require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
         require_within(self, 0, 1000, "max_codes_per_text_id")
 

@@ -35,7 +35,6 @@ STALE = (
     "`sound()` of notebook 02_train to train it again"
 )
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
-RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
 MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
 MAX_SPEAKERS = 100_000
 HEADER = {
@@ -213,7 +212,7 @@ def save_references(
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
     """Write a `SpeakerReferences`, log-mels in fp16. Raises SpeechError for a reserved name."""
-    for name in RESERVED:
+    for name in ("__metadata__", VECTORS):  # the first is safetensors' own
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
