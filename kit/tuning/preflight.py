@@ -183,7 +183,7 @@ def largest_micro_batch(work: Workload) -> Verdict:
 
 
 def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:
-    """Return a note on settings `chosen` since `work` was `checked`; "" if these need no more.
+    """Return a note on settings `chosen` since `work` was `checked`; "" if its plan needs no more.
 
     Raises KitError if they do not fit, with the changed settings and a fix.
     """

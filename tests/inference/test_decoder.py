@@ -176,14 +176,12 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     assert decoder.memory.rows_that_fit() is None
     decoded(decoder, *rows(2))
     row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
-    held_bytes = 2 * row_bytes  # by the idle cache, which a larger one replaces
     gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
-    gpu |= {"memory_allocated": 12 * row_bytes}
-    gpu |= {"get_per_process_memory_fraction": 1.0}
+    gpu |= {"memory_allocated": 12 * row_bytes, "get_per_process_memory_fraction": 1.0}
     for name, value in gpu.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
     decoder.memory.device = torch.device("cuda:0")
-    assert held_bytes == decoder.memory.idle_bytes()
+    assert decoder.memory.idle_bytes() == 2 * row_bytes  # which a larger cache replaces
     assert decoder.memory.rows_that_fit() == int(0.8 * (60 + 38 + 2))
     # Of 200 rows 60 are allowed, 50 of which are reserved.
     monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
@@ -444,11 +442,12 @@ def test_the_model_is_left_as_it_was(weights, compiled):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+DAMAGED = ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-@pytest.mark.parametrize(
-    "name", ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
-)
+@pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value
