@@ -231,7 +231,6 @@ def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) ->
 
 def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
-
     limit = config.save_total_limit
 
     def fitting(kind: str) -> int:  # checkpoints that can be kept
