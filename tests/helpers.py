@@ -341,7 +341,7 @@ def pretended_capture(work, pool=None) -> tuple:
 
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
-    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
+    monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
     decoder.compiled = CudaGraphSteps(decoder, compiles=False)
     decoder.memory = decoder.compiled.memory

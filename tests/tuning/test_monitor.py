@@ -115,8 +115,6 @@ def test_a_gpu_is_read_whole():
     assert (found["load_mean"] is None) == bool(found["load_note"])
 
 
-# The profiler.
-
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
