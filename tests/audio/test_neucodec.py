@@ -159,7 +159,7 @@ def folder(tmp_path, codec, monkeypatch):
     tensors = dict(codec.state_dict())
     tensors["fc_encoder.weight"] = torch.ones(4, 4)
     wanted = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    monkeypatch.setattr(neucodec, "require_encoder", lambda: None)
+    monkeypatch.setattr(neucodec, "encoder_unavailable", lambda: "")
     monkeypatch.setattr(neucodec, "library_tensors", lambda config: wanted)
     released = tmp_path / "release"
     released.mkdir()
