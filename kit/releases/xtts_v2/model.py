@@ -14,39 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.base import files
 from kit.base.errors import KitError
-from kit.base.files import (
-    atomic_folder,
-    atomic_path,
-    file_digest,
-    make_folder,
-    require_disk,
-    write_atomic,
-)
 from kit.base.formatting import join_names, shorten
 from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.names import (
-    DVAE,
-    GPT,
-    MEL_STATS,
-    SKIPPED,
-    TRAINER,
-    current_name,
-    empty_model,
-    fill_module,
-    from_released,
-    gpt_config,
-    is_indextts2,
-    model_args,
-    read_xtts_config,
-    require_finite,
-    sound_tensors,
-    to_released,
-    updated_config,
-)
+from kit.releases.xtts_v2 import names
+from kit.releases.xtts_v2.names import GPT, MEL_STATS
 from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
 
 WEIGHTS_FILE = "model.pth"
@@ -102,27 +78,26 @@ class XTTS:
     notes: tuple[str, ...] = ()  # what was left out, filled in or looked odd
 
 
-def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = None) -> XTTS:
+def load_xtts(path: Path) -> XTTS:
     """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
 
-    `config` and `vocabulary` replace the config.json and vocab.json beside the weights: a trainer's
-    run has no vocabulary. Raises KitError or DamagedFileError for files that are missing, damaged,
-    of another version or do not match.
+    Raises KitError or DamagedFileError for files that are missing, damaged, of another version or
+    do not match.
     """
     file = _weights_file(Path(path))
     tensors, stored_config, notes = _read_weights(file)
-    settings = _read_settings(file, config, stored_config)
-    args = model_args(settings, file)
-    vocabulary = load_vocabulary(vocabulary or file.parent / VOCABULARY_FILE)
-    gpt = gpt_config(args, vocabulary, file)
-    inside = [name for name in tensors if name.startswith(DVAE)]
-    dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
+    settings = _read_settings(file, stored_config)
+    args = names.model_args(settings, file)
+    vocabulary = load_vocabulary(file.parent / VOCABULARY_FILE)
+    gpt = names.gpt_config(args, vocabulary, file)
+    inside = [name for name in tensors if name.startswith(names.DVAE)]
+    dvae = {name.removeprefix(names.DVAE): tensors.pop(name).clone() for name in inside}
     dvae = dvae or _read_dvae(file.parent)
     notes += _fill_mel_stats(tensors, file.parent)
     _require_tensors(tensors, gpt, args, file)
-    model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
+    model = names.fill_module(names.empty_model(gpt), names.from_released(tensors, gpt), file)
     sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
-    require_finite(sound, file)
+    names.require_finite(sound, file)
     return XTTS(
         model=model,
         config=settings,
@@ -135,7 +110,7 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
 
 
 def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
-    sha256 = file_digest(file)
+    sha256 = files.file_digest(file)
     known = {"tensors_sha256": checksum(tensors), "release": RELEASES.get(sha256, "")}
     return Provenance(path=str(file), sha256=sha256, **known)
 
@@ -155,7 +130,7 @@ def _weights_file(path: Path) -> Path:
 def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
     """Return tensors by the release's names, the configuration in the file if any, and notes."""
     stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
-    if is_indextts2(map(str, stored)):
+    if names.is_indextts2(map(str, stored)):
         raise KitError(
             f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
             "config.yaml and its bpe.model, as BASE_MODEL."
@@ -163,12 +138,12 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
     tensors = {}
     skipped = 0
     for name, value in stored.items():
-        name = str(name).removeprefix(TRAINER)
-        if SKIPPED.match(name):
+        name = str(name).removeprefix(names.TRAINER)
+        if names.SKIPPED.match(name):
             skipped += 1
             continue
         if name in tensors:
-            raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
+            raise KitError(f"{file} holds {name} twice, with and without `xtts.` before it.")
         tensors[name] = backed_tensor(name, value, file)
     notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
     return tensors, config, notes
@@ -183,11 +158,11 @@ def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        config = content.get("config")
-        return content["model"], config if isinstance(config, dict) else None
     described = "no dict"
     if isinstance(content, dict):
+        if isinstance(content.get("model"), dict):
+            config = content.get("config")
+            return content["model"], config if isinstance(config, dict) else None
         if content and all(isinstance(value, Tensor) for value in content.values()):
             return content, None
         described = f"a dict of {shorten(sorted(map(str, content)))}"
@@ -197,22 +172,24 @@ def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
     )
 
 
-def _read_settings(file: Path, config: Path | None, stored_config: dict | None) -> dict:
-    """Return the configuration at `config`, else beside `file`, else the one in `file`."""
+def _read_settings(file: Path, stored_config: dict | None) -> dict:
+    """Return the configuration beside `file`, else the one in `file`."""
     beside = file.parent / CONFIG_FILE
-    if config is not None or beside.is_file():
-        return read_xtts_config(config or beside)
-    if stored_config is None:
+    if not beside.is_file() and stored_config is None:
         raise KitError(
             f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "
             "from where the model was published."
         )
     try:
-        return json.loads(json.dumps(stored_config))  # as it will be saved
+        # As it will be saved.
+        text = beside.read_text("utf-8") if beside.is_file() else json.dumps(stored_config)
+        return json.loads(text)
+    except OSError as error:
+        raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
     except (ValueError, TypeError, RecursionError) as error:
+        source = beside if beside.is_file() else f"The configuration in {file}"
         raise KitError(
-            f"The configuration in {file} is not plain JSON ({shorten(error)}): put the release's "
-            "config.json beside it."
+            f"{source} is no JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to {beside}."
         ) from error
 
 
@@ -243,21 +220,19 @@ def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
 
 def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
     tensor = backed_tensor(name, value, file, "is of another kind").clone()
-    require_finite({name: tensor}, file)
+    names.require_finite({name: tensor}, file)
     return tensor
 
 
 def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
-    renamed = {current_name(name): tensor for name, tensor in tensors.items()}
-    sizes = {}
-    for field, name in (("latent_width", "decoder_input_dim"), ("speaker_width", "d_vector_dim")):
-        if type(args.get(name)) is int:
-            sizes[field] = args[name]
-    expected = to_released(empty_model(gpt).state_dict())
-    expected |= sound_tensors(renamed, **sizes)
+    renamed = {names.current_name(name): tensor for name, tensor in tensors.items()}
+    widths = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
+    sizes = {field: args[n] for field, n in widths.items() if type(args.get(n)) is int}
+    expected = names.to_released(names.empty_model(gpt).state_dict())
+    expected |= names.sound_tensors(renamed, **sizes)
     problems = describe_mismatch(renamed, expected)
-    twice = join_names([name for name in tensors if name != current_name(name) in tensors])
+    twice = join_names([name for name in tensors if name != names.current_name(name) in tensors])
     if twice:
         problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
     if problems:
@@ -283,20 +258,20 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
     if folder.resolve() == Path(xtts.source.path).parent.resolve():
         raise KitError(f"{folder} holds what this model was read from: name another folder.")
     settings = copy.deepcopy(xtts.config)
-    settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
-    weights = to_released(finite_weights(xtts.model, dtype))
+    settings["model_args"].update(names.updated_config(xtts.model.config, xtts.vocabulary))
+    weights = names.to_released(finite_weights(xtts.model, dtype))
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()} | xtts.sound
-    make_folder(folder)
-    require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
+    files.make_folder(folder)
+    files.require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
     # Older kits also wrote model.safetensors.
-    files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
-    with atomic_folder(folder, files) as new:
+    replaced = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
+    with files.atomic_folder(folder, replaced) as new:
         write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
         write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
         if xtts.dvae:
             write_torch(new / DVAE_FILE, xtts.dvae)
-        write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
-        write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
+        files.write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
+        files.write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
     return folder
 
 
@@ -311,7 +286,7 @@ def finite_weights(model: SpeechGPT, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def write_torch(path: Path, value: object) -> None:
     """Write `value` as torch.save does, atomically. Raises DiskError when there is no room."""
-    with atomic_path(path) as temporary:
+    with files.atomic_path(path) as temporary:
         try:
             with open(temporary, "wb") as file:  # given a path, torch stores its name
                 torch.save(value, file)

@@ -1,12 +1,9 @@
 """Names and shapes of the tensors in a released XTTS-v2 checkpoint, and its config.json.
 
-The names are those of the state dict that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the
-kit's `SpeechGPT` under other names, with linear weights stored as (in, out), as in GPT-2. The GPT's
-sizes are in `model_args`, text ids in the vocabulary; the rest is constant in coqui-tts, whatever a
-configuration says.
+The names are those that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the kit's `SpeechGPT`
+under other names, with linear weights stored as (in, out), as in GPT-2.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.errors import KitError
-from kit.base.formatting import shorten
 from kit.base.tensor_file import is_finite
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -69,14 +65,13 @@ def released_name(name: str) -> str:
     return GPT + _PREFIXES.get(prefix, "") + rest
 
 
-def transposed(name: str, tensor: Tensor) -> Tensor:
-    """Convert the kit's tensor `name` to the release's layout, or back."""
+def _transposed(name: str, tensor: Tensor) -> Tensor:
     return tensor.T if _LINEAR.fullmatch(name) else tensor
 
 
 def to_released(weights: dict[str, Tensor], rename: Callable = released_name) -> dict[str, Tensor]:
     """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
-    return {rename(name): transposed(name, tensor) for name, tensor in weights.items()}
+    return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
 
 
 def from_released(
@@ -87,7 +82,7 @@ def from_released(
     Raises KeyError for a missing tensor.
     """
     names = empty_model(config).state_dict()
-    return {name: transposed(name, tensors[rename(name)]) for name in names}
+    return {name: _transposed(name, tensors[rename(name)]) for name in names}
 
 
 def empty_model(config: GPTConfig) -> SpeechGPT:
@@ -97,11 +92,7 @@ def empty_model(config: GPTConfig) -> SpeechGPT:
 
 
 def sound_tensors(
-    tensors: dict[str, Tensor],
-    latent_width: int = 1024,
-    speaker_width: int = 512,
-    channels: int = 512,
-    filters: tuple[int, ...] = (32, 64, 128, 256),
+    tensors: dict, latent_width=1024, speaker_width=512, channels=512, filters=(32, 64, 128, 256)
 ) -> dict[str, Tensor]:
     """Return the tensors of the sound of a release, on the meta device.
 
@@ -155,7 +146,8 @@ def require_finite(tensors: dict[str, Tensor], what: object) -> None:
 
 # --- config.json ----------------------------------------------------------------------------------
 
-# Constants of coqui-tts.
+# The GPT's sizes are in `model_args`, text ids in the vocabulary. These are constant in coqui-tts,
+# whatever a configuration says.
 FIXED = {
     "latents": 32,
     "cond_blocks": 6,
@@ -176,19 +168,8 @@ SIZES = {
     "max_text": "gpt_max_text_tokens",
     "max_code": "gpt_max_audio_tokens",
 }
-TEXT_IDS = ("gpt_number_text_tokens", "gpt_start_text_token", "gpt_stop_text_token")
 # Positions that coqui-tts adds to those of its configuration.
 EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
-MIN_WIDTH = 65  # of smaller models, coqui-tts normalises in fewer groups than the kit's 32
-
-
-def read_xtts_config(path: Path) -> dict:
-    try:
-        return json.loads(Path(path).read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise KitError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise KitError(f"{path} is no JSON ({shorten(error)}): copy it again.") from error
 
 
 def model_args(settings: dict, file: Path) -> dict:
@@ -238,20 +219,20 @@ def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
                 f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
                 "not load it. Export it as a voice of the kit."
             )
-    if gpt.width < MIN_WIDTH:
+    if gpt.width < 65:
         raise KitError(
-            f"coqui-tts normalises a width of {gpt.width} in other groups than the kit: at least "
-            f"{MIN_WIDTH} are needed. Export it as a voice of the kit."
+            f"coqui-tts normalises a width of {gpt.width} in fewer groups than the kit's 32: at "
+            "least 65 are needed. Export it as a voice of the kit."
         )
-    ids = (vocabulary.size, vocabulary.start, vocabulary.stop)
-    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != ids:
+    size, start, stop = vocabulary.size, vocabulary.start, vocabulary.stop
+    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != (size, start, stop):
         raise KitError(
             f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
-            f"{gpt.stop_text}, the vocabulary {ids[0]}, {ids[1]} and {ids[2]}: use the vocabulary "
-            "that the model was trained with."
+            f"{gpt.stop_text}, the vocabulary {size}, {start} and {stop}: use the vocabulary that "
+            "the model was trained with."
         )
-    sizes = {
-        name: getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
-        for field, name in SIZES.items()
-    }
-    return sizes | dict(zip(TEXT_IDS, ids)) | {"gpt_use_perceiver_resampler": True}
+    args = {"gpt_number_text_tokens": size, "gpt_start_text_token": start}
+    args |= {"gpt_stop_text_token": stop, "gpt_use_perceiver_resampler": True}
+    for field, name in SIZES.items():
+        args[name] = getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
+    return args
