@@ -1,6 +1,7 @@
 """A release made by the package's own classes, with random weights: no file of it is published."""
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import sentencepiece as spm
@@ -135,7 +136,7 @@ def write_codec(folder: Path) -> Path:
     torch.manual_seed(11)
     config = IndexTTS2CodecConfig(**CODEC)
     for name, module in {
-        "w2v-bert-2.0": w2v_bert(config, layers=3),
+        "w2v-bert-2.0": w2v_bert(dataclasses.replace(config, layer=3)),
         "semantic_codec": quantiser(config),
     }.items():
         (folder / name).mkdir(exist_ok=True)
