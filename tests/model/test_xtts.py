@@ -151,13 +151,6 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
 
 
-def test_files_that_are_elsewhere_are_named(folder, tmp_path):
-    words = (folder / "vocab.json").rename(tmp_path / "words.json")
-    config = (folder / "config.json").rename(tmp_path / "sizes.json")
-    xtts = load_xtts(folder / "model.pth", config=config, vocabulary=words)
-    assert xtts.model.config == TINY
-
-
 def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
     older = {}
     for name, tensor in tensors.items():

@@ -53,6 +53,7 @@ ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks",
 DEFAULTS = {"condition_num_latent": LATENTS - 2, "max_conditioning_inputs": 1, "types": 1}
 DEFAULTS |= {"use_mel_codes_as_input": True, "train_solo_embeddings": False}
 SAFE_FILE = "gpt.safetensors"
+STATS_FILE = "wav2vec2bert_stats.pt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
 
 def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (1024,) of w2v-BERT's states, from the release."""
-    file = folder / "wav2vec2bert_stats.pt"
+    file = folder / STATS_FILE
     stats = read_torch_file(file)
     try:
         mean, variance = (require_backed(name, stats[name]) for name in ("mean", "var"))
