@@ -1,6 +1,7 @@
 """Progress of long work and of a training: share, pace, time left, not too many lines."""
 
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,12 +13,9 @@ from kit.notebook.progress import Lines, Pace, Ticker, outlook, progress_texts, 
 @pytest.fixture
 def now(monkeypatch):
     """A clock that stands until it is moved."""
-
-    class Clock:
-        s = 100.0
-
-    monkeypatch.setattr("kit.notebook.progress.time.monotonic", lambda: Clock.s)
-    return Clock
+    clock = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("kit.notebook.progress.time.monotonic", lambda: clock.s)
+    return clock
 
 
 @pytest.mark.parametrize(
@@ -45,13 +43,9 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):
 def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
     shown = []
 
-    class Handle:
-        def update(self, data, raw):
-            shown.append(data["text/plain"])
-
-    def display(data, raw, display_id):
+    def display(data, **_):
         shown.append(data["text/plain"])
-        return Handle()
+        return SimpleNamespace(update=display)
 
     monkeypatch.setattr("kit.notebook.progress.display", display)
     tick = Ticker("spoken")
