@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,26 +59,24 @@ def require_equal(found: dict, wanted: dict) -> None:
 
 
 def test_names_are_the_releases():
-    found = {name: released_name(name) for name in random_model().state_dict()}
-    assert len(set(found.values())) == len(found)
-    perceiver = "gpt.conditioning_perceiver.layers.1"
-    assert found["conditioner.layers.1.to_kv.weight"] == f"{perceiver}.0.to_kv.weight"
-    assert found["conditioner.layers.1.ff_out.bias"] == f"{perceiver}.1.2.bias"
-    assert found["conditioner.gamma"] == "gpt.conditioning_perceiver.norm.gamma"
-    assert found["conditioner.blocks.5.qkv.bias"] == "gpt.conditioning_encoder.attn.5.qkv.bias"
-    assert found["gpt.h.1.attn.c_attn.weight"] == "gpt.gpt.h.1.attn.c_attn.weight"
-    assert found["gpt.ln_f.bias"] == "gpt.gpt.ln_f.bias"
-    assert found["code_position.weight"] == "gpt.mel_pos_embedding.emb.weight"
-    assert found["code_head.bias"] == "gpt.mel_head.bias"
-
-
-def test_linear_layers_are_stored_in_by_out():
     weights = random_model().state_dict()
+    names = {
+        "conditioner.layers.1.to_kv.weight": "conditioning_perceiver.layers.1.0.to_kv.weight",
+        "conditioner.layers.1.ff_out.bias": "conditioning_perceiver.layers.1.1.2.bias",
+        "conditioner.gamma": "conditioning_perceiver.norm.gamma",
+        "conditioner.blocks.5.qkv.bias": "conditioning_encoder.attn.5.qkv.bias",
+        "gpt.h.1.attn.c_attn.weight": "gpt.h.1.attn.c_attn.weight",
+        "gpt.ln_f.bias": "gpt.ln_f.bias",
+        "code_position.weight": "mel_pos_embedding.emb.weight",
+        "code_head.bias": "mel_head.bias",
+    }
+    assert {name: released_name(name) for name in names} == {n: f"gpt.{names[n]}" for n in names}
     released = to_released(weights)
-    assert released["gpt.gpt.h.0.attn.c_attn.weight"].shape == (96, 288)
-    assert released["gpt.gpt.h.0.mlp.c_fc.weight"].shape == (96, 384)
-    assert released["gpt.text_head.weight"].shape == (41, 96)
+    assert len(released) == len(weights)
     require_equal(from_released(released, TINY), weights)
+    in_by_out = {"gpt.h.0.attn.c_attn": (96, 288), "gpt.h.0.mlp.c_fc": (96, 384)}
+    for name, shape in (in_by_out | {"text_head": (41, 96)}).items():
+        assert released[f"gpt.{name}.weight"].shape == shape
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -119,8 +118,7 @@ def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors)
     write_tensors(folder, dict(reversed(tensors.items())))
     after = load_xtts(folder).source
     assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
-    tensors = dict(tensors, mel_stats=tensors["mel_stats"] + 1e-6)
-    write_tensors(folder, tensors)
+    write_tensors(folder, tensors | {"mel_stats": tensors["mel_stats"] + 1e-6})
     assert load_xtts(folder).source.tensors_sha256 != before.tensors_sha256
 
 
@@ -195,18 +193,16 @@ def spoilt(tensors: dict, name: str, tensor) -> dict:
 
 NAN = float("nan")
 UPS = "hifigan_decoder.waveform_decoder.ups.2.bias"
+H = "gpt.gpt.h."
 WRONG_TENSORS = {
     "missing: gpt.final_norm.bias.": ("gpt.final_norm.bias", None),
-    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": ("gpt.gpt.h.1.", None),
+    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
     f"missing: {UPS}": (UPS, None),
     "missing: mel_stats": ("mel_stats", None),
     r"misshapen: gpt.mel_head.bias \(35,\), not \(34,\)": ("gpt.mel_head.bias", torch.zeros(35)),
-    r"h.0.mlp.c_fc.weight \(384, 96\), not \(96, 384\)": (
-        "gpt.gpt.h.0.mlp.c_fc.weight",
-        torch.zeros(384, 96),
-    ),
+    r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
     r"misshapen: mel_stats \(100,\), not \(80,\)": ("mel_stats", torch.ones(100)),
-    "unknown: gpt.gpt.h.2.ln_1.bias": ("gpt.gpt.h.2.ln_1.bias", torch.zeros(96)),
+    "unknown: gpt.gpt.h.2.ln_1.bias": (f"{H}2.ln_1.bias", torch.zeros(96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
     "of another type: mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
     "is damaged: final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
@@ -266,10 +262,8 @@ def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
 
 
 class Calls:
-    """Pickled, it makes a folder where it is unpickled."""
-
     def __reduce__(self):
-        return os.mkdir, ("ran",)
+        return os.mkdir, ("ran",)  # where it is unpickled
 
 
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
@@ -282,26 +276,21 @@ def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
     assert not (folder / "ran").exists()
 
 
-WRONG_FILES = {
-    "holds no dict, where `model`": [1, 2],
-    r"holds a dict of \['epoch', 'weights'\], where `model`": {"weights": {}, "epoch": 3},
-    "holds a dict of .*where `model`": {},
-    "carries no configuration": {"model": {"mel_stats": torch.ones(80)}},
-}
+WRONG_FILES = [
+    ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
+    ("dvae.pth", {"epoch": 3}, r"dvae\.pth is of another kind: epoch"),
+    ("model.pth", [1, 2], "holds no dict, where `model`"),
+    ("model.pth", {"weights": {}, "epoch": 3}, r"of \['epoch', 'weights'\], where `model`"),
+    ("model.pth", {}, "holds a dict of .*where `model`"),
+    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "carries no configuration"),
+]
 
 
-@pytest.mark.parametrize("message", WRONG_FILES)
-def test_another_checkpoint_is_reported(message, folder):
+def test_other_and_missing_files_are_named(folder):
     (folder / "config.json").unlink()
-    torch.save(WRONG_FILES[message], folder / "model.pth")
-    with pytest.raises(KitError, match=message):
-        load_xtts(folder)
-
-
-def test_another_dvae_and_missing_files_are_named(folder):
-    for content, message in (([1, 2], "holds list"), ({"epoch": 3}, "is of another kind: epoch")):
-        torch.save(content, folder / "dvae.pth")
-        with pytest.raises(KitError, match=rf"dvae\.pth {message}"):
+    for name, content, message in WRONG_FILES:
+        torch.save(content, folder / name)
+        with pytest.raises(KitError, match=message):
             load_xtts(folder)
     with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
         load_xtts(folder / "nowhere")
@@ -325,14 +314,11 @@ def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
     assert again.config["model_args"]["gpt_start_text_token"] == 7
-
-
-def test_a_trained_model_takes_the_places_of_the_old_one(release, tmp_path):
     config = dataclasses.replace(TINY, max_text=48)
-    xtts = dataclasses.replace(load_xtts(release), model=random_model(config, seed=5))
-    again = load_xtts(save_xtts(xtts, tmp_path / "new"))
+    trained = dataclasses.replace(xtts, model=random_model(config, seed=5))
+    again = load_xtts(save_xtts(trained, tmp_path / "trained"))
     assert again.model.config == config
-    require_equal(again.model.state_dict(), xtts.model.state_dict())
+    require_equal(again.model.state_dict(), trained.model.state_dict())
 
 
 def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path):
@@ -382,10 +368,8 @@ def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     other = dataclasses.replace(xtts, model=random_model(seed=5))
 
-    def full(*_, **__):
-        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
-
-    monkeypatch.setattr(torch, "save", full)
+    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
     with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
         save_xtts(other, folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
