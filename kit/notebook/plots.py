@@ -8,7 +8,7 @@ import base64
 import html
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,23 +67,17 @@ def number_text(number: float) -> str:
 
 
 def show(figure: Figure) -> None:
-    """Display `figure` in the notebook, sharp on dense screens, wherever in a cell.
-
-    A Figure made without pyplot has no picture of its own in a notebook: only its repr. The HTML
-    has the text to be read aloud; the plain PNG is for programs that show no HTML.
-    """
+    """Display `figure` anywhere in a cell: made without pyplot, it has no picture of its own."""
     import IPython.display
 
+    # The plain PNG is for programs that show no HTML.
     data = base64.b64encode(png(figure)).decode()
     views = {"text/plain": describe(figure), "text/html": picture_html(figure), "image/png": data}
     IPython.display.display(views, raw=True)
 
 
 def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
-    """`picture` as an image that is sharp on dense screens and never wider than the cell.
-
-    Read aloud, it is its description and `lines`, which are HTML.
-    """
+    """`picture` as an image, sharp and no wider than the cell; read aloud with `lines`, HTML."""
     words = ". ".join(filter(None, [html.escape(describe(picture)), *lines]))
     words = words.replace("\n", " ").replace("'", "&#x27;")
     data = base64.b64encode(png(picture)).decode()
@@ -130,17 +124,8 @@ def histogram(values, label: str = "", unit: str = "", marks: dict | None = None
     return figure
 
 
-def bars(
-    names: Sequence[str],
-    values: Iterable[float],
-    unit: str = "",
-    title: str = "",
-    errors: Sequence[float] = (),
-) -> Figure:
-    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so.
-
-    `errors` are drawn to both sides of the bars' ends.
-    """
+def bars(names, values, unit: str = "", title: str = "", errors: Sequence[float] = ()) -> Figure:
+    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
     numbers = [math.nan if v is None else float(v) for v in values]
     figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
     axes = figure.subplots()
@@ -170,18 +155,11 @@ def _names(axes, names: Sequence[str], widest: float) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def memory_bars(
-    parts: dict[str, int],
-    peak_bytes: int,
-    measured_bytes: int | None,
-    limit_bytes: int,
-    device_bytes: int,
-    title: str = "",
-) -> Figure:
+def memory_bars(parts, peak_bytes, measured_bytes, limit_bytes, device_bytes, title="") -> Figure:
     """A training step's memory: its fullest moment against the device above, its parts below.
 
-    The parts are each at their largest, and not all there at once: together they are more than the
-    peak. `measured_bytes` is that of a real step, None where none was taken.
+    The parts, bytes by name, are each at their largest, and not all there at once: together they
+    are more than the peak. `measured_bytes` is that of a real step, None where none was taken.
     """
     parts = {name: size for name, size in parts.items() if size}
     figure = new_figure(8, 1.9 + 0.3 * len(parts))
@@ -205,13 +183,8 @@ def memory_bars(
     return figure
 
 
-def heatmaps(
-    maps: dict[str, np.ndarray], xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0
-) -> Figure:
-    """Grids (ys, xs) of numbers by name, one picture each, on one colour scale from `low` up.
-
-    A column is `width` wide.
-    """
+def heatmaps(maps: dict, xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0) -> Figure:
+    """Grids (ys, xs) by name, on one colour scale from `low` up; a column is `width` wide."""
     highest = max(float(grid.max()) for grid in maps.values())
     columns = min(4, len(maps))
     lines = math.ceil(len(maps) / columns)
@@ -227,9 +200,7 @@ def heatmaps(
     return figure
 
 
-def grouped_bars(
-    names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
-) -> Figure:
+def grouped_bars(names, groups: dict[str, list], unit: str = "", title: str = "") -> Figure:
     """Horizontal bars from the top down, for each name one of every group, with their values."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
     axes = figure.subplots()
@@ -437,9 +408,7 @@ def _ratio(axes, rows: list[dict], steps: np.ndarray) -> None:
     tidy(axes, "", "EMA / last")
 
 
-def _dots(
-    axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "", marker: str = "o"
-) -> None:
+def _dots(axes, steps, values, colour: str, label: str = "", marker: str = "o") -> None:
     there = np.isfinite(values)
     if there.any():
         look = {"linewidth": 1.4, "marker": marker, "markersize": 4}

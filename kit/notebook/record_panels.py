@@ -16,7 +16,6 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import Javascript, display
 
-from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Panel, button, message, player, set_tooltip, uploaded_files
 
@@ -92,19 +91,15 @@ class RecorderPanel(Panel):
         self.player.value = wav
         self.player.layout.display = None
         self.buttons["Keep"].disabled = True
-        try:
+        with self.errors_as_sentences():
             take = self.prompts.check(self.sentence, wav)
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        if take.problems:
-            self.buttons["Keep"].disabled = not take.usable
-            fix, kind = "Record it again, or press Keep.", "warn"
-            if not take.usable:
-                fix, kind = "Record it again.", "bad"
-            self.status.value = message(" ".join([*take.problems, fix]), kind)
-        else:
-            self._save(f"{take.seconds:.1f} s")
+            if not take.problems:
+                self._save(f"{take.seconds:.1f} s")
+            elif take.usable:
+                self.buttons["Keep"].disabled = False
+                self.say(" ".join([*take.problems, "Record it again, or press Keep."]), "warn")
+            else:
+                self.say(" ".join([*take.problems, "Record it again."]), "bad")
 
     @property
     def over(self) -> bool:
@@ -122,14 +117,11 @@ class RecorderPanel(Panel):
                 self.sent.value = ""  # the script waits for this
 
     def _save(self, seconds: str = "as it is") -> None:
-        try:
+        with self.errors_as_sentences():
             self.prompts.save(self.sentence, self.wav)
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
-        self._next()
-        self.status.value = message(words, "good")
+            words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
+            self._next()
+            self.say(words, "good")
 
     def _skip(self) -> None:
         if not self.prompts.done(self.sentence):
@@ -333,19 +325,14 @@ class UploadPanel(Panel):
         self._take([Path(name) for name in names])
 
     def _take(self, paths: list[Path]) -> None:
-        try:
+        with self.errors_as_sentences():
             for path in paths:
                 self.receive(path)
-            self.status.value = message(self.describe(), "good")
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
+            self.say(self.describe(), "good")
 
     def _chosen(self, change: dict) -> None:
-        folder = Path(change["new"] or self.folder)
-        try:
-            self.status.value = message(self.content(folder), "info")
-        except OSError as error:
-            self.status.value = message(describe_error(error), "bad")
+        with self.errors_as_sentences():
+            self.say(self.content(Path(change["new"] or self.folder)))
 
 
 def drive_folders(drive: Path) -> list[tuple[str, str]]:

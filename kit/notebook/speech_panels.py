@@ -11,7 +11,6 @@ import ipywidgets as widgets
 from IPython.display import Audio, display
 
 from kit.base.files import atomic_path, require_disk
-from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Panel, button, message, player, set_tooltip, uploaded_files
 
@@ -54,13 +53,12 @@ class SpeakPanel(Panel):
 
     def _clicked(self, _button) -> None:
         self.button.disabled = True
-        self.status.value = message("Speaking...", "info")
+        self.say("Speaking...")
         try:
-            self.player.value, remark = self._made()
-            self.player.layout.display = None
-            self.status.value = message(remark, "info")
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
+            with self.errors_as_sentences():
+                self.player.value, remark = self._made()
+                self.player.layout.display = None
+                self.say(remark)
         finally:
             self.button.disabled = False
 
@@ -169,14 +167,11 @@ class OneByOne(Panel):
 
     def finish(self, work: Callable[[], str]) -> None:
         """Show what `work` returns, and the next item; an error is shown, and the item stays."""
-        try:
+        with self.errors_as_sentences():
             result = work()
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        self.number += 1
-        self.status.value = message(result, "info") if result else ""
-        self.show()
+            self.number += 1
+            self.status.value = message(result, "info") if result else ""
+            self.show()
 
     def show(self) -> None:
         over = self.number == len(self.items)
@@ -190,10 +185,8 @@ class OneByOne(Panel):
 
 
 class ListenPanel(OneByOne):
-    """Two recordings of one text without names, and which of them is better.
-
-    `answer` gets the number of the pair and 0, 1 or None (no preference), and returns what to show
-    at the end.
+    """Which of two recordings of a text is better? `answer(number of the pair, 0, 1 or None)`
+    returns what to show at the end.
     """
 
     what = "pairs to listen to"
@@ -255,9 +248,7 @@ class ProofreadPanel(OneByOne):
 
     def show_item(self, clip: WrittenClip) -> str:
         self.text.value = clip.text
-        try:
+        self.player.value = b""
+        with self.errors_as_sentences():
             self.player.value = clip.wav.read_bytes()
-        except OSError as error:
-            self.player.value = b""
-            self.status.value = message(describe_error(error), "bad")
         return f"{clip.id}, {clip.confidence:.0%} certain"

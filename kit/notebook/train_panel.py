@@ -28,7 +28,7 @@ from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
-EARLY_S = 2  # between two drawings, at the beginning
+EARLY_S = 2  # between two drawings at the beginning, when somebody looks
 MAX_ROWS = 2000  # of the log, held for the plot
 # Panels with a run, by log: a cell that is run again replaces the older panel.
 _PANELS: dict[Path, "TrainPanel"] = {}
@@ -305,10 +305,7 @@ class TrainPanel:
         return progress_texts(self.latest, self.pace) if self.latest else {}
 
     def _curve(self) -> bytes:
-        """The curve as a PNG; while the run trains, drawn so often that it costs little.
-
-        The first minutes are drawn more often: that is when somebody looks.
-        """
+        """The curve as a PNG, drawn so seldom that it costs little; early on more often."""
         now_s, started_s = time.monotonic(), time.thread_time()
         if now_s >= self.redraw_at_s or not self.process.running:
             self.curve = png(run_curves(self.rows, live=True))

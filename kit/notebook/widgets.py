@@ -3,14 +3,14 @@
 import dataclasses
 import html
 import textwrap
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import ipywidgets as widgets
 from IPython.display import display
 
 from kit.base.errors import KitError
-from kit.base.formatting import shorten
+from kit.base.formatting import describe_error, shorten
 from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from kit.notebook.result import is_watched
 
@@ -31,10 +31,21 @@ class Panel:
     """A panel shows its `box` to a person; a program gets what it would show, in a line."""
 
     box: widgets.Widget
+    status: widgets.HTML
 
     def arrange(self, *rows: widgets.Widget) -> None:
         layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
         self.box = widgets.VBox(rows, layout=layout)
+
+    def say(self, text: str, kind: str = "info") -> None:
+        self.status.value = message(text, kind)
+
+    @contextmanager
+    def errors_as_sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.say(describe_error(error), "bad")
 
     def describe(self) -> str:
         raise NotImplementedError

@@ -174,10 +174,7 @@ class NeuCodec(nn.Module, Codec):
 
 
 def block_spans(first: int, count: int, block: int) -> list[tuple[int, int]]:
-    """Split `count` codes where positions in the utterance are multiples of `block`.
-
-    The first code is at position `first`. Returns (start, end) pairs, counted from that code.
-    """
+    """Split `count` codes, the first at position `first`, where positions divide by `block`."""
     cuts = range(block - first % block, count, block)
     return list(itertools.pairwise([0, *cuts, count]))
 
@@ -358,12 +355,9 @@ def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
 
 
 def semantic_features(wave: Tensor) -> Tensor:
-    """Waveform (L,) of 16 kHz -> log-mels, two frames side by side, (N, 2 M).
-
-    Kaldi's filter bank of 16-bit samples, each mel with mean 0 and variance 1 over the clip.
-    """
+    """Waveform (L,) of 16 kHz -> normalised log-mels, two frames side by side, (N, 2 M)."""
     mel = import_torchaudio().compliance.kaldi.fbank(
-        wave[None].float() * 2**15,
+        wave[None].float() * 2**15,  # as 16-bit samples
         num_mel_bins=N_MELS,
         sample_frequency=ENCODER_SAMPLE_RATE,
         window_type="povey",

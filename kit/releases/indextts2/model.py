@@ -68,11 +68,7 @@ class IndexTTS2:
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
-    """Read the IndexTTS2 in the folder `path`, or with the weights in the file `path`.
-
-    Raises KitError or DamagedFileError for files that are missing, damaged, of version 2.5 or do
-    not match.
-    """
+    """Read the IndexTTS2 in the folder, or with the weights, `path`. Raises KitError."""
     path = Path(path)
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors = _read_weights(file)
@@ -126,9 +122,7 @@ def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
     return mean.float().clone(), variance.float().sqrt()
 
 
-def save_indextts2(
-    release: IndexTTS2, folder: Path, dtype: torch.dtype = torch.float32, readme: str = ""
-) -> Path:
+def save_indextts2(release: IndexTTS2, folder: Path, dtype=torch.float32, readme: str = "") -> Path:
     """Write `release` to `folder` for the package's `IndexTTS2(model_dir=folder)` and the kit.
 
     Files: gpt.pth, the same tensors as gpt.safetensors, config.yaml, bpe.model, and a link to, or
@@ -188,10 +182,7 @@ def indextts2_in(folder: Path) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the release's name of the kit's tensor `name`: an XTTS-v2's without the first `gpt.`.
-
-    Those of the conditioning keep the release's names.
-    """
+    """Return the release's name of a tensor of the kit: an XTTS-v2's, without the first `gpt.`."""
     conditioner = "conditioner."
     if name.startswith(conditioner):
         return name.removeprefix(conditioner)
@@ -199,10 +190,7 @@ def file_name(name: str) -> str:
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
-    """Return the GPT that the configuration in `file` describes.
-
-    Raises KitError for what the kit's rows or conditioning are not made for.
-    """
+    """Return the GPT that `file` describes. Raises KitError for what the kit is not made for."""
     gpt = settings.get("gpt")
     if not isinstance(gpt, dict):
         raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")

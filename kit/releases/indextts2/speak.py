@@ -47,10 +47,7 @@ def missing_files(folder: Path) -> list[str]:
 
 
 class PackageSpeaker:
-    """The fine-tuned IndexTTS2 in `folder`, which speaks in the voice of a recording.
-
-    Raises KitError where the export, the package or a file that it speaks with is missing.
-    """
+    """The fine-tuned IndexTTS2 in `folder`, in the voice of a recording. Raises KitError."""
 
     sample_rate = 22_050
 

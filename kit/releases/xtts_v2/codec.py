@@ -286,10 +286,7 @@ class XTTSCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the speaker vector (S,), of length 1, of a reference (L,).
-
-        Raises SpeechError for one that is too short or silent.
-        """
+        """Return the speaker vector (S,), of length 1, of a reference (L,). Raises SpeechError."""
         require_reference(wave, sample_rate)
         # By way of the rate of references elsewhere.
         wave = resampled(wave, sample_rate, vocoder.CODE_RATE)

@@ -79,11 +79,7 @@ class XTTS:
 
 
 def load_xtts(path: Path) -> XTTS:
-    """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
-
-    Raises KitError or DamagedFileError for files that are missing, damaged, of another version or
-    do not match.
-    """
+    """Read the XTTS-v2 in the folder, or with the weights, `path`. Raises KitError."""
     file = _weights_file(Path(path))
     tensors, stored_config, notes = _read_weights(file)
     settings = _read_settings(file, stored_config)

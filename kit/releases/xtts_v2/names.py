@@ -74,13 +74,8 @@ def to_released(weights: dict[str, Tensor], rename: Callable = released_name) ->
     return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
 
 
-def from_released(
-    tensors: dict[str, Tensor], config: GPTConfig, rename: Callable = released_name
-) -> dict[str, Tensor]:
-    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views.
-
-    Raises KeyError for a missing tensor.
-    """
+def from_released(tensors: dict, config: GPTConfig, rename: Callable = released_name) -> dict:
+    """Return the state dict of a `SpeechGPT`, the reverse of `to_released`. Raises KeyError."""
     names = empty_model(config).state_dict()
     return {name: _transposed(name, tensors[rename(name)]) for name in names}
 

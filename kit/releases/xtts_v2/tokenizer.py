@@ -257,9 +257,7 @@ def _read(vocabulary: Vocabulary, path: Path):
 # old one, so embedding rows, gaps, START and STOP keep their ids.
 
 
-def grow_xtts(
-    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
-) -> XTTSTokenizer:
+def grow_xtts(base: XTTSTokenizer, lines: list, path: Path, pieces: int = PIECES) -> XTTSTokenizer:
     """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
 
     New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
@@ -330,10 +328,7 @@ def sounds(base: BaseTokenizer, char: str) -> str:
 
 
 def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
-    """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
-
-    No merge makes a piece that is in `known`. Ties are broken by the pieces.
-    """
+    """Return the next merges for `words` {pieces: times}, seen 100 times, of no `known` piece."""
     known = set(known)
     cut = [list(word) for word in words]
     times = list(words.values())
@@ -346,6 +341,7 @@ def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
     frequent = {pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN}
     merges = []
     while frequent and len(merges) < most:
+        # Ties are broken by the pieces.
         best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
         if count < OFTEN:
             break

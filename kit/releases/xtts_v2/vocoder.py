@@ -45,10 +45,7 @@ class DilatedBlock(nn.Module):
 
 
 class HiFiGAN(nn.Module):
-    """States (B, N, D) and speakers (B, S) -> waveforms (B, L); the release's sizes by default.
-
-    `first` is the number of states[:, 0] in its utterance, for a part cut out of one.
-    """
+    """States (B, N, D), from code `first` on, and speakers (B, S) -> waveforms (B, L)."""
 
     context = 6  # codes to either side that the samples of a code can depend on, none further
 
@@ -83,10 +80,7 @@ def frames_of(codes: int) -> int:
 
 
 def to_frames(quarters: Tensor, first: int = 0) -> Tensor:
-    """Four numbers a code (B, D, 4 N) -> one a frame (B, D, T), linear in between.
-
-    The part has the frames that it has in the whole utterance, which began `first` codes before.
-    """
+    """Four numbers a code (B, D, 4 N), from code `first` on -> one a frame (B, D, T)."""
     last = quarters.shape[-1] - 1
     end = first + quarters.shape[-1] // QUARTERS
     numbers = torch.arange(frames_of(first), frames_of(end), device=quarters.device)
