@@ -13,8 +13,6 @@ from IPython.display import display
 from kit.base.formatting import clock, describe_error, format_gib
 from kit.notebook.result import is_watched
 
-ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
-
 
 class Ticker:
     """`tick(done, total)` after each piece of work."""
@@ -43,7 +41,7 @@ class Ticker:
         ending = ""
         if done >= total:
             ending = f"done in {clock(took_s)}"
-        elif done and took_s >= ESTIMATE_AFTER_S:
+        elif done and took_s >= 3.0:  # earlier it would be mostly start-up, multiplied
             ending = f"{clock(took_s * (total - done) / done)} left"
         share = f"{self.label}: {done:,.0f} of {total:,.0f}   {100 * done / total:.0f} %"
         return "   ".join(filter(None, (share, ending, detail)))

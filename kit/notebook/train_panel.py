@@ -146,8 +146,7 @@ class TrainPanel:
                 time.sleep(0.1 if running else 0)
 
         self._interruptible(work)
-        self._conclude()
-        print(self._verdict()[0], flush=True)
+        print(self._conclude(), flush=True)
         profiled = self.profile()
         if profiled:
             print(profiled, flush=True)
@@ -236,18 +235,16 @@ class TrainPanel:
             self.rows = thin(self.rows, MAX_ROWS)
         return len(rows)
 
-    def _conclude(self) -> None:
+    def _conclude(self) -> str:
         self.error = self.error or self.process.error()
-        text, kind, start_label = self._verdict()
+        took_s = time.monotonic() - self.started_s
+        text, kind, start_label = verdict(self.error, self.reached, self.stopping, took_s)
         self.view.idle(start_label)
         self._show_plan()
         self.view.say(text, kind)
         self.view.bar.bar_style = {"good": "success", "bad": "danger"}.get(kind, "warning")
         self.ended.set()
-
-    def _verdict(self) -> tuple[str, str, str]:
-        took_s = time.monotonic() - self.started_s
-        return verdict(self.error, self.reached, self.stopping, took_s)
+        return text
 
     # Clicks.
 

@@ -14,7 +14,6 @@ from kit.base.formatting import describe_error, shorten
 from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from kit.notebook.result import is_watched
 
-MOST = 2**31  # of a number in a field
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 # Where a step's time goes: fields of a StepEvent, in their order in the step.
 PHASES = {
@@ -97,7 +96,7 @@ class FieldBox:
         for number in (int, float):
             with suppress(ValueError):
                 value = number(self.text.value)
-                if abs(value) < MOST:  # neither inf nor nan
+                if abs(value) < 2**31:  # neither inf nor nan
                     return value
         got = shorten(repr(self.text.value), 40)
         message = f"{self.field.label} must be a number, such as {self.field.preset}, got {got}."
@@ -159,19 +158,18 @@ class View:
             field.lock(not settings)
         self.start.disabled = not start
         self.stop.disabled = not stop
+        self.stop.description = "Stop"
         self.profile.disabled = not profile
 
     def running(self, profile: bool = False) -> None:
         self.enable(stop=True, profile=profile)
         for name in self.unavailable:
             self.boxes[name].value = False
-        self.stop.description = "Stop"
         self.bar.bar_style = "info"
 
     def idle(self, start_label: str) -> None:
         self.enable(settings=True, start=True)
         self.start.description = start_label
-        self.stop.description = "Stop"
 
     def count_down(self, left_s: float) -> None:
         self.start.description = "Start now"

@@ -34,7 +34,7 @@ from kit.base.files import file_digest, make_folder
 from kit.base.formatting import shorten
 from kit.base.hub import fetch_model, fetched
 from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2.names import require_finite
+from kit.releases.xtts_v2.model import require_finite
 
 LICENCE = "Apache-2.0"
 WEIGHTS_FILE = "model.safetensors"
@@ -44,7 +44,6 @@ CODE_HOP = 320  # samples a code
 N_MELS = 80
 HOW_TO_INSTALL = 'pip install "transformers>=5.17"'
 LEVELS = (4,) * 8  # of each digit of a code; their product is the vocabulary
-LOUDEST = 100.0  # a spectrum's magnitude at most, as in training
 GROUPS = 32
 HOP = 480  # samples a code, at 24 kHz
 WINDOW = 4 * HOP  # samples
@@ -263,7 +262,7 @@ class SpectrumHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         magnitude, phase = self.linear(x).float().chunk(2, dim=-1)
-        spectrum = torch.polar(magnitude.exp().clamp(max=LOUDEST), phase)
+        spectrum = torch.polar(magnitude.exp().clamp(max=100.0), phase)  # as in training
         return torch.fft.irfft(spectrum, WINDOW) * self.window
 
     def sound(self, windows: Tensor) -> Tensor:
@@ -314,19 +313,14 @@ def encoder_unavailable() -> str:
 def library_settings(config: NeuCodecConfig):
     from transformers import NeuCodecConfig as LibraryConfig
 
-    semantic = {
-        "model_type": "wav2vec2-bert",
-        "hidden_size": config.semantic_width,
-        "output_hidden_size": config.semantic_width,
-        "intermediate_size": 4 * config.semantic_width,
-        "num_hidden_layers": config.semantic_layers,
-        "num_attention_heads": config.semantic_heads,
-    }
+    def sizes(width: int, layers: int, heads: int) -> dict:
+        size = {"hidden_size": width, "intermediate_size": 4 * width}
+        return size | {"num_hidden_layers": layers, "num_attention_heads": heads}
+
+    semantic = sizes(config.semantic_width, config.semantic_layers, config.semantic_heads)
+    semantic |= {"model_type": "wav2vec2-bert", "output_hidden_size": config.semantic_width}
     return LibraryConfig(
-        hidden_size=config.width,
-        intermediate_size=4 * config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
+        **sizes(config.width, config.layers, config.heads),
         num_key_value_heads=config.heads,
         head_dim=config.width // config.heads,
         encoder_hidden_size=config.acoustic_width,
@@ -356,15 +350,11 @@ def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
 
 def semantic_features(wave: Tensor) -> Tensor:
     """Waveform (L,) of 16 kHz -> normalised log-mels, two frames side by side, (N, 2 M)."""
-    mel = import_torchaudio().compliance.kaldi.fbank(
-        wave[None].float() * 2**15,  # as 16-bit samples
-        num_mel_bins=N_MELS,
-        sample_frequency=ENCODER_SAMPLE_RATE,
-        window_type="povey",
-        dither=0.0,
-        low_freq=20.0,
-        high_freq=ENCODER_SAMPLE_RATE / 2,
-    )  # (T, M)
+    wave = wave[None].float() * 2**15  # as 16-bit samples
+    rate = ENCODER_SAMPLE_RATE
+    range_hz = {"sample_frequency": rate, "low_freq": 20.0, "high_freq": rate / 2}
+    settings = {"num_mel_bins": N_MELS, "window_type": "povey", "dither": 0.0}
+    mel = import_torchaudio().compliance.kaldi.fbank(wave, **range_hz, **settings)  # (T, M)
     mel = (mel - mel.mean(0)) / (mel.var(0) + 1e-7).sqrt()
     return mel[: len(mel) // 2 * 2].reshape(-1, 2 * N_MELS)
 

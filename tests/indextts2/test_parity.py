@@ -10,7 +10,7 @@ from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
 from kit.releases.indextts2.model import file_name, gpt_config
-from kit.releases.xtts_v2.names import empty_model, fill_module, from_released, to_released
+from kit.releases.xtts_v2.model import empty_model, fill_module, from_released, to_released
 
 FRAMES = 60
 STEPS = 40

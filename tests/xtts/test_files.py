@@ -12,8 +12,7 @@ from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
 from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import empty_model, sound_tensors, to_released
+from kit.releases.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 

@@ -26,11 +26,10 @@ from kit.base.tensor_file import describe_mismatch
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.model import load_stats
 from kit.releases.neucodec import read_tensors
-from kit.releases.xtts_v2.names import fill_module
+from kit.releases.xtts_v2.model import fill_module
 
 FEATURES = 1024  # width of w2v-BERT 2.0's states; the package has it as a constant
 EMOTION_WIDTH = 1024  # of the emotion's one latent, likewise
-LENGTH_LATENTS = 2  # after the speaker's
 SAMPLE_RATE = 16_000
 HOP = 320  # samples of a code
 SPEAKS = (
@@ -154,14 +153,10 @@ def w2v_bert(config: IndexTTS2CodecConfig) -> nn.Module:
     package("gpt.model_v2")  # a sentence where it is missing
     from transformers import Wav2Vec2BertConfig, Wav2Vec2BertModel
 
-    settings = Wav2Vec2BertConfig(
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layer,
-        num_attention_heads=config.semantic_heads,
-        intermediate_size=config.semantic_hidden,
-        mask_time_prob=0.0,  # masking is for its own training
-    )
-    return Wav2Vec2BertModel(settings)
+    sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.semantic_hidden}
+    sizes |= {"num_hidden_layers": config.layer, "num_attention_heads": config.semantic_heads}
+    # Masking is for its own training.
+    return Wav2Vec2BertModel(Wav2Vec2BertConfig(mask_time_prob=0.0, **sizes))
 
 
 def quantiser(config: IndexTTS2CodecConfig) -> nn.Module:
@@ -214,7 +209,7 @@ class IndexTTS2Conditioner(nn.Module):
         d = config.width
         speaker, emotion = config.conformers[:5], config.conformers[5:]
         self.conditioning_encoder = conformer(*speaker[:4])
-        self.perceiver_encoder = perceiver(d, config.latents - LENGTH_LATENTS, speaker)
+        self.perceiver_encoder = perceiver(d, config.latents - 2, speaker)  # 2 are of the length
         self.emo_conditioning_encoder = conformer(*emotion[:4])
         self.emo_perceiver_encoder = perceiver(EMOTION_WIDTH, 1, emotion)
         self.emovec_layer = nn.Linear(EMOTION_WIDTH, d)

@@ -22,7 +22,6 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.releases.xtts_v2 import model as xtts
-from kit.releases.xtts_v2 import names
 
 WEIGHTS_FILE = "gpt.pth"
 CONFIG_FILE = "config.yaml"
@@ -77,14 +76,14 @@ def load_indextts2(path: Path) -> IndexTTS2:
         raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
     config = gpt_config(settings, file.parent / CONFIG_FILE)
     data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
-    empty = names.empty_model(config)
-    problems = describe_mismatch(tensors, names.to_released(empty.state_dict(), file_name))
+    empty = xtts.empty_model(config)
+    problems = describe_mismatch(tensors, xtts.to_released(empty.state_dict(), file_name))
     if problems:
         raise KitError(
             f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
             "Take weights, configuration and vocabulary from one place."
         )
-    model = names.fill_module(empty, names.from_released(tensors, config, file_name), file)
+    model = xtts.fill_module(empty, xtts.from_released(tensors, config, file_name), file)
     source = xtts.provenance(file, tensors)
     return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
 
@@ -93,8 +92,8 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not names.is_indextts2(map(str, stored)):
-        missing = " and no ".join(sorted(names.INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not xtts.INDEXTTS2_MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(xtts.INDEXTTS2_MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
@@ -139,7 +138,7 @@ def save_indextts2(release: IndexTTS2, folder: Path, dtype=torch.float32, readme
             f"The model has {config.text_vocab} text ids, the tokenizer {size}: use the one that "
             "the model was trained with."
         )
-    weights = names.to_released(xtts.finite_weights(release.model, dtype), file_name)
+    weights = xtts.to_released(xtts.finite_weights(release.model, dtype), file_name)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     make_folder(folder)
     require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
@@ -147,7 +146,8 @@ def save_indextts2(release: IndexTTS2, folder: Path, dtype=torch.float32, readme
         xtts.write_torch(new / WEIGHTS_FILE, tensors)
         with atomic_path(new / SAFE_FILE) as temporary:
             save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
-        settings = updated_config(release.settings, config)
+        sizes = {name: getattr(config, n) - EXTRA.get(n, 0) for n, name in SIZES.items()}
+        settings = release.settings | {"gpt": release.settings["gpt"] | sizes}
         write_atomic(new / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False))
         write_atomic(new / VOCABULARY_FILE, release.tokenizer)
         if readme:
@@ -186,7 +186,7 @@ def file_name(name: str) -> str:
     conditioner = "conditioner."
     if name.startswith(conditioner):
         return name.removeprefix(conditioner)
-    return names.released_name(name).removeprefix(names.GPT)
+    return xtts.released_name(name).removeprefix(xtts.GPT)
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
@@ -212,15 +212,10 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
         for size in ENCODER_SIZES:
             _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
             conformers.append(encoder[size])
+    sizes |= {"latents": LATENTS, "n_mels": 1024}
+    sizes |= {"stop_targets": 2}  # as its forward pass makes rows
     try:
-        return GPTConfig(
-            latents=LATENTS,
-            n_mels=1024,
-            dropout=names.DROPOUT,
-            stop_targets=2,  # as its forward pass makes rows
-            conformers=tuple(conformers),
-            **sizes,
-        )
+        return GPTConfig(dropout=xtts.DROPOUT, conformers=tuple(conformers), **sizes)
     except ValueError as error:
         raise KitError(f"{file} describes no model: {error}") from error
 
@@ -231,9 +226,3 @@ def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> Non
             f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
             "same place as the weights."
         )
-
-
-def updated_config(settings: dict, config: GPTConfig) -> dict:
-    """Return `settings` with the sizes of `config` in section `gpt`."""
-    sizes = {name: getattr(config, field) - EXTRA.get(field, 0) for field, name in SIZES.items()}
-    return settings | {"gpt": settings["gpt"] | sizes}

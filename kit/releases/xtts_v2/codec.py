@@ -10,6 +10,7 @@ Shapes: B batch, L samples, N codes, D width of the states, S speaker width, M m
 
 import dataclasses
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch
 from kit.releases.xtts_v2 import vocoder
-from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, current_name, require_finite
+from kit.releases.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name, require_finite
 
 # Of the log-mels of the DVAE and of the speaker conditioning, in samples.
 DVAE_FFT = 1024
@@ -111,13 +112,9 @@ def htk_hz(n_mels: int, top_hz: float) -> Tensor:
 class DVAEBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv1d(width, width, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv1d(width, width, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv1d(width, width, 1),
-        )
+        conv = partial(nn.Conv1d, width, width)
+        wide = conv(3, padding=1), nn.ReLU(), conv(3, padding=1), nn.ReLU()
+        self.net = nn.Sequential(*wide, conv(1))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
         return x + self.net(x)

@@ -28,7 +28,6 @@ START = "[START]"
 STOP = "[STOP]"
 SPACE = "[SPACE]"
 TAG = re.compile(r"\[([a-z]{2,3}(?:-[a-z]{2,4})?)\]")  # other special tokens are in upper case
-CHARACTER_LIMIT = 250  # of a text, as coqui-tts sets it for unknown languages
 # Languages that the release romanises: how, and which letters.
 _HAN = "\u3400-\u9fff\uf900-\ufaff"
 _ROMANISED = {
@@ -214,22 +213,7 @@ def teach_language(coqui, language: str) -> None:
         return normalize(txt, language) if lang == tag else theirs(txt, lang)
 
     coqui.preprocess_text = preprocess_text
-    coqui.char_limits[tag] = CHARACTER_LIMIT
-
-
-def require_plain_bpe(model: dict, path: Path) -> None:
-    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
-    if others:
-        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
-        raise KitError(
-            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
-            "release, or one that grew from it."
-        )
-    if model.get("unk_token") not in list(model["vocab"]):  # it may be unhashable
-        raise KitError(
-            f"{path} has no token for unknown characters (`unk_token` is "
-            f"{shorten(repr(model.get('unk_token')), 40)}): take the vocab.json of the release."
-        )
+    coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
 
 
 def _read(vocabulary: Vocabulary, path: Path):
@@ -239,7 +223,20 @@ def _read(vocabulary: Vocabulary, path: Path):
         raise SpeechError(
             "XTTS vocabularies need the package tokenizers: pip install tokenizers."
         ) from error
-    require_plain_bpe(json.loads(vocabulary.data)["model"], path)
+    model = json.loads(vocabulary.data)["model"]
+    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
+    if others:
+        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
+        raise KitError(
+            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
+            "release, or one that grew from it."
+        )
+    unknown = model.get("unk_token")
+    if unknown not in list(model["vocab"]):  # it may be unhashable
+        raise KitError(
+            f"{path} has no token for unknown characters (`unk_token` is "
+            f"{shorten(repr(unknown), 40)}): take the vocab.json of the release."
+        )
     try:
         return tokenizers.Tokenizer.from_str(vocabulary.data.decode("utf-8"))
     except Exception as error:  # tokenizers has no exception class for files it cannot read

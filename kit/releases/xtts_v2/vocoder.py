@@ -175,13 +175,9 @@ class SpeakerEncoder(nn.Module):
         self.layer3 = residual_layer(filters[1], filters[2], blocks=6, stride=2)
         self.layer4 = residual_layer(filters[2], filters[3], blocks=3, stride=2)
         pooled = filters[3] * N_MELS // 8  # three layers halve the mels
-        self.attention = nn.Sequential(
-            nn.Conv1d(pooled, attention_width, 1),
-            nn.ReLU(),
-            nn.BatchNorm1d(attention_width),
-            nn.Conv1d(attention_width, pooled, 1),
-            nn.Softmax(dim=2),
-        )
+        inner = nn.Conv1d(pooled, attention_width, 1), nn.ReLU(), nn.BatchNorm1d(attention_width)
+        outer = nn.Conv1d(attention_width, pooled, 1), nn.Softmax(dim=2)
+        self.attention = nn.Sequential(*inner, *outer)
         self.fc = nn.Linear(2 * pooled, speaker_width)
 
     def forward(self, wave: Tensor) -> Tensor:
