@@ -163,19 +163,15 @@ class NeuCodec(nn.Module, Codec):
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         require_codes(codes, self.vocab_size)
+        block, count = self.config.block, codes.shape[1]
+        cuts = range(block - first % block, count, block)  # where positions divide by the block
         windows = []
-        for start, end in block_spans(first, codes.shape[1], self.config.block):
+        for start, end in itertools.pairwise([0, *cuts, count]):
             begin = max(0, start - self.config.before)
             around = codes[:, begin : end + self.config.after]
             around = self.acoustic_decoder(self.quantizer(around))
             windows.append(around[:, start - begin : end - begin])
         return self.acoustic_decoder.head.sound(torch.cat(windows, dim=1))
-
-
-def block_spans(first: int, count: int, block: int) -> list[tuple[int, int]]:
-    """Split `count` codes, the first at position `first`, where positions divide by `block`."""
-    cuts = range(block - first % block, count, block)
-    return list(itertools.pairwise([0, *cuts, count]))
 
 
 # --- the decoder ----------------------------------------------------------------------------------

@@ -98,8 +98,7 @@ def test_what_was_read_trains_and_speaks(release):
     model = load_xtts(release).model
     texts, codes, _ = random_rows(GPT, 2)
     mels = torch.randn(2, 80, 12)
-    sums = model.train()(pack(model.config, texts, codes, mels))
-    sum(sums).backward()
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
     assert all(p.grad is not None for p in model.parameters())
     spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
     assert all(len(row.codes) == 5 for row in spoken)
@@ -115,11 +114,11 @@ def test_nothing_holds_on_to_the_files(folder):
 
 def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors):
     before = load_xtts(folder).source
-    write_tensors(folder, dict(reversed(tensors.items())))
-    after = load_xtts(folder).source
+    after = load_xtts(write_tensors(folder, dict(reversed(tensors.items())))).source
     assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
-    write_tensors(folder, tensors | {"mel_stats": tensors["mel_stats"] + 1e-6})
-    assert load_xtts(folder).source.tensors_sha256 != before.tensors_sha256
+    changed = tensors | {"mel_stats": tensors["mel_stats"] + 1e-6}
+    other = load_xtts(write_tensors(folder, changed)).source
+    assert other.tensors_sha256 != before.tensors_sha256
 
 
 def test_weights_alone_carry_their_configuration_and_are_recognised(folder, monkeypatch):
@@ -141,8 +140,7 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     whole["torch_mel_spectrogram_style_encoder.mel_stft.spectrogram.window"] = torch.ones(7)
     whole["dvae.codebook.embed"] = torch.full((2, 2), 3.0)
     more = {"optimizer": [{"state": {0: {"exp_avg": torch.ones(3)}}}], "step": 7}
-    path = write_tensors(folder, whole, "best_model_7.pth", **more)
-    xtts = load_xtts(path)
+    xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
     assert xtts.notes == ("6 tensors that only repeat others were left out",)
@@ -150,23 +148,19 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
 
 
 def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
-    older = {}
-    for name, tensor in tensors.items():
-        name = name.replace("parametrizations.weight.original0", "weight_g")
-        older[name.replace("parametrizations.weight.original1", "weight_v")] = tensor
+    today = "parametrizations.weight.original"
+    older = {n.replace(f"{today}0", "weight_g"): tensor for n, tensor in tensors.items()}
+    older = {n.replace(f"{today}1", "weight_v"): tensor for n, tensor in older.items()}
     assert older.keys() != tensors.keys()
-    write_tensors(folder, older)
-    assert load_xtts(folder).sound.keys() == {n for n in older if not n.startswith("gpt.")}
-    kept = next(name for name in older if name.endswith("weight_g"))
-    twice = kept.replace("weight_g", "parametrizations.weight.original0")
-    write_tensors(folder, older | {twice: tensors[twice]})
+    read = load_xtts(write_tensors(folder, older))
+    assert read.sound.keys() == {n for n in older if not n.startswith("gpt.")}
+    both = older | {name: t for name, t in tensors.items() if name.endswith(f"{today}0")}
     with pytest.raises(KitError, match=r"twice, by an older name: .*weight_g"):
-        load_xtts(folder)
+        load_xtts(write_tensors(folder, both))
 
 
 def test_mel_stats_may_be_beside_the_weights(folder, tensors):
-    write_tensors(folder, {n: t for n, t in tensors.items() if n != "mel_stats"})
-    xtts = load_xtts(folder)
+    xtts = load_xtts(write_tensors(folder, spoilt(tensors, "mel_stats", None)))
     assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
     assert xtts.notes == ("mel_stats was taken from mel_stats.pth",)
     write_tensors(folder, tensors)
@@ -217,17 +211,17 @@ WRONG_TENSORS = {
 @pytest.mark.parametrize("message", WRONG_TENSORS)
 def test_every_tensor_is_accounted_for(message, folder, tensors):
     (folder / "mel_stats.pth").unlink()
-    write_tensors(folder, spoilt(tensors, *WRONG_TENSORS[message]))
+    path = write_tensors(folder, spoilt(tensors, *WRONG_TENSORS[message]))
     with pytest.raises(KitError, match=message) as error:
-        load_xtts(folder)
+        load_xtts(path)
     assert "model.pth" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_all_faults_are_reported_at_once_also_a_vocabulary_of_another_model(folder, tensors):
     fewer = spoilt(tensors, "gpt.final_norm.bias", None)
-    write_tensors(folder, fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)})
+    wrong = fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)}
     with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
-        load_xtts(folder)
+        load_xtts(write_tensors(folder, wrong))
     (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
     with pytest.raises(KitError, match=r"text_embedding\.weight \(41, 96\), not \(45, 96\)"):
         load_xtts(folder)
@@ -324,10 +318,9 @@ def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
 def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path):
     save_xtts(load_xtts(release), tmp_path / "new", dtype=torch.float16)
     for name, tensor in tensors_of(tmp_path / "new").items():
-        halved = name.startswith("gpt.")
-        assert (tensor.dtype is torch.float16) == halved, name
-    model = load_xtts(tmp_path / "new").model
-    require_equal(model.state_dict(), random_model().half().float().state_dict())
+        assert (tensor.dtype is torch.float16) == name.startswith("gpt."), name
+    read = load_xtts(tmp_path / "new").model.state_dict()
+    require_equal(read, random_model().half().float().state_dict())
 
 
 def test_weights_that_a_format_cannot_hold_are_reported(release, tmp_path):

@@ -108,10 +108,13 @@ def test_a_plain_run_starts_waits_prints_and_draws(log, capsys):
     panel.wait()
 
 
-def test_a_plain_run_raises_why_the_training_failed(log, capsys):
+def test_a_plain_run_raises_why_the_training_failed_and_a_finished_one_is_not_started(log, capsys):
     with pytest.raises(KitError, match="not finite"):
         panel_of(Process(log, fails_at=5)).run()
     assert "Stopped at step 4 of 20 by an error." in capsys.readouterr().out
+    done = Process(log)
+    panel_of(done, finished=True).run()
+    assert "Finished, at step 4." in capsys.readouterr().out and not done.started_with
 
 
 def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
@@ -124,13 +127,6 @@ def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
     with pytest.raises(KeyboardInterrupt):
         panel._interruptible(Mock(side_effect=KeyboardInterrupt))
     process.thread.join(PATIENCE_S)
-
-
-def test_a_finished_run_is_not_started_again_without_a_person(log, capsys):
-    Process(log).train()
-    process = Process(log)
-    panel_of(process, finished=True).run()
-    assert "Finished, at step 20." in capsys.readouterr().out and not process.started_with
 
 
 # With one.
