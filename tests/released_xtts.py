@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.codec import DVAE
-from kit.releases.xtts_v2.model import CLASSES
-from kit.releases.xtts_v2.names import FIXED, sound_tensors, to_released
+from kit.releases.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0
@@ -80,54 +80,33 @@ def vocabulary(size: int = SIZE, start: int = START, holes: tuple[int, ...] = HO
     """A vocabulary as tokenizers writes it; special pieces stand among the others, too."""
     special = {STOP: "[STOP]", 1: "[UNK]", 2: "[SPACE]", 3: "[en]", start: "[START]"}
     pieces = {special.get(i, chr(0x61 + i)): i for i in range(size) if i not in holes}
-    added = [
-        {
-            **{"id": number, "content": piece, "special": True, "single_word": False},
-            **{"lstrip": False, "rstrip": False, "normalized": False},
-        }
-        for number, piece in sorted(special.items())
-    ]
+    others = ("single_word", "lstrip", "rstrip", "normalized")
+    look = {"special": True, **dict.fromkeys(others, False)}
+    added = [{"id": number, "content": special[number], **look} for number in sorted(special)]
+    absent = dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
+    model = {"type": "BPE", "unk_token": "[UNK]", "fuse_unk": False, "vocab": pieces, "merges": []}
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "vocab": pieces,
-            "merges": [],
-        },
+        **{"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "Whitespace"}},
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
+        "model": model | absent,
     }
 
 
 def settings(config: GPTConfig = TINY) -> dict:
     """config.json, as far as a loader looks at it; START and STOP are left to the vocabulary."""
     arguments = {
+        **{"gpt_max_prompt_tokens": 70, "d_vector_dim": 512, "gpt_use_perceiver_resampler": True},
+        **{"cond_d_vector_in_each_upsampling_layer": True, "decoder_input_dim": config.width},
+        **{"gpt_start_text_token": None, "gpt_stop_text_token": None},
         "gpt_layers": config.layers,
         "gpt_n_model_channels": config.width,
         "gpt_n_heads": config.heads,
         "gpt_max_text_tokens": config.max_text - 2,
         "gpt_max_audio_tokens": config.max_code - 3,
-        "gpt_max_prompt_tokens": 70,
         "gpt_number_text_tokens": config.text_vocab,
-        "gpt_start_text_token": None,
-        "gpt_stop_text_token": None,
         "gpt_num_audio_tokens": config.code_vocab,
         "gpt_start_audio_token": config.start_code,
         "gpt_stop_audio_token": config.stop_code,
-        "gpt_use_perceiver_resampler": True,
-        "decoder_input_dim": config.width,
-        "d_vector_dim": 512,
-        "cond_d_vector_in_each_upsampling_layer": True,
     }
     return {"model": "xtts", "model_args": arguments, "languages": ["en"], "temperature": 0.75}
 
@@ -149,39 +128,30 @@ def write_release(folder: Path, config: GPTConfig = TINY, model: SpeechGPT | Non
     return folder
 
 
-CONFIG_MODULE = "TTS.tts.configs.xtts_config"
-MODEL_MODULE = "TTS.tts.models.xtts"
-DATASETS_MODULE = "TTS.config.shared_configs"
+CLASSES_MADE = {
+    "XttsConfig": "TTS.tts.configs.xtts_config",
+    "XttsArgs": "TTS.tts.models.xtts",
+    "BaseDatasetConfig": "TTS.config.shared_configs",
+}
 
 
 @contextlib.contextmanager
 def pickled_settings(described: dict) -> Iterator[object]:
     """`described` as objects of classes named as coqui-tts's, which only the block can pickle."""
-    modules = ("TTS", CONFIG_MODULE, MODEL_MODULE, DATASETS_MODULE)
-    before = {name: sys.modules.get(name) for name in modules}
-    classes = {
-        "XttsConfig": CONFIG_MODULE,
-        "XttsArgs": MODEL_MODULE,
-        "BaseDatasetConfig": DATASETS_MODULE,
-    }
-    for name in before:
-        sys.modules[name] = types.ModuleType(name)
-    for name, module in classes.items():
-        setattr(sys.modules[module], name, type(name, (), {"__module__": module}))
-    try:
-        whole = sys.modules[CONFIG_MODULE].XttsConfig()
-        inner = sys.modules[MODEL_MODULE].XttsArgs()
-        dataset = sys.modules[DATASETS_MODULE].BaseDatasetConfig()
-        dataset.path = "somewhere"
-        inner.__dict__.update(described["model_args"])
-        whole.__dict__.update(described, model_args=inner, datasets=[dataset])
+    objects = {}
+    stand_ins = {"TTS": types.ModuleType("TTS")}
+    for name, module in CLASSES_MADE.items():
+        made = type(name, (), {"__module__": module})
+        stand_ins[module] = types.ModuleType(module)
+        setattr(stand_ins[module], name, made)
+        objects[name] = made()
+    objects["BaseDatasetConfig"].path = "somewhere"
+    vars(objects["XttsArgs"]).update(described["model_args"])
+    whole = objects["XttsConfig"]
+    datasets = [objects["BaseDatasetConfig"]]
+    vars(whole).update(described, model_args=objects["XttsArgs"], datasets=datasets)
+    with patch.dict(sys.modules, stand_ins):
         yield whole
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from kit.releases.xtts_v2.tokenizer import learned_merges, load_vocabulary
 
 ENGLISH = "the voice reads what nobody has ever written down before in another place".split()
 AMHARIC = "ሰላም ለሁሉ ሰው አለም ነው ቤት ውስጥ መጽሀፍ አነበበ ትምህርት ጀመረ".split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,'!?"
 HOLES = (12, 13, 20)
 START = 9
 TAGS = ("en", "de", "hu", "zh-cn")
@@ -22,30 +23,20 @@ def lines_of(words: list[str], lines: int = 400, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(words, k=6)) + "." for _ in range(lines)]
 
 
-def write_vocabulary(
-    path: Path,
-    letters: str = "abcdefghijklmnopqrstuvwxyz.,'!?",
-    start: int = START,
-    tags: tuple[str, ...] = TAGS,
-    **changes,
-) -> Path:
+def write_vocabulary(path: Path, letters=LETTERS, start=START, tags=TAGS, **changes) -> Path:
     """A vocab.json with holes, tags, and merges for the words of ENGLISH."""
     special = ["[STOP]", "[UNK]", "[SPACE]", "[START]", *(f"[{tag}]" for tag in tags)]
     merges = learned_merges(Counter({tuple(word): 100 for word in ENGLISH}), 200, set())
     pieces = [*special, *letters, *("".join(pair) for pair in merges)]
     pieces.remove("[START]")
     pieces.insert(start - sum(hole < start for hole in HOLES), "[START]")
-    size = len(pieces) + len(HOLES)
-    numbers = [number for number in range(size) if number not in HOLES]
-    ids = dict(zip(pieces, numbers))
+    ids = dict(zip(pieces, (n for n in range(len(pieces) + len(HOLES)) if n not in HOLES)))
     described = vocabulary()
     like = described["added_tokens"][0]
-    described["added_tokens"] = [
-        {**like, "id": ids[piece], "content": piece} for piece in sorted(special, key=ids.get)
-    ]
-    described["model"]["vocab"] = ids
-    described["model"]["merges"] = [" ".join(pair) for pair in merges]
-    described["model"].update(changes)
+    special.sort(key=ids.get)
+    described["added_tokens"] = [like | {"id": ids[piece], "content": piece} for piece in special]
+    words = {"vocab": ids, "merges": [" ".join(pair) for pair in merges]}
+    described["model"] |= words | changes
     path.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     return path
 
@@ -54,15 +45,8 @@ def write_readers_release(folder: Path) -> Path:
     """A release at random weights that can read texts: it has the letters of English."""
     folder.mkdir(parents=True, exist_ok=True)
     words = load_vocabulary(write_vocabulary(folder / "vocab.json"))
-    config = dataclasses.replace(
-        TINY,
-        text_vocab=words.size,
-        start_text_id=words.start,
-        stop_text_id=words.stop,
-        max_text=160,
-        max_code=200,
-    )
-    write_release(folder, config)
+    ids = {"text_vocab": words.size, "start_text_id": words.start, "stop_text_id": words.stop}
+    write_release(folder, dataclasses.replace(TINY, max_text=160, max_code=200, **ids))
     (folder / "vocab.json").write_bytes(words.data)
     (folder / "LICENSE.txt").write_text("Coqui Public Model License", encoding="utf-8")
     return folder

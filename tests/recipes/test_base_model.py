@@ -29,8 +29,7 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.releases.xtts_v2.codec import XTTSCodec
-from kit.releases.xtts_v2.model import RELEASES
-from kit.releases.xtts_v2.names import INDEXTTS2_MARKS
+from kit.releases.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.tuning.trials import TrialConfig, run_variant

@@ -122,7 +122,7 @@ def neucodec_folder(tmp_path_factory):
     safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE)
     with (
         patch.dict(CODECS, {"tones": f"{__name__}:ToneCodec"}),
-        patch.object(neucodec, "require_encoder"),
+        patch.object(neucodec, "encoder_unavailable", lambda: ""),
         patch.object(neucodec, "library_tensors", lambda config: tensors),
         patch.object(neucodec, "load_encoder", lambda folder, config: StandIn()),
     ):
