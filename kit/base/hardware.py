@@ -183,7 +183,9 @@ LOAD_SAMPLES = 12  # of what other processes compute
 LOAD_SAMPLE_S = 0.5
 
 
-def matmul_seconds(dtype: torch.dtype, repeats=3, device="cpu", rows=0) -> float:
+def matmul_seconds(
+    dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
+) -> float:
     """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows."""
     usual_rows, inputs, outputs = PRODUCT[device]
     # Its own, so that a run's dropout does not depend on how often matmuls are timed.
@@ -226,7 +228,9 @@ def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list
     return times
 
 
-def attention_backend(hw: Hardware, precision: str, head_width=64, heads=4, dropout=0.0) -> Choice:
+def attention_backend(
+    hw: Hardware, precision: str, head_width: int = 64, heads: int = 4, dropout: float = 0.0
+) -> Choice:
     """The kernel that PyTorch picks for causal attention; that expected of a GPU elsewhere."""
     asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):

@@ -29,7 +29,9 @@ MAX_SIZE = 2**40  # numbers in a tensor
 SHA256 = (str, 64, 64)  # the schema of one
 
 
-def save_module(path: Path, module: nn.Module, dtype=torch.float32, **header) -> None:
+def save_module(
+    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
+) -> None:
     """Write `module`'s weights, as `dtype`, and `header` to `path`; KitError if not finite."""
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}

@@ -124,7 +124,13 @@ def histogram(values, label: str = "", unit: str = "", marks: dict | None = None
     return figure
 
 
-def bars(names, values, unit: str = "", title: str = "", errors: Sequence[float] = ()) -> Figure:
+def bars(
+    names: Sequence[str],
+    values: Iterable[float],
+    unit: str = "",
+    title: str = "",
+    errors: Sequence[float] = (),
+) -> Figure:
     """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
     numbers = [math.nan if v is None else float(v) for v in values]
     figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
@@ -155,7 +161,14 @@ def _names(axes, names: Sequence[str], widest: float) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def memory_bars(parts, peak_bytes, measured_bytes, limit_bytes, device_bytes, title="") -> Figure:
+def memory_bars(
+    parts: dict[str, int],
+    peak_bytes: int,
+    measured_bytes: int | None,
+    limit_bytes: int,
+    device_bytes: int,
+    title: str = "",
+) -> Figure:
     """A training step's memory: its fullest moment against the device above, its parts below.
 
     The parts, bytes by name, are each at their largest, and not all there at once: together they
@@ -200,7 +213,9 @@ def heatmaps(maps: dict, xlabel: str, ylabel: str, low: float = 0.0, width: floa
     return figure
 
 
-def grouped_bars(names, groups: dict[str, list], unit: str = "", title: str = "") -> Figure:
+def grouped_bars(
+    names: Sequence[str], groups: dict[str, list], unit: str = "", title: str = ""
+) -> Figure:
     """Horizontal bars from the top down, for each name one of every group, with their values."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
     axes = figure.subplots()
@@ -408,7 +423,9 @@ def _ratio(axes, rows: list[dict], steps: np.ndarray) -> None:
     tidy(axes, "", "EMA / last")
 
 
-def _dots(axes, steps, values, colour: str, label: str = "", marker: str = "o") -> None:
+def _dots(
+    axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "", marker: str = "o"
+) -> None:
     there = np.isfinite(values)
     if there.any():
         look = {"linewidth": 1.4, "marker": marker, "markersize": 4}

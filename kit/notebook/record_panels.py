@@ -273,7 +273,14 @@ class UploadPanel(Panel):
     Drive's folder, its folders can be chosen. `colab`: the page is Colab's.
     """
 
-    def __init__(self, folder: Path, receive: Callable, content: Callable, drive=None, colab=False):
+    def __init__(
+        self,
+        folder: Path,
+        receive: Callable,
+        content: Callable,
+        drive: Path | None = None,
+        colab: bool = False,
+    ):
         self.folder = folder
         self.receive = receive
         self.content = content

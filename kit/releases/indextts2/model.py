@@ -121,7 +121,9 @@ def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
     return mean.float().clone(), variance.float().sqrt()
 
 
-def save_indextts2(release: IndexTTS2, folder: Path, dtype=torch.float32, readme: str = "") -> Path:
+def save_indextts2(
+    release: IndexTTS2, folder: Path, dtype: torch.dtype = torch.float32, readme: str = ""
+) -> Path:
     """Write `release` to `folder` for the package's `IndexTTS2(model_dir=folder)` and the kit.
 
     Files: gpt.pth, the same tensors as gpt.safetensors, config.yaml, bpe.model, and a link to, or

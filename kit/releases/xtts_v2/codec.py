@@ -246,7 +246,13 @@ class XTTSCodec(nn.Module, Codec):
         return codes[:, : -(-wave.shape[-1] // vocoder.CODE_SAMPLES)]
 
     @torch.inference_mode()
-    def decode(self, codes: Tensor, first: int = 0, states=None, speaker=None) -> Tensor:
+    def decode(
+        self,
+        codes: Tensor,
+        first: int = 0,
+        states: Tensor | None = None,
+        speaker: Tensor | None = None,
+    ) -> Tensor:
         """Codes (B, N) -> waveform (B, L); `first` is the position of codes[:, 0].
 
         `states` (B, N, D) are the GPT's after its final norm, each the one that predicted its code:

@@ -360,7 +360,11 @@ def empty_model(config: GPTConfig) -> SpeechGPT:
 
 
 def sound_tensors(
-    tensors: dict, latent_width=1024, speaker_width=512, channels=512, filters=(32, 64, 128, 256)
+    tensors: dict,
+    latent_width: int = 1024,
+    speaker_width: int = 512,
+    channels: int = 512,
+    filters: tuple[int, ...] = (32, 64, 128, 256),
 ) -> dict[str, Tensor]:
     """Return the tensors of the sound of a release, on the meta device.
 

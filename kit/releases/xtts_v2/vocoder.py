@@ -165,7 +165,12 @@ class ResNetBlock(nn.Module):
 class SpeakerEncoder(nn.Module):
     """Waveform (B, L) of 16 kHz -> speaker (B, S) of length 1; the defaults are the release's."""
 
-    def __init__(self, filters=(32, 64, 128, 256), attention_width=128, speaker_width=512):
+    def __init__(
+        self,
+        filters: tuple[int, ...] = (32, 64, 128, 256),
+        attention_width: int = 128,
+        speaker_width: int = 512,
+    ):
         super().__init__()
         self.torch_spec = nn.Sequential(PreEmphasis(), PowerMel())
         self.conv1 = nn.Conv2d(1, filters[0], 3, padding=1)
