@@ -226,11 +226,7 @@ class _Board:
 
 
 def wandb_log(
-    project: str,
-    name: str,
-    config: dict,
-    folder: Path,
-    newest_sample: NewestSample = lambda: None,
+    project: str, name: str, config: dict, folder: Path, newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
     """Return a listener that logs numbers and samples to W&B or None, and the reason.
 

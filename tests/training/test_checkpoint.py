@@ -10,12 +10,7 @@ from threading import Event
 import pytest
 import safetensors.torch
 import torch
-from helpers import (
-    TRAIN,
-    start_and_kill,
-    tiny_session,
-    train_in,
-)
+from helpers import TRAIN, start_and_kill, tiny_session, train_in
 
 from kit.base.errors import DamagedFileError
 from kit.training import checkpoint

@@ -9,15 +9,7 @@ import math
 
 import pytest
 import torch
-from helpers import (
-    CPU,
-    GPT,
-    TRAIN,
-    effective_batch,
-    random_batches,
-    random_rows,
-    tiny_model,
-)
+from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
 from torch._inductor.exc import CppCompileError
 from torch.overrides import TorchFunctionMode

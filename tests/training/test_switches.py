@@ -8,16 +8,7 @@ import time
 
 import pytest
 import torch
-from helpers import (
-    CPU,
-    GPT,
-    TRAIN,
-    random_rows,
-    tiny_model,
-    tiny_session,
-    train_in,
-    until,
-)
+from helpers import CPU, GPT, TRAIN, random_rows, tiny_model, tiny_session, train_in, until
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
