@@ -37,18 +37,13 @@ POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weig
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
-def save_model(
-    model: SpeechGPT,
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    trained_with: dict[str, str] | None = None,
-) -> None:
-    """Write weights (as `dtype`) and configuration to one file, atomically.
+def save_model(model: SpeechGPT, path: Path, trained_with: dict[str, str] | None = None) -> None:
+    """Write weights in fp32 and configuration to one file, atomically.
 
     `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
     """
     config = dataclasses.asdict(model.config)
-    tensor_file.save_module(path, model, dtype, config=config, trained_with=trained_with or {})
+    tensor_file.save_module(path, model, config=config, trained_with=trained_with or {})
 
 
 def trained_with(path: Path) -> dict[str, str]:
@@ -92,13 +87,11 @@ def save_adapters(
 
 def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
     """Return the adapters of `model`, and each of `tables` from the given row on."""
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        if is_adapter(name):
-            tensors[name] = tensor
-        elif name in tables:
-            tensors[name] = tensor[tables[name] :]
-    return tensors
+    return {
+        name: tensor[tables.get(name, 0) :]
+        for name, tensor in model.state_dict().items()
+        if is_adapter(name) or name in tables
+    }
 
 
 def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
@@ -114,8 +107,7 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         header = checked(header, ADAPTER_HEADER, "its header")
     except (OSError, KitError) as error:
         raise DamagedFileError(damaged_adapters(path, error)) from error
-    config = header["config"]
-    tables = header["tables"]
+    config, tables = header["config"], header["tables"]
     base_sha256 = tensor_file.checksum(base.state_dict())
     if base_sha256 != header["base_sha256"]:
         raise DamagedFileError(

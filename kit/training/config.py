@@ -190,7 +190,7 @@ class Finetuning:
 
     @property
     def rounds_frozen(self) -> bool:
-        """Whether frozen matrices may be rounded, as a file has them whole: see `round_frozen`."""
+        """Whether frozen matrices may be rounded: a file has the exact ones."""
         return self.adapters and self.base is not None and self.base.weights is not None
 
     def without_phases(self) -> "Finetuning":

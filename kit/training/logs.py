@@ -1,8 +1,7 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
-`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard, W&B and
-trackio are optional listeners to the same events, available if their packages are installed: they
-get every number of an event, and each sample that the model speaks with its spectrogram.
+TensorBoard, W&B and trackio are optional listeners to the same events: they get every number, and
+each sample that the model speaks with its spectrogram.
 """
 
 import dataclasses
@@ -31,9 +30,7 @@ Listener = Callable[[object], None]  # gets one StepEvent after the other
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpokenSample:
-    """What the model said after a step."""
-
-    step: int
+    step: int  # after which the model said it
     text: str
     wave: np.ndarray  # (L,) in -1 to 1
     sample_rate_hz: int
@@ -78,16 +75,12 @@ def jsonl_log(path: Path) -> Listener:
 
 
 def _open_log(path: Path):
-    """`path` open for appending, without the part of a line that a kill may have left.
-
-    Unbuffered, so a line is one write: in the system's hands at once, and never written twice.
-    """
+    """`path` open for appending, without the part of a line that a kill may have left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab", buffering=0)
+    file = path.open("ab", buffering=0)  # a line is one write: at once, and never written twice
     data = path.read_bytes() if path.is_file() else b""  # a device may never end
-    complete_bytes = data.rfind(b"\n") + 1
-    if complete_bytes < len(data):
-        file.truncate(complete_bytes)
+    if data and not data.endswith(b"\n"):
+        file.truncate(data.rfind(b"\n") + 1)
         message = f"{path}: its last line was cut short, perhaps by a kill, and is dropped."
         warnings.warn(message, category=Note, stacklevel=4)
     return file
@@ -103,8 +96,7 @@ def _strict(value):
 def read_log(path: Path) -> list[dict]:
     """The events of a run, one dict a step, in order; [] when there is no file yet.
 
-    Where a run was resumed and its steps go back, the later lines win. A line cut short by a kill
-    is passed over. What was not finite is None.
+    Where a run was resumed and its steps go back, the later lines win. What was not finite is None.
     """
     path = Path(path)
     rows = []
@@ -123,7 +115,7 @@ def read_log(path: Path) -> list[dict]:
 
 
 def _parse(line: bytes) -> dict | None:
-    """A row that `jsonl_log` wrote; None for anything else."""
+    """A row that `jsonl_log` wrote; None for anything else, such as a line cut short by a kill."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -230,8 +222,7 @@ def wandb_log(
 ) -> tuple[Listener | None, str]:
     """Return a listener that logs numbers and samples to W&B or None, and the reason.
 
-    `config` are plain values to show with the run `name`. Without WANDB_MODE files are left under
-    `folder`, which `wandb sync` uploads.
+    `config` are plain values to show. Without WANDB_MODE `wandb sync` uploads what is in `folder`.
     """
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"

@@ -1,6 +1,5 @@
 """The processes (ranks) that train one run together, started by torchrun; built on gloo and NCCL.
 
-A single process has `Ranks`, too, that cost nothing, so the loop never checks how many there are.
 Rank 0, the main one, runs the recipe: it decides, writes files and prints. Where the others can
 help it broadcasts an order, and each calls its `follow(ranks)`, until there is none. Orders are
 pickled, so they hold plain values.
@@ -31,7 +30,6 @@ TIMEOUT = datetime.timedelta(hours=6)
 # The error of a process that did not fail itself.
 ANOTHER_ENDED = "processes that work together has ended"
 POLL_S = 0.1
-LEAVE_S = 0.5
 
 
 class RankLost(RuntimeError):
@@ -39,7 +37,7 @@ class RankLost(RuntimeError):
 
 
 class Ranks:
-    """A single process: the main rank of one."""
+    """A single process: the main rank of one, so that the loop never checks how many there are."""
 
     rank = 0  # of this process, from 0
     world = 1  # number of ranks
@@ -192,9 +190,9 @@ class SeveralRanks(Ranks):
     def leave(self) -> None:
         if not self.lost:
             dist.destroy_process_group()
-            # gloo's threads still have to free their last tensors. If Python ends before, the
-            # process crashes.
-            time.sleep(LEAVE_S)
+            # gloo's threads still have to free their last tensors: if Python ended before, it would
+            # crash.
+            time.sleep(0.5)
 
     def _reduce(self, tensor: Tensor) -> None:
         with self._together():
@@ -207,19 +205,16 @@ class SeveralRanks(Ranks):
         except RuntimeError as error:
             if is_oom(error):
                 raise
-            raise self.lose() from error
-
-    def lose(self) -> RankLost:
-        """Note that another rank has ended; returns the error to raise."""
-        self.lost = True
-        return RankLost(f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached.")
+            self.lost = True
+            message = f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached."
+            raise RankLost(message) from error
 
 
 def join_ranks(own_card: bool = True) -> Ranks:
     """Join the processes that torchrun started; without torchrun, a single `Ranks`.
 
     Each takes a GPU of its own where there are any; with `own_card` False they may share one.
-    Raises KitError when there are too few. Call it before CUDA is used.
+    Call it before CUDA is used. Raises KitError when there are too few.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
@@ -230,10 +225,7 @@ def join_ranks(own_card: bool = True) -> Ranks:
 
 
 def take_card() -> bool:
-    """Let this process see only one GPU, as number 0; returns whether there is one.
-
-    Raises KitError when this machine has fewer GPUs than processes.
-    """
+    """Let this process see only one GPU, as number 0; returns whether there is one."""
     cards = torch.cuda.device_count()  # asks the driver, does not initialise CUDA
     if not cards:
         return False

@@ -2,9 +2,7 @@
 
 A notebook holds a `TrainingProcess`: `python -m kit train`, which survives the kernel and is
 found again by its lock; a request to it is a file in the run's folder. In that process a
-`TrainingRun` builds or resumes the trainer, trains, rolls back when it diverges, and saves. It
-leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
-TrainingRun; only the main rank locks, writes and evaluates.
+`TrainingRun` trains. Of several ranks each has one; the main rank locks, writes and evaluates.
 """
 
 import contextlib
@@ -64,15 +62,12 @@ class TrainingProcess:
     def holder(self) -> Holder | None:
         """The process on this machine that is training the run, if any."""
         holder = read_holder(self.folder / LOCK)
-        if holder is None or holder.machine != machine() or is_gone(holder):
-            return None
-        return holder
+        here = holder and holder.machine == machine() and not is_gone(holder)
+        return holder if here else None
 
     @property
     def running(self) -> bool:
-        if self.process is None:
-            return self.holder is not None
-        return self.process.poll() is None
+        return self.process.poll() is None if self.process else self.holder is not None
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
         """Start `python -m kit ARGUMENTS`, by torchrun if `count` is above 1."""
@@ -97,9 +92,7 @@ class TrainingProcess:
 
     def request(self, name: str) -> None:
         """Request STOP (after this step, with a checkpoint) or PROFILE."""
-        path = self.folder / REQUESTS / name
-        make_folder(path.parent)
-        write_atomic(path, "")
+        write_atomic(self.folder / REQUESTS / name, "")
 
     def new_rows(self) -> list[dict]:
         """Rows logged since the last call; a log that was started again is read from its start."""
@@ -217,14 +210,12 @@ class TrainingRun:
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
         """Train until done or `stop()`, from the newest sound checkpoint if there is one.
 
-        Yields nothing for a finished run. Raises KitError, also while another process
-        trains this run.
+        Raises KitError, also while another process trains this run.
         """
         if self.finished():
             return
-        lock = contextlib.nullcontext()
-        if self.ranks.is_main:
-            lock = held(self.folder / LOCK, "training")
+        main = self.ranks.is_main
+        lock = held(self.folder / LOCK, "training") if main else contextlib.nullcontext()
         with lock as self.lock, self.hold("training"):
             try:
                 yield from self._train(stop)
@@ -290,8 +281,7 @@ class TrainingRun:
             return validation_loss(trainer.model, self.validation, *how)
 
         def evaluate() -> dict:
-            model = merged(trainer.model)
-            return self.ranks.from_main(lambda: self.evaluate(model))
+            return self.ranks.from_main(lambda: self.evaluate(merged(trainer.model)))
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
         # Several ranks stop together, at the top of the loop; then `_train` saves.
@@ -308,10 +298,7 @@ class TrainingRun:
             self.lock.confirm()
 
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
-        """Return to the last good checkpoint, with half the learning rate.
-
-        Raises KitError when there is none, or it was tried often enough.
-        """
+        """Return to the last good checkpoint, with half the learning rate, or raise KitError."""
         trainer = self.trainer
         tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None or not rollbacks_left:
@@ -359,47 +346,36 @@ class TrainingRun:
         Without an average, the weights of the best step are saved.
         """
         trainer = self.trainer
-        average = self.folder / WEIGHTS["ema"]
         if trainer.ema:
             self._save_weights("raw")
         evaluated = trainer.config.gate_every or trainer.config.early_stopping_patience
         if evaluated and 0 < trainer.best.step < trainer.step:
-            self._restore_best()
+            best = checkpoint.of_step(self.checkpoints, trainer.best.step)
+            try:
+                trainer.restore(checkpoint.load(best))
+            except DamagedFileError as error:
+                message = f"The checkpoint of the best step cannot be used ({error}). "
+                message += f"The voice has the weights of the last step, {trainer.step}."
+                warnings.warn(message, category=Note, stacklevel=2)
         if trainer.ema:
             with trainer.ema.swapped_in():
                 self._save_weights("ema")
         else:
             self._save_weights("raw")
-            average.unlink(missing_ok=True)  # of an earlier, shorter training
-            (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
+            for files in (WEIGHTS, ADAPTERS):  # of an earlier, shorter training
+                (self.folder / files["ema"]).unlink(missing_ok=True)
         if self.ranks.is_main:
             write_atomic(self.folder / FINISHED, str(self.config.max_steps))
 
     def _save_weights(self, name: str) -> None:
         """Save the plain model, and the adapters alone where adapters were trained."""
-        trainer = self.trainer
-        path = self.folder / WEIGHTS[name]
-        model = merged(trainer.model)
         if not self.ranks.is_main:
             return
-        save_model(model, path, trained_with=self.trained_with)
-        finetuning = trainer.finetuning
+        trainer, finetuning = self.trainer, self.trainer.finetuning
+        save_model(merged(trainer.model), self.folder / WEIGHTS[name], self.trained_with)
         if finetuning.adapters:
             of_base = (finetuning.lora, trainer.trainable.first_rows, finetuning.base.sha256)
             save_adapters(trainer.model, self.folder / ADAPTERS[name], *of_base)
-
-    def _restore_best(self) -> None:
-        """Return to the weights of the best step, unless its checkpoint is damaged."""
-        best = checkpoint.of_step(self.checkpoints, self.trainer.best.step)
-        try:
-            self.trainer.restore(checkpoint.load(best))
-        except DamagedFileError as error:
-            warnings.warn(
-                f"The checkpoint of the best step cannot be used ({error}). The voice has the "
-                f"weights of the last step, {self.trainer.step}.",
-                category=Note,
-                stacklevel=2,
-            )
 
 
 def finished_steps(folder: Path) -> int:
@@ -424,13 +400,9 @@ def validation_loss(
     rows: int = 0,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows.
-
-    Each of the `ranks` computes its share.
-    """
+    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows."""
     sums = torch.zeros(2)
-    passes = [micro for batch in ranks.share(batches) for micro in split_passes(batch, rows)]
-    for micro in passes:
+    for micro in (part for batch in ranks.share(batches) for part in split_passes(batch, rows)):
         with autocast(device, precision):
             sums += torch.stack(model(micro.to(device))).cpu()
     text = sum(batch.text_targets for batch in batches)

@@ -14,21 +14,13 @@ from pathlib import Path
 
 import torch
 
+from kit.base import hardware
 from kit.base.compiler import compiler_available, detect_vector_isa
 from kit.base.config import read_yaml, require, require_within
 from kit.base.errors import KitError
-from kit.base.hardware import (
-    ATTENTION_KERNELS,
-    Choice,
-    Hardware,
-    attention_backend,
-    choose_precision,
-    format_capability,
-    set_cuda_defaults,
-    why_no_kernel,
-)
+from kit.base.hardware import ATTENTION_KERNELS, Hardware, attention_backend, choose_precision
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.model.sequence import Batch, EffectiveBatch, GPTConfig
 from kit.training.optim import eight_bit_adamw
 
 
@@ -114,10 +106,8 @@ class Applied:
 
 
 def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
-    """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
-
-    torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
-    """
+    """Whether rows should be padded to a few fixed lengths, although padding is computed, too."""
+    # torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
     return compiled or (device == "cpu" and precision == "bf16")
 
 
@@ -153,7 +143,9 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
     if config.attention_kernel:
-        attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
+        attention = hardware.Choice(
+            value=config.attention_kernel, reason="as attention_kernel says"
+        )
     gpu = hw.device == "cuda"
     only_gpu = "only useful on a GPU"
     adamw_default = "torch's default, a loop over the tensors"
@@ -161,7 +153,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     if gpu:
         adamw_default = "torch's default, an operation at a time on all tensors (foreach)"
         has = "has" if hw.capability >= (8, 0) else "is below 8.0 and lacks"
-        capability = format_capability(hw.capability)
+        capability = hardware.format_capability(hw.capability)
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
         "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
@@ -197,10 +189,8 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
 
 def load_choice(path: Path) -> dict[str, bool]:
     """The switches that 05_benchmark left at `path`; {} when there is no such file."""
-    if not Path(path).is_file():
-        return {}
     try:
-        return dict(read_yaml(path)["speed"])
+        return dict(read_yaml(path)["speed"]) if Path(path).is_file() else {}
     except (TypeError, KeyError, ValueError) as error:
         raise KitError(
             f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
@@ -227,8 +217,10 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     if config.attention_kernel and rows["sdpa"].on:
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
-    set_cuda_defaults()
-    set_process(on)
+    hardware.set_cuda_defaults()
+    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
+    torch.backends.cudnn.allow_tf32 = on["tf32"]
+    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
     if hasattr(model.gpt, "h"):
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
@@ -249,7 +241,7 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
 def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) -> None:
     """Raise KitError if `hw` cannot train `model` with the attention kernel `name`."""
     shape = (model.width // model.heads, model.heads, model.dropout)
-    reason = why_no_kernel(name, hw, precision, *shape)
+    reason = hardware.why_no_kernel(name, hw, precision, *shape)
     if reason:
         raise KitError(
             f"speed.attention_kernel = {name}: the {hw.name} cannot train with it in {precision} "
@@ -257,17 +249,10 @@ def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) ->
         )
 
 
-def set_process(on: dict[str, bool]) -> None:
-    """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
-    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
-    torch.backends.cudnn.allow_tf32 = on["tf32"]
-    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
-
-
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:
     """Set attention, checkpointing and compilation of the trunk; returns the layers recomputed."""
     trunk = model.gpt
-    layers = range(0, len(model.gpt.h), every)
+    layers = range(0, len(trunk.h), every)
     for layer in trunk.h:
         layer.attn.fused = on["sdpa"]
         layer.attn.kernel = ATTENTION_KERNELS[kernel] if kernel and on["sdpa"] else None
@@ -291,10 +276,7 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
 
 
 def compilations() -> int:
-    """Count the graphs that torch.compile has made in this process.
-
-    Several rows make one graph, a single row another.
-    """
+    """Count torch.compile's graphs in this process: several rows make one, a single row another."""
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
 
@@ -308,22 +290,22 @@ def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Itera
 
 def pin(batch: EffectiveBatch) -> EffectiveBatch:
     """Return `batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
-    micro = []
-    for part in batch.micro:
-        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
-        micro.append(dataclasses.replace(part, **pinned))
+    micro = [
+        Batch(**{name: tensor.pin_memory() for name, tensor in vars(part).items()})
+        for part in batch.micro
+    ]
     return dataclasses.replace(batch, micro=micro)
 
 
-def prefetched(batches: Iterable, count: int = 2) -> Iterator:
-    """Yield what `batches` yields, `count` of them made ahead in a thread.
+def prefetched(batches: Iterable) -> Iterator:
+    """Yield what `batches` yields, two of them made ahead in a thread.
 
     An exception is raised where its batch would have come. The thread ends with the iterator.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
         source = iter(batches)
-        ready = deque(thread.submit(next, source, None) for _ in range(count))
+        ready = deque(thread.submit(next, source, None) for _ in range(2))
         while (batch := ready.popleft().result()) is not None:
             ready.append(thread.submit(next, source, None))
             yield batch

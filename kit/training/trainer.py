@@ -1,7 +1,7 @@
 """The state of a training run: model, what of it trains, average, optimizers, position, adaptation.
 
-`tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
-one would have, bit for bit on a CPU.
+A run resumed from a checkpoint computes what the uninterrupted one would have, bit for bit on a
+CPU.
 """
 
 import contextlib
@@ -40,18 +40,18 @@ class Trainable:
     def __init__(self, model: SpeechGPT, finetuning: Finetuning):
         self.tables_first = finetuning.config.tables_first
         self.kept_rows: dict[str, int] = {}
-        wanted = set(dict(model.named_parameters()))
+        wanted = {name for name, _ in model.named_parameters()}
         if finetuning.adapters:
             wanted = self._beside_adapters(model.config, finetuning)
             add_adapters(model, finetuning.lora)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
-            trains = name in wanted or is_adapter(name)
-            parameter.requires_grad_(trains)
-            if trains:
+            parameter.requires_grad_(name in wanted or is_adapter(name))
+            if parameter.requires_grad:
                 self.parameters[name] = parameter
         for name, rows in self.kept_rows.items():
-            self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
+            parameter = self.parameters[name]
+            parameter.register_post_accumulate_grad_hook(partial(_clear_gradient, rows))
         if self.tables_first and not self.first_rows:
             raise KitError(
                 f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
@@ -74,11 +74,6 @@ class Trainable:
         return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
 
     @property
-    def undecayed(self) -> set[nn.Parameter]:
-        """Parameters of which rows must stay."""
-        return {self.parameters[name] for name in self.kept_rows}
-
-    @property
     def count(self) -> int:
         """How many numbers learn: of a table with rows that stay, the others."""
         whole = sum(parameter.numel() for parameter in self.parameters.values())
@@ -87,30 +82,16 @@ class Trainable:
 
     def set_phase(self, step: int) -> bool:
         """Let those train that do in optimiser step `step`, from 0; whether others did before."""
-        first = step < self.tables_first
         changed = False
         for name, parameter in self.parameters.items():
-            trains = not first or name in TABLES
+            trains = step >= self.tables_first or name in TABLES
             changed = changed or parameter.requires_grad != trains
             parameter.requires_grad_(trains)
         return changed
 
 
-def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
-    """Store the frozen matrices in `dtype` (half the bytes); `weights` is their file.
-
-    Autocast rounds them to that precision anyway, so the matmuls do not change. Merging reads the
-    exact weights from the file, so exported and spoken weights are not rounded.
-    """
-    for name, module in adapted_layers(model):
-        module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
-
-
-def _without_gradient(rows: int):
-    def forget(parameter: nn.Parameter) -> None:
-        parameter.grad[:rows] = 0
-
-    return forget
+def _clear_gradient(rows: int, parameter: nn.Parameter) -> None:
+    parameter.grad[:rows] = 0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -120,13 +101,6 @@ class Best:
     step: int = 0  # 0: none yet
     score: float = math.inf  # lower is better
     waited: int = 0  # evaluations (or validations) since then
-
-    def see(self, step: int, score: float) -> None:
-        better = score < self.score
-        self.waited = 0 if better else self.waited + 1
-        if better:
-            self.step = step
-            self.score = score
 
 
 class StepClock:
@@ -193,13 +167,18 @@ class Trainer:
         self.applied = apply(model, speed, hw, ranks.world if ranks.several else 0)
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
-            round_frozen(model, DTYPES[precision], finetuning.base.weights)
+            # Autocast rounds frozen matrices anyway, so matmuls do not change. Merging reads the
+            # exact weights from their file, so exported and spoken weights are not rounded.
+            for name, layer in adapted_layers(model):
+                frozen = layer.weight.detach().to(DTYPES[precision])
+                layer.weight = nn.Parameter(frozen, requires_grad=False)
+                layer.exact = partial(saved_tensor, finetuning.base.weights, f"{name}.weight")
         self.optimizers = make_optimizers(
             model,
             config,
             fused=self.applied.on("fused_adamw"),
             precision=precision,
-            undecayed=self.trainable.undecayed,
+            undecayed=[self.trainable.parameters[name] for name in self.trainable.kept_rows],
             eight_bit=self.applied.on("adamw_8bit"),
         )
         self.scaler = torch.amp.GradScaler(hw.device, enabled=precision == "fp16")
@@ -238,7 +217,7 @@ class Trainer:
     def set_phase(self) -> None:
         """Freeze what does not train in the next step."""
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            # They were compiled for other gradients before.
+            # Compiled for other gradients before.
             compile_layers(self.model, self.applied.on("cuda_graphs"))
 
     def stop_compiling(self, why: str) -> None:
@@ -262,18 +241,18 @@ class Trainer:
         if note:
             self.notes.append(note)
         if not self.config.gate_every:
-            self._judge(loss, "validation loss", "validations")
+            self.judge(loss, "validation loss", "validations")
 
-    def record_evaluation(self, figures: dict) -> None:
-        """Rank this step by its character errors; a sentence that does not end counts as 1."""
-        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "evaluations")
-
-    def _judge(self, score: float, what: str, judgements: str) -> None:
-        self.best.see(self.step, score)
+    def judge(self, score: float, what: str, judgements: str) -> None:
+        """Compare this step with the best one; a lower score is better."""
+        best = self.best
+        best.waited += 1
+        if score < best.score:
+            self.best = best = Best(step=self.step, score=score)
         if self.settled:
             self.notes.append(
-                f"no better {what} in {self.best.waited} {judgements}: training ends here; "
-                f"the best is step {self.best.step}"
+                f"no better {what} in {best.waited} {judgements}: training ends here; "
+                f"the best is step {best.step}"
             )
 
     @property
