@@ -212,10 +212,7 @@ def feistel(numbers: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.n
 
 
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING.
-
-    `histogram` counts the rows with 0, 1, 2... tokens.
-    """
+    """Return the fewest fixed lengths for rows with 0, 1, 2... tokens that add <= MAX_PADDING."""
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid

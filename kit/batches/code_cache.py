@@ -77,8 +77,7 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 class MappedFile:
     """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
 
-    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
-    DamagedFileError for a file that is missing, damaged or of another kind.
+    With `verify` all of it is compared with its checksum. Raises DamagedFileError.
     """
 
     def __init__(self, path: Path, verify: bool = False):
@@ -183,8 +182,7 @@ class Items(Sequence):
 class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
-    Codes are (N,), references log-mels (mels, frames) in half floats. Raises DamagedFileError for a
-    missing or damaged file; of large shards, when a row is read.
+    Codes are (N,), references log-mels (mels, frames) in half floats. Raises as `Shards` does.
     """
 
     def __init__(self, index: Path):

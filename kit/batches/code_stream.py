@@ -32,14 +32,12 @@ class CodeStream(IterableDataset):
     """Effective batches of like lengths, in an order set by (seed, epoch), for ever.
 
     `collate(parts, position)` makes the batch; a part is one micro-batch: (text ids, codes,
-    references (B, M, T)), and the length to pad to where `grid_lengths` are set. `position` says
-    where to begin; the one a batch carries is that of the next. With DataLoader workers, each makes
-    every n-th batch and the loader restores the order. With `world` ranks, each takes every
-    `world`-th utterance of the same effective batch, so that together they see what one would see:
-    sum gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
-    `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
-    every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
-    `text_dropout` is the share of rows, by chance, that come without their text.
+    references (B, M, T), length to pad to). `position` says where to begin; the one a batch carries
+    is that of the next. Of n DataLoader workers each makes every n-th batch. Of `world` ranks each
+    takes every `world`-th utterance of the same effective batch, so that together they see what one
+    would see; a rank's last batch of an epoch may be empty. `rehearsal` is the share of an epoch's
+    rows that are of the cache's split "rehearsal", beside every row of `split`; `text_dropout` the
+    share of rows, by chance, that come without their text.
     """
 
     def __init__(
@@ -266,10 +264,8 @@ def made_ahead(stream: CodeStream, workers: int) -> Iterable:
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:
-    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make.
-
-    With a half to spare; at most what cores and RAM (a worker is a process of 0.5 GB) allow.
-    """
-    ram_gib = hw.ram_bytes / 2**30  # a 16 GB machine reports a little less than 16
+    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make."""
+    # A worker is a process of 0.5 GB. A 16 GB machine reports a little less than 16.
+    ram_gib = hw.ram_bytes / 2**30
     by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
     return max(1, min(math.ceil(1.5 * batch_s / step_s), by_ram, hw.cores - 1))

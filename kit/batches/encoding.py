@@ -286,16 +286,13 @@ def add_counts(
 def middle_rows(
     columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
 ) -> np.ndarray:
-    """Return each speaker's row of medium length in each split (S, P), -1 for none.
-
-    It is the speaker's shortest row from the split's median length on, or else their shortest.
-    """
+    """Return each speaker's row of medium length in each split (S, P), -1 for none."""
     rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
     for split in range(split_count):
         members = np.flatnonzero(columns["splits"] == split)
         order = members[np.argsort(tokens[members], kind="stable")]
-        middle = len(order) // 2
-        order = np.concatenate([order[middle:], order[:middle]])
+        # The speaker's shortest from the split's median length on, or else their shortest.
+        order = np.roll(order, -(len(order) // 2))
         speakers, first = np.unique(columns["speakers"][order], return_index=True)
         rows[split, speakers] = order[first]
     return rows
@@ -364,10 +361,7 @@ def longest(model: GPTConfig) -> GPTConfig:
 
 
 def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
-    """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
-
-    `max_clip_s` above 0 is a limit, too.
-    """
+    """Return limits of a ManifestConfig that refuse only what `model` can have no positions for."""
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
     # As if letters made the longest tokens: 16 is SentencePiece's own limit.
@@ -378,10 +372,7 @@ def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0
 def fit_positions(
     model: GPTConfig, rows: Sequence[Utterance], tokenizer: Tokenizer, frame_rate: float
 ) -> tuple[GPTConfig, list[Finding]]:
-    """Return `model` with positions for the longest of `rows`, and findings for rows too long.
-
-    `frame_rate` in codes a second.
-    """
+    """Return `model` with positions for the longest of `rows`, and findings for rows too long."""
     max_ids = longest(model).max_text - TEXT_EXTRA
     max_s = longest(model).max_code_s(frame_rate)
     ids = [len(tokenizer.encode(row.text)) for row in rows]

@@ -75,10 +75,8 @@ def is_adapter(name: str) -> bool:
 
 
 def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
-    """Add an adapter to each target of `model`, in place; its output stays the same.
-
-    Uses a generator of its own, so torch's random state, and with it dropout, stays the same.
-    """
+    """Add an adapter to each target of `model`, in place; its output stays the same."""
+    # Its own generator, so that torch's random state, and with it dropout, stays the same.
     generator = torch.Generator(device="cpu").manual_seed(torch.initial_seed())
     for layer in model.gpt.h:
         for target in config.targets:
@@ -93,10 +91,7 @@ def adapted_layers(model: SpeechGPT) -> list[tuple[str, LoRALinear]]:
 
 @torch.no_grad()
 def merged(model: SpeechGPT) -> SpeechGPT:
-    """Return a plain model with the adapters merged; `model` itself if it has none.
-
-    Other tensors are shared with `model`, so it is valid until `model` is trained further.
-    """
+    """Return a plain model with adapters merged, valid until `model`, if it has any, trains on."""
     if not adapted_layers(model):
         return model
     state = {n: t for n, t in model.state_dict().items() if not is_adapter(n)}

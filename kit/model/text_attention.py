@@ -73,10 +73,7 @@ class AlignmentHead(NamedTuple):
 
 
 def find_alignment_head(model: nn.Module, examples: Iterable[Batch]) -> AlignmentHead | None:
-    """Return the head that follows the text best in `examples`, batches of one.
-
-    None if no head reaches `MIN_DIAGONALITY`.
-    """
+    """Return the head that follows the text best in `examples`, batches of one, if any does."""
     mean = torch.stack([head_diagonality(model, example) for example in examples]).mean(0)
     if not mean.max() >= MIN_DIAGONALITY:
         return None

@@ -38,10 +38,7 @@ TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
 def save_model(model: SpeechGPT, path: Path, trained_with: dict[str, str] | None = None) -> None:
-    """Write weights in fp32 and configuration to one file, atomically.
-
-    `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
-    """
+    """Write fp32 weights and configuration; `trained_with` is the SHA-256 of files by name."""
     config = dataclasses.asdict(model.config)
     tensor_file.save_module(path, model, config=config, trained_with=trained_with or {})
 
@@ -71,10 +68,7 @@ def load_model(path: Path) -> SpeechGPT:
 def save_adapters(
     model: SpeechGPT, path: Path, lora: LoRAConfig, tables: dict[str, int], base_sha256: str
 ) -> None:
-    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32.
-
-    `base_sha256` is the `checksum` of the base model's tensors.
-    """
+    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32."""
     header = {
         "config": dataclasses.asdict(model.config),
         "lora": dataclasses.asdict(lora),
@@ -95,10 +89,7 @@ def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tenso
 
 
 def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
-    """Return `base` with the adapters at `path` merged, in eval mode; `base` is not changed.
-
-    Raises DamagedFileError for a missing or damaged file and for another base.
-    """
+    """Return a copy of `base` with the adapters at `path` merged. Raises DamagedFileError."""
     path = Path(path)
     if not path.is_file():
         raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` writes one.")
@@ -151,8 +142,8 @@ def warm_start_model(
 ) -> SpeechGPT:
     """Return a model of `config` with the weights of `base`, and rows for what `base` lacks.
 
-    `spellings` maps each new text id to the ids of `base` that spell it. New positions keep their
-    random initialisation. Raises DamagedFileError if the two are not compatible.
+    `spellings` maps new text ids to the ids of `base` that spell them; new positions are random.
+    Raises DamagedFileError if the two are not compatible.
     """
     require_compatible(config, base.config)
     model = SpeechGPT(config)
@@ -169,10 +160,7 @@ def warm_start_model(
 
 
 def extend_positions(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
-    """Return `model` with the additional positions of `base`, so that texts can be as long.
-
-    Returns `model` itself if it has them all.
-    """
+    """Return `model` with the additional positions of `base`, if any: texts can be as long."""
     sizes = {name: max(getattr(m.config, name) for m in (model, base)) for name in POSITIONS}
     config = dataclasses.replace(model.config, **sizes)
     if config == model.config:

@@ -165,10 +165,10 @@ def tensorboard_log(
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
     write = _Board(folder, newest_sample)
-    if not list(write.folder.glob(EVENT_FILES)):
+    if rows and not list(write.folder.glob(EVENT_FILES)):
         for row in rows:
             write(row)
-        write.flush()
+        write.writer.flush()
     return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
 
 
@@ -198,7 +198,7 @@ class _Board:
             self.writer.add_image("sample/mel", picture, self.step, dataformats="HWC")
             self.writer.add_text("sample/text", sample.text, self.step)
         if self.step == row["steps"]:
-            self.flush()
+            self.writer.flush()
 
     def _open(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -211,10 +211,6 @@ class _Board:
             time.sleep(1 - time.time() % 1)
         # Everything from `step` on that older files hold is void.
         self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
-
-    def flush(self) -> None:
-        if self.writer is not None:
-            self.writer.flush()
 
 
 def wandb_log(

@@ -141,10 +141,8 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
 
 
 def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
-    """Run all passes of `batch`; returns this rank's part of the loss, on the device.
-
-    Each pass is divided by the targets of all passes, so any split gives the same gradients.
-    """
+    """Run all passes of `batch`; returns this rank's part of the loss, on the device."""
+    # A pass is divided by the targets of all passes, so any split gives the same gradients.
     totals = trainer.ranks.sums(batch.text_targets, batch.code_targets)
     guide = trainer.guide_weight
     loss = torch.zeros((), device=trainer.hw.device)
@@ -185,14 +183,12 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
 
 
 def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
-    """Clip the gradients; returns `loss` and the norm before clipping.
-
-    Both are read at once: only here does a step make the CPU wait for the device.
-    """
+    """Clip the gradients; returns `loss` and the norm before clipping."""
     for optimizer in trainer.optimizers:
         trainer.scaler.unscale_(optimizer)
     params = [p for p in trainer.model.parameters() if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in params])
+    # Read at once: only here does a step make the CPU wait for the device.
     loss, norm = trainer.clock.wait_for(torch.stack((loss, total)))
     limit, note = trainer.adaptation.clip_norm(trainer.config, norm)
     if norm > limit:
@@ -295,14 +291,12 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
 
 @contextmanager
 def nan_detection(trainer: Trainer) -> Iterator[None]:
-    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
-
-    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
-    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
-    """
+    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator."""
     if not trainer.config.detect_anomaly:
         yield
         return
+    # torch's anomaly mode prints which line of the forward pass belongs to one of the backward
+    # pass, and finds the NaN where that runs in threads of its own.
     try:
         with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
             yield

@@ -156,14 +156,11 @@ def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with matmuls in `dtype` and matrices of one shape together; same state.
-
-    torch's own uses bf16 on every device, which is many times slower than fp32 where emulated.
-    """
+    """torch's Muon with matmuls in `dtype` and matrices of one shape together; same state."""
 
     def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, **settings):
         super().__init__(params, **settings)
-        self.dtype = dtype
+        self.dtype = dtype  # torch's own is bf16: emulated, that is many times slower than fp32
 
     @torch.no_grad()
     def step(self) -> None:

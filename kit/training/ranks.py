@@ -33,7 +33,7 @@ POLL_S = 0.1
 
 
 class RankLost(RuntimeError):
-    """Another process of the same run has ended."""
+    """Another process of the same run has ended: raised by every method of SeveralRanks."""
 
 
 class Ranks:
@@ -88,10 +88,7 @@ ALONE = Ranks()
 
 
 class SeveralRanks(Ranks):
-    """One of the processes that torchrun started; all of them call every method together.
-
-    Each method raises RankLost when another process has ended.
-    """
+    """One of the processes that torchrun started; all of them call every method together."""
 
     several = True
 
@@ -134,7 +131,6 @@ class SeveralRanks(Ranks):
             return self._store.add(name, more)
 
     def write(self, name: str, text: str) -> None:
-        """Store `text` for `read` on any rank."""
         with self._together():
             self._store.set(name, text)
 

@@ -117,9 +117,8 @@ class TrainingProcess:
         output = self.folder / OUTPUT
         last_lines = []
         for path in [*sorted(output.glob("*/*/*/stderr.log")), output / "stderr.log"]:
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
-            last_lines += lines[-1:]
+            lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").split("\n"))
+            last_lines += [line for line in lines if line and not TORCH_LOG.match(line)][-1:]
         if not last_lines:
             return KitError(f"Training ended with exit code {self.process.returncode}.")
         # Prefer the process that failed to those that only lost it.
@@ -146,11 +145,7 @@ def take_request(folder: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block, Ctrl-C or SIGTERM is only appended to the list that is yielded.
-
-    A second one has its usual effect, which may lose the steps since the last checkpoint. Outside
-    the main thread, which alone gets signals, this does nothing.
-    """
+    """Within the block, the first Ctrl-C or SIGTERM is only appended to the yielded list."""
     received = []
     handlers = {}
 
@@ -160,9 +155,9 @@ def stop_signals() -> Iterator[list[int]]:
 
     def receive(number: int, frame) -> None:
         received.append(number)
-        restore()
+        restore()  # so that a second one has its usual effect
 
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():  # which alone gets signals
         for number in (signal.SIGINT, signal.SIGTERM):
             handlers[number] = signal.signal(number, receive)
     try:
@@ -204,7 +199,6 @@ class TrainingRun:
         return finished_steps(self.folder) >= self.config.max_steps
 
     def resumable(self) -> bool:
-        """Whether there is a checkpoint of an unfinished run."""
         return bool(checkpoint.checkpoints(self.checkpoints)) and not self.finished()
 
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
@@ -264,7 +258,8 @@ class TrainingRun:
                     "model, or close what else uses this device. Run again: training resumes from "
                     "the last checkpoint."
                 ) from error
-        self._confirm_lock()
+        if self.lock:
+            self.lock.confirm()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
             trainer.save(self.checkpoints)  # stopped after the last event
@@ -288,14 +283,14 @@ class TrainingRun:
         stop_saves = (lambda: False) if self.ranks.several else stop
         listeners = [checkpointer(trainer, self.checkpoints, stop_saves)]
         if self.ranks.is_main:
-            listeners = [self._confirm_lock, jsonl_log(self.log), *listeners, *self.listeners]
-        steps = train(trainer, batches, validate, stop, evaluate if self.evaluate else None)
-        steps = (dataclasses.replace(event, **self.sample()) for event in steps)
-        yield from listen(steps, *listeners)
-
-    def _confirm_lock(self, _event: StepEvent | None = None) -> None:
-        if self.lock is not None:
-            self.lock.confirm()
+            listeners = [jsonl_log(self.log), *listeners, *self.listeners]
+        for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
+            event = dataclasses.replace(event, **self.sample())
+            if self.lock:
+                self.lock.confirm()
+            for listener in listeners:
+                listener(event)
+            yield event
 
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
         """Return to the last good checkpoint, with half the learning rate, or raise KitError."""
@@ -341,10 +336,7 @@ class TrainingRun:
         return merged(trainer.model)
 
     def _finish(self) -> None:
-        """Save the last weights, and the average of the best step where steps were evaluated.
-
-        Without an average, the weights of the best step are saved.
-        """
+        """Save the last weights and the best step's average, or without one the best weights."""
         trainer = self.trainer
         if trainer.ema:
             self._save_weights("raw")
@@ -412,29 +404,17 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def listen(
-    events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]
-) -> Iterator[StepEvent]:
-    """Yield every event after each listener was called with it."""
-    for event in events:
-        for listener in listeners:
-            listener(event)
-        yield event
-
-
 def checkpointer(
     trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
 ) -> Callable[[StepEvent], None]:
-    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
-
-    After a step that was not finite it waits for the next one, which is good to return to.
-    """
+    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop."""
     saved = trainer.step
 
     def save(event: StepEvent) -> None:
         nonlocal saved
         every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
+        # Not after a step that was not finite: the next one is good to return to.
         if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
             trainer.save(folder)
             saved = event.step

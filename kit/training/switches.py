@@ -130,11 +130,8 @@ OF_LAYERS = ("sdpa", "compile", "gradient_checkpointing")  # set on each layer o
 
 
 def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
-    """Every switch as `config` asks for it, and whether and why this device has it.
-
-    `model` gives the shapes of the attention; without it those of a usual head.
-    """
-    model = model or GPTConfig()
+    """Every switch as `config` asks for it, and whether and why this device has it."""
+    model = model or GPTConfig()  # shapes of the attention
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
@@ -201,8 +198,7 @@ def load_choice(path: Path) -> dict[str, bool]:
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
-    What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
-    has no list of layers `h` trains without the switches that are set on layers. `processes` is how
+    What is off is set back to off: a baseline after another run is a baseline. `processes` is how
     many torchrun started, 0 without it.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
@@ -298,10 +294,7 @@ def pin(batch: EffectiveBatch) -> EffectiveBatch:
 
 
 def prefetched(batches: Iterable) -> Iterator:
-    """Yield what `batches` yields, two of them made ahead in a thread.
-
-    An exception is raised where its batch would have come. The thread ends with the iterator.
-    """
+    """Yield what `batches` yields, two made ahead in a thread that ends with the iterator."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
         source = iter(batches)

@@ -22,7 +22,6 @@ from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
-from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
@@ -33,16 +32,21 @@ from kit.training.switches import SpeedConfig, apply, compile_layers
 class Trainable:
     """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
 
-    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
-    are 0, and they have no weight decay: such rows stay to the last bit.
+    Adapters are added in place. Of tables with `kept_rows` only the rows beyond the base's train:
+    the others' gradients are 0, without weight decay, so they stay to the last bit.
     """
 
     def __init__(self, model: SpeechGPT, finetuning: Finetuning):
         self.tables_first = finetuning.config.tables_first
         self.kept_rows: dict[str, int] = {}
-        wanted = {name for name, _ in model.named_parameters()}
+        wanted = dict(model.named_parameters())
         if finetuning.adapters:
-            wanted = self._beside_adapters(model.config, finetuning)
+            if finetuning.base and finetuning.config.tables == "new":
+                for name, field in TABLES.items():
+                    rows = getattr(finetuning.base.config, field)
+                    if rows < getattr(model.config, field):
+                        self.kept_rows[name] = rows
+            wanted = TABLES if finetuning.config.tables == "all" else self.kept_rows
             add_adapters(model, finetuning.lora)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
@@ -57,16 +61,6 @@ class Trainable:
                 f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
                 "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
             )
-
-    def _beside_adapters(self, config: GPTConfig, finetuning: Finetuning) -> set[str]:
-        if finetuning.config.tables == "all":
-            return set(TABLES)
-        if finetuning.base:
-            for name, field in TABLES.items():  # those that have more rows than the base's
-                rows = getattr(finetuning.base.config, field)
-                if rows < getattr(config, field):
-                    self.kept_rows[name] = rows
-        return set(self.kept_rows)
 
     @property
     def first_rows(self) -> dict[str, int]:
@@ -192,7 +186,6 @@ class Trainer:
         self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
-        """A new average of the weights, where it is on."""
         away = "cpu" if self.applied.on("ema_offload") else None
         parameters = self.trainable.parameters
         return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
@@ -324,7 +317,7 @@ class Trainer:
         conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
         before[conditioner] = tree.get("conditioner", SHARED_RATE)
         now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
-        trained_before = {**json.loads(tree.get("finetuning", ALL_OF_IT))}
+        trained_before = {**json.loads(tree.get("finetuning", '{"method": "full"}'))}
         trained_now = self.finetuning.identity()
         names = trained_before | trained_now
         if trained_before["method"] != trained_now["method"]:
@@ -356,7 +349,16 @@ class Trainer:
         self._restore_optimizers(tree)
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = self._micro_rows_here(tree["run"])
+        self.micro_rows = tree["run"].get("micro_rows", 0)
+        now_bytes = self.smallest_memory_bytes()
+        before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
+        if self.micro_rows and now_bytes > before_bytes:
+            self.notes.append(
+                f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} of "
+                f"memory; this device has {format_gib(now_bytes)}, so they are as large as planned "
+                "again"
+            )
+            self.micro_rows = 0
 
     def _restore_optimizers(self, tree: dict) -> None:
         restarts = ""
@@ -387,21 +389,6 @@ class Trainer:
         """Of the devices of all ranks; called by all of them together."""
         return min(self.ranks.all_gather(usable_bytes(self.hw)))
 
-    def _micro_rows_here(self, run: dict) -> int:
-        """The limit on rows of a pass in a checkpoint's `run`; 0 on a larger device."""
-        rows = run.get("micro_rows", 0)
-        if not rows:
-            return 0
-        now_bytes = self.smallest_memory_bytes()
-        before_bytes = run.get("memory_bytes", now_bytes)  # earlier versions saved none
-        if now_bytes <= before_bytes:
-            return rows
-        self.notes.append(
-            f"passes were limited to {rows} rows for {format_gib(before_bytes)} of memory; this "
-            f"device has {format_gib(now_bytes)}, so they are as large as planned again"
-        )
-        return 0
-
     def save(self, folder: Path) -> None:
         """Save a checkpoint in `folder`; the main rank writes it, with the state of all ranks."""
         tree = self.tree()
@@ -415,7 +402,6 @@ class Trainer:
 # The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
 OWN_RATE = "a learning rate of its own"
 SHARED_RATE = "the rate of the rest"
-ALL_OF_IT = '{"method": "full"}'  # `finetuning` of a checkpoint that does not name it
 
 
 def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:

@@ -9,20 +9,10 @@ import os
 import shutil
 
 import pytest
+import released_xtts
 import torch
 from helpers import GPT, random_rows
-from released_xtts import (
-    HOLES,
-    SIZE,
-    TINY,
-    random_dvae,
-    random_model,
-    settings,
-    tensors_of,
-    vocabulary,
-    write_release,
-    write_tensors,
-)
+from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.inference.generate import GenerateConfig, generate
@@ -34,7 +24,7 @@ from kit.releases.xtts_v2.names import from_released, released_name, to_released
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    return write_release(tmp_path_factory.mktemp("release"))
+    return released_xtts.write_release(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +78,10 @@ def test_a_release_is_read(release, tensors):
     assert xtts.model.config == TINY and not xtts.model.training
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     require_equal(xtts.sound, {n: t for n, t in tensors.items() if not n.startswith("gpt.")})
-    require_equal(xtts.dvae, random_dvae())
+    require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
-    assert len(xtts.vocabulary.ids) == SIZE - len(HOLES) and xtts.vocabulary.start == 7
+    assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
+    assert xtts.vocabulary.start == 7
     assert xtts.notes == () and xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
 
@@ -273,8 +264,6 @@ def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
 
 
 class Calls:
-    """Pickled, it makes a folder where it is unpickled."""
-
     def __reduce__(self):
         return os.mkdir, ("ran",)
 

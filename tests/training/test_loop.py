@@ -22,7 +22,7 @@ from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
 from kit.training.loop import accumulate, clip, split_batch, split_passes, train, update
 from kit.training.optim import lr_factor
-from kit.training.run import checkpointer, listen, validation_loss
+from kit.training.run import checkpointer, validation_loss
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
@@ -441,25 +441,25 @@ def test_with_a_gate_the_validation_loss_ends_nothing():
     assert s.best.step == 4
 
 
-def saved(folder) -> list[int]:
-    """The steps of its checkpoints."""
+def saved(s: Trainer, folder, *data) -> list[int]:
+    """The steps of the checkpoints that a training on `data` leaves in `folder`."""
+    save = checkpointer(s, folder)
+    for event in train(s, *data):
+        save(event)
     return [int(path.stem[5:]) for path in sorted(folder.glob("*.safetensors"))]
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
     found = iter([3.0, 1.0, *[2.0] * 20])
-    config = settings(eval_steps=1, save_total_limit=2, save_steps=1)
-    s = state(config)
-    list(listen(train(s, random_batches(GPT), lambda: next(found)), checkpointer(s, tmp_path)))
-    assert saved(tmp_path) == [2, 11, 12]
+    s = state(settings(eval_steps=1, save_total_limit=2, save_steps=1))
+    assert saved(s, tmp_path, random_batches(GPT), lambda: next(found)) == [2, 11, 12]
 
 
 def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
     s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
     batches = first_batches(5)
     batches[1] = poisoned()
-    list(listen(train(s, iter(batches)), checkpointer(s, tmp_path)))
-    assert saved(tmp_path) == [3, 4, 5]
+    assert saved(s, tmp_path, iter(batches)) == [3, 4, 5]
 
 
 def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():

@@ -291,7 +291,7 @@ def test_everything_comes_once_and_in_order():
 
 def test_only_so_many_are_made_ahead_and_closing_ends_the_thread():
     made = []
-    stream = prefetched((made.append(i) or i for i in itertools.count()))
+    stream = prefetched(made.append(i) or i for i in itertools.count())
     assert next(stream) == 0
     time.sleep(0.3)
     assert len(made) <= 4, "one taken, two waiting, one in the maker's hands"
