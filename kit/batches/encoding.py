@@ -9,15 +9,15 @@ Shapes: S splits, P speakers.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -40,8 +40,7 @@ from kit.text.tokenizer import Tokenizer
 CLIPS_AT_ONCE = 32  # encoded together
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Clip:
+class Clip(NamedTuple):
     """The place of a clip, and what the index stores of it."""
 
     shard: Path
@@ -89,12 +88,11 @@ def build_cache(
 ) -> Path:
     """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
-    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
-    they must change when a recording does, and be of one kind from run to run.
-    `progress(done, total)` counts recordings. The processes of `group`, which have a codec and a
-    front end, share the shards. Raises DatasetError for a recording that cannot be read, DiskError,
-    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another process
-    failed.
+    `digests` are those of the recordings, one a row, where they are known: they must change when a
+    recording does, and be of one kind from run to run. `progress(done, total)` counts recordings.
+    The processes of `group`, which have a codec and a front end, share the shards. Raises
+    DatasetError for a recording that cannot be read, DiskError, DamagedFileError when `rows` alone
+    need more than `max_cache_gib`, KitError if another process failed.
     """
     folder = make_folder(folder)
     for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
@@ -114,12 +112,12 @@ def build_cache(
     for names in chunks(list(missing), config.shard):
         path = folder / f"codes-{key}-{digest(names)}.safetensors"
         shards[path] = {clip: missing[clip] for clip in names}
-    jobs = []
     # Processes divide whole shards: codes depend, in the last bits of the input, on the batch, so a
     # shard's content depends neither on the other shards nor on the process that made it.
-    for share in group.split_evenly(list(shards)):
-        own = {path: shards[path] for path in share}
-        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
+    jobs = [
+        partial(encode_shards, {path: shards[path] for path in share}, config, keep | set(shards))
+        for share in group.split_evenly(list(shards))
+    ]
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
@@ -145,15 +143,10 @@ def shard_clips(path: Path) -> dict[str, Clip]:
     """Return a shard's clips by digest. Raises DamagedFileError for a missing or damaged file."""
     table = code_cache.load_tensors(path)
     codes = code_cache.split_by(table["codes"], table["code_counts"])
+    rows = zip(code_cache.from_bytes(table["clips"]), codes, table["references"])
     return {
-        digest: Clip(
-            shard=path,
-            place=place,
-            codes=len(codes[place]),
-            code_check=zlib.crc32(codes[place].tobytes()),
-            reference_check=zlib.crc32(table["references"][place].tobytes()),
-        )
-        for place, digest in enumerate(code_cache.from_bytes(table["clips"]))
+        digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
+        for place, (digest, codes, reference) in enumerate(rows)
     }
 
 

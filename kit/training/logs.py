@@ -224,10 +224,9 @@ def wandb_log(
         return None, "W&B is not installed (pip install wandb)"
     mode = os.environ.get("WANDB_MODE", "offline")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    settings = {"project": project, "group": name, "config": config}
-    settings |= {"dir": str(folder), "mode": mode}
+    settings = {"project": project, "group": name, "config": config, "dir": str(folder)}
     reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
-    return _Tracker("wandb", settings, newest_sample), reason
+    return _tracker("wandb", settings | {"mode": mode}, newest_sample), reason
 
 
 def trackio_log(
@@ -239,41 +238,36 @@ def trackio_log(
     # `embed` would start a server and show its page in the cell that trains.
     settings = {"project": project, "group": name, "config": config, "embed": False}
     reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
-    return _Tracker("trackio", settings, newest_sample), reason
+    return _tracker("trackio", settings, newest_sample), reason
 
 
-class _Tracker:
-    """Events into W&B or trackio, whose functions have the same names.
+def _tracker(module: str, settings: dict, newest_sample: NewestSample) -> Listener:
+    """Events into W&B or trackio, whose functions have the same names."""
+    run = None
+    last_step = math.inf
 
-    Neither can take a step back, so each start, and each step back, is a run of its own there.
-    """
-
-    def __init__(self, module: str, settings: dict, newest_sample: NewestSample):
-        self.module = module
-        self.settings = settings
-        self.newest_sample = newest_sample
-        self.run = None
-        self.step = math.inf
-
-    def __call__(self, event) -> None:
-        board = importlib.import_module(self.module)
-        if event.step <= self.step:
-            if self.run is not None:
-                self.run.finish()
-            title = f"{self.settings['group']} from step {event.step}"
-            self.run = board.init(name=title, **self.settings)
-        self.step = event.step
+    def log(event) -> None:
+        nonlocal run, last_step
+        board = importlib.import_module(module)
+        # Neither can take a step back, so each start, and each step back, is a run of its own.
+        if event.step <= last_step:
+            if run is not None:
+                run.finish()
+            run = board.init(name=f"{settings['group']} from step {event.step}", **settings)
+        last_step = event.step
         values = scalars(dataclasses.asdict(event))
-        sample = self.newest_sample()
-        if sample and sample.step == self.step:
+        sample = newest_sample()
+        if sample and sample.step == event.step:
             rate_hz = sample.sample_rate_hz
             values["sample"] = board.Audio(sample.wave, sample_rate=rate_hz, caption=sample.text)
             values["sample/mel"] = board.Image(sample.spectrogram, caption=sample.text)
-        self.run.log(values, step=self.step)
-        if self.step == event.steps:
-            self.run.finish()
-            self.run = None
-            self.step = math.inf
+        run.log(values, step=event.step)
+        if event.step == event.steps:
+            run.finish()
+            run = None
+            last_step = math.inf
+
+    return log
 
 
 def summary(rows: list[dict]) -> dict:

@@ -31,7 +31,6 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: J
 ON_GRAM = 3  # iterations on one Gram matrix; each multiplies its rounding errors by twelve
 TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
 BITSANDBYTES = "bitsandbytes"
-NEEDED = (0, 50)  # the first whose 8-bit optimizers run on CPUs, too
 INSTALL = "pip install 'bitsandbytes>=0.50'"
 LEAST_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
 BLOCK = 256  # numbers that share a scale
@@ -105,8 +104,9 @@ def _runs_on(device: str) -> Choice:
         installed = version(BITSANDBYTES)
     except PackageNotFoundError:
         return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
-    if tuple(int(part) for part in installed.split(".")[:2]) < NEEDED:
-        return Choice(value="no", reason=f"{BITSANDBYTES} {installed} is too old ({INSTALL})")
+    named = f"{BITSANDBYTES} {installed}"
+    if tuple(int(part) for part in installed.split(".")[:2]) < (0, 50):  # the first for CPUs, too
+        return Choice(value="no", reason=f"{named} is too old ({INSTALL})")
     try:  # one step of one parameter: finds a library built for another CUDA, too
         parameter = nn.Parameter(torch.zeros(LEAST_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
@@ -114,10 +114,8 @@ def _runs_on(device: str) -> Choice:
         if not bool((parameter < -0.5).all()):
             raise RuntimeError("its first step returned wrong values")
     except Exception as error:  # a library may raise anything; the reason is shown
-        reason = f"{BITSANDBYTES} {installed} does not run here: {shorten(error)}"
-        return Choice(value="no", reason=reason)
-    reason = f"a quarter of the optimizer's state ({BITSANDBYTES} {installed})"
-    return Choice(value="yes", reason=reason)
+        return Choice(value="no", reason=f"{named} does not run here: {shorten(error)}")
+    return Choice(value="yes", reason=f"a quarter of the optimizer's state ({named})")
 
 
 def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optimizer:
@@ -133,9 +131,8 @@ def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optim
 
 def eight_bit_bytes(entries: int) -> int:
     """Bytes of the two moments of a parameter with so many `entries` under 8-bit AdamW."""
-    if entries < LEAST_ENTRIES:
-        return 2 * 4 * entries
-    return 2 * (entries + 4 * math.ceil(entries / BLOCK))
+    small = entries < LEAST_ENTRIES
+    return 2 * (4 * entries if small else entries + 4 * math.ceil(entries / BLOCK))
 
 
 def moment_shape(name: str, size: torch.Size) -> torch.Size:

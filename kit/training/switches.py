@@ -126,7 +126,6 @@ LABELS = {
     "ema_offload": "EMA on the CPU",
 }
 BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs with these off
-OF_LAYERS = ("sdpa", "compile", "gradient_checkpointing")  # set on each layer of the trunk
 
 
 def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
@@ -139,11 +138,11 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     matmuls = precision.value if config.mixed_precision else "fp32"
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
+    kernel, why = attention.value, attention.reason
     if config.attention_kernel:
-        attention = hardware.Choice(
-            value=config.attention_kernel, reason="as attention_kernel says"
-        )
+        kernel, why = config.attention_kernel, "as attention_kernel says"
     gpu = hw.device == "cuda"
+    graphs = "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them"
     only_gpu = "only useful on a GPU"
     adamw_default = "torch's default, a loop over the tensors"
     tf32 = (False, "only a GPU has it")
@@ -153,7 +152,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         capability = hardware.format_capability(hw.capability)
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
-        "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
+        "sdpa": (True, f"kernel: {kernel} ({why})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
@@ -161,27 +160,19 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
-        "cuda_graphs": (
-            gpu and compiles,
-            "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them",
-        ),
+        "cuda_graphs": (gpu and compiles, graphs),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
     }
-    runs = {"sdpa": attention.value, "mixed_precision": precision.value}
-    return [
-        Switch(
-            name=name,
-            label=LABELS[name],
-            on=getattr(config, name) and available,
-            available=available,
-            reason=reason,
-            asked=getattr(config, name),
-            runs=runs.get(name, "on"),
-        )
-        for name, (available, reason) in facts.items()
-    ]
+    runs = {"sdpa": kernel, "mixed_precision": precision.value}
+    offered = []
+    for name, (available, reason) in facts.items():
+        asked = getattr(config, name)
+        about = {"label": LABELS[name], "reason": reason, "runs": runs.get(name, "on")}
+        on = asked and available
+        offered.append(Switch(name=name, on=on, available=available, asked=asked, **about))
+    return offered
 
 
 def load_choice(path: Path) -> dict[str, bool]:
@@ -203,7 +194,7 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     if not hasattr(model.gpt, "h"):
-        for name in OF_LAYERS:
+        for name in ("sdpa", "compile", "gradient_checkpointing"):
             rows[name] = rows[name].turned_off("this model's trunk has no list of layers `h`")
     if rows["adamw_8bit"].on:
         reason = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
@@ -222,15 +213,9 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
     if processes:
-        rows["parallel"] = Switch(
-            name="parallel",
-            label="Several processes",
-            on=True,
-            available=True,
-            asked=True,
-            runs=f"{processes} of them",
-            reason="gradients are summed over the processes after the passes of a step",
-        )
+        about = {"name": "parallel", "label": "Several processes", "runs": f"{processes} of them"}
+        reason = "gradients are summed over the processes after the passes of a step"
+        rows["parallel"] = Switch(**about, reason=reason, on=True, available=True, asked=True)
     return Applied(switches=tuple(rows.values()))
 
 
@@ -279,9 +264,7 @@ def compilations() -> int:
 
 def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
     """Return `batches` prefetched and pinned where the switch `pinned_memory` is on."""
-    if applied.on("pinned_memory"):
-        return prefetched(map(pin, batches))
-    return batches
+    return prefetched(map(pin, batches)) if applied.on("pinned_memory") else batches
 
 
 def pin(batch: EffectiveBatch) -> EffectiveBatch:
