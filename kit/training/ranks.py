@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from kit.base.errors import KitError
 from kit.base.hardware import is_oom, set_cuda_defaults
-from kit.training import checkpoint
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
 LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
@@ -262,23 +261,6 @@ def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(tensor)
     if bucket:
         yield bucket
-
-
-def random_states(ranks: Ranks) -> dict:
-    """The random states of all ranks: the main rank's, with the others' under "ranks"."""
-    main, *others = ranks.all_gather(checkpoint.random_state())
-    if others:
-        main["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
-    return main
-
-
-def restore_random_states(saved: dict, ranks: Ranks, seed: int, step: int) -> None:
-    """Restore this rank's state of `saved`, or seed it where `saved` has none."""
-    state = saved if ranks.is_main else saved.get("ranks", {}).get(str(ranks.rank))
-    if state is None:
-        seed_rank(ranks, seed, step)
-    else:
-        checkpoint.restore_random_state(state)
 
 
 def seed_rank(ranks: Ranks, seed: int, step: int) -> None:

@@ -25,7 +25,7 @@ from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
-from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
+from kit.training.ranks import ALONE, Ranks, seed_rank
 from kit.training.switches import SpeedConfig, apply, compile_layers
 
 
@@ -255,12 +255,15 @@ class Trainer:
 
     def tree(self) -> dict:
         """Everything a checkpoint holds; called by all ranks together."""
+        random, *others = self.ranks.all_gather(checkpoint.random_state())
+        if others:
+            random["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
             "optimizer": {str(i): moments_of(o) for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
-            "random": random_states(self.ranks),
+            "random": random,
             "run": {
                 "step": self.step,
                 "steps": self.config.max_steps,
@@ -345,7 +348,13 @@ class Trainer:
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
         self.step, self.position, self.adaptation, self.best = read_run(tree["run"])
-        restore_random_states(tree["random"], self.ranks, self.config.seed, self.step)
+        random = tree["random"]
+        if not self.ranks.is_main:
+            random = random.get("ranks", {}).get(str(self.ranks.rank))
+        if random:
+            checkpoint.restore_random_state(random)
+        else:  # of more ranks than before
+            seed_rank(self.ranks, self.config.seed, self.step)
         self._restore_optimizers(tree)
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0

@@ -7,18 +7,10 @@ import math
 from importlib.metadata import PackageNotFoundError
 from threading import Event
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    CPU,
-    GPT,
-    TRAIN,
-    random_batches,
-    start_and_kill,
-    tiny_model,
-    tiny_session,
-    train_in,
-)
+from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -456,7 +448,7 @@ def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path, optimizer):
     whole = train_in(tmp_path / "whole", config, ON)
     folder = tmp_path / "killed"
     child = processes.Process(target=train_in, args=(str(folder), config, ON))
-    start_and_kill(child, folder / "train.jsonl", 6)
+    helpers.start_and_kill(child, folder / "train.jsonl", 6)
     assert child.exitcode == -9
     rest = train_in(folder, config, ON)
     assert rest and "resumed from step" in rest[0].note

@@ -12,18 +12,10 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    CPU,
-    TRAIN,
-    code_index,
-    real_config,
-    start_and_kill,
-    stream_in,
-    tiny_session,
-    train_in,
-)
+from helpers import CPU, TRAIN, code_index, stream_in, tiny_session, train_in
 
 from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
@@ -93,7 +85,7 @@ def weights(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("at", [1, 12])
 def test_a_killed_run_resumes_bit_for_bit(busy, processes, tmp_path, at):
     child = processes.Process(target=train_in, args=(tmp_path, BUSY))
-    start_and_kill(child, tmp_path / "train.jsonl", at)
+    helpers.start_and_kill(child, tmp_path / "train.jsonl", at)
     rest = train_in(tmp_path, BUSY)
     assert (0 < len(rest) < 40 and "resumed from step" in rest[0].note) or at == 1
     assert [figures(e) for e in rest] == [figures(e) for e in busy[1]][-len(rest) :]
@@ -119,7 +111,7 @@ def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> in
 
 def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path):
     config = dataclasses.replace(TRAIN, max_steps=150, save_steps=1, eval_steps=50)
-    shape = real_config()
+    shape = helpers.real_config()
     sizes = ("text_vocab", "code_vocab", "n_mels", "max_text", "max_code")
     given = (config, str(code_index()), {n: getattr(shape, n) for n in sizes}, 2)
     whole = stream_in(tmp_path / "whole", *given)
