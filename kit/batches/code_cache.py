@@ -35,9 +35,6 @@ CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when
 DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def damaged(path: Path, how: object) -> DamagedFileError:
     return DamagedFileError(
         f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
@@ -75,10 +72,7 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 class MappedFile:
-    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
-
-    With `verify` all of it is compared with its checksum. Raises DamagedFileError.
-    """
+    """`file[name]`, tensors mapped from a safetensors file; `verify` compares its checksum."""
 
     def __init__(self, path: Path, verify: bool = False):
         self.path = Path(path)
@@ -158,9 +152,6 @@ def touch(paths: set[Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):  # gone, or a read-only folder
             os.utime(path)
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 class Items(Sequence):
@@ -329,8 +320,6 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
     return padding_lengths(np.pad(cache.histogram("tokens"), (EXTRA_TOKENS, 0)))
 
-
-# --- lengths of rows ------------------------------------------------------------------------------
 
 KEPT_PERCENT = 99.5
 

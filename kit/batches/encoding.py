@@ -192,8 +192,8 @@ def write_index(
 ) -> Path:
     """Write an index of `rows`, with their text ids and clips, to a file named by its content."""
     texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    ids, speakers, splits = zip(*((row.id, row.speaker, row.split) for row in rows))
-    columns = index_columns(ids, speakers, splits, texts, clips)
+    names = [(row.id, row.speaker, row.split) for row in rows]
+    columns = index_columns(names, texts, clips)
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
     used = {index, *(clip.shard for clip in clips)}
     try:
@@ -206,17 +206,11 @@ def write_index(
     return index
 
 
-# --- the index ------------------------------------------------------------------------------------
-
-
 def index_columns(
-    ids: list[str],
-    speakers: list[str],
-    splits: list[str],
-    texts: list[np.ndarray],
-    clips: list[Clip],
+    rows: list[tuple[str, str, str]], texts: list[np.ndarray], clips: list[Clip]
 ) -> dict[str, np.ndarray]:
-    """Return the columns of an index; each list has a value a row, `texts` the ids of its text."""
+    """Return the columns of an index of `rows` (id, speaker, split); `texts` are their text ids."""
+    ids, speakers, splits = zip(*rows)
     shard_paths, shards = numbered(clip.shard for clip in clips)
     speaker_names, speaker_numbers = numbered(speakers)
     split_names, split_numbers = numbered(splits)
@@ -309,9 +303,6 @@ def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
         save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
 
 
-# --- room on the disk -----------------------------------------------------------------------------
-
-
 def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
     """Return {file: (seconds since it was used, bytes)}."""
     files = {}
@@ -323,10 +314,7 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
-    """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
-
-    Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
-    """
+    """Remove the cache's least recently used files but `used`: `needed_bytes` must fit the cap."""
     files = ages(folder, "codes-*.safetensors") | ages(folder, "index-*.safetensors")
     cap_bytes = cap_gib * 2**30
     total_bytes = needed_bytes + sum(size for _, size in files.values())
@@ -343,9 +331,6 @@ def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) 
             f"corpus alone, and may take {cap_gib} GiB: raise `max_cache_gib`, or lower "
             "`reference_frames`."
         )
-
-
-# --- limits and positions -------------------------------------------------------------------------
 
 
 def longest(model: GPTConfig) -> GPTConfig:

@@ -1,10 +1,9 @@
 """LoRA (Hu et al. 2021): train small adapters beside a model's frozen matrices.
 
 A linear layer W becomes W + alpha / rank * B A with A (rank, in) and B (out, rank). B starts at 0,
-so the model starts bit-equal to its base. The base's tensor names stay; `merged` returns a plain
-model. With little data, adapters on all matrices of a layer learn as well as full fine-tuning,
-adapters on attention only do not, and an alpha of 32 suits any rank (Schulman et al. 2025, "LoRA
-Without Regret").
+so the model starts bit-equal to its base. With little data, adapters on all matrices of a layer
+learn as well as full fine-tuning, adapters on attention only do not, and an alpha of 32 suits any
+rank (Schulman et al. 2025, "LoRA Without Regret").
 """
 
 import dataclasses

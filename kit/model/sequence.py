@@ -163,10 +163,7 @@ class EffectiveBatch:
 
 
 def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int = 0) -> Batch:
-    """Pack text ids and code ids (without START and STOP) into a Batch, `pad_to` tokens wide.
-
-    Raises ValueError for a row longer than the positions: rows are never truncated.
-    """
+    """Pack ids (without START and STOP), `pad_to` tokens wide. ValueError for too long a row."""
     rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
     longest = max(pad_to, *(len(r["tokens"]) for r in rows))
 

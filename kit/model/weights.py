@@ -69,12 +69,8 @@ def save_adapters(
     model: SpeechGPT, path: Path, lora: LoRAConfig, tables: dict[str, int], base_sha256: str
 ) -> None:
     """Write the adapters of `model`, and each of `tables` from the given row on, in fp32."""
-    header = {
-        "config": dataclasses.asdict(model.config),
-        "lora": dataclasses.asdict(lora),
-        "tables": tables,
-        "base_sha256": base_sha256,
-    }
+    header = {"config": dataclasses.asdict(model.config), "lora": dataclasses.asdict(lora)}
+    header |= {"tables": tables, "base_sha256": base_sha256}
     tensors = {n: t.cpu().contiguous() for n, t in adapter_tensors(model, tables).items()}
     write_atomic(path, tensor_file.file_bytes(tensors, header))
 
@@ -137,9 +133,7 @@ def model_settings(base: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
-def warm_start_model(
-    config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]
-) -> SpeechGPT:
+def warm_start_model(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list]) -> SpeechGPT:
     """Return a model of `config` with the weights of `base`, and rows for what `base` lacks.
 
     `spellings` maps new text ids to the ids of `base` that spell them; new positions are random.

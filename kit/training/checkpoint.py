@@ -49,8 +49,8 @@ def unflatten(flat: dict) -> dict:
 def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> Path:
     """Write `tree` as `step-0000300.safetensors` in `folder`; returns its path.
 
-    Then deletes all but the newest `keep` and that of step `best`. Tensors are written one by one,
-    without a second copy in memory. Raises DiskError when the disk is full; older checkpoints stay.
+    Then deletes all but the newest `keep` and that of step `best`. Tensors have no second copy in
+    memory. Raises DiskError when the disk is full; older checkpoints stay.
     """
     folder = Path(folder)
     make_folder(folder)
@@ -122,13 +122,8 @@ def load(path: Path) -> dict:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
-def load_newest(
-    folder: Path, require: Callable[[dict], None] = lambda tree: None
-) -> tuple[dict | None, list[str]]:
-    """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones.
-
-    `require(tree)` raises DamagedFileError for a tree that the caller cannot resume from.
-    """
+def load_newest(folder: Path, require: Callable = lambda _: None) -> tuple[dict | None, list[str]]:
+    """Load the newest sound checkpoint that `require(tree)` accepts, if any; notes on others."""
     notes = []
     for path in reversed(checkpoints(folder)):
         try:

@@ -112,10 +112,7 @@ class TrainConfig:
         return self.gate_patience if self.gate_every else self.early_stopping_patience
 
     def for_steps(self, steps: int) -> "TrainConfig":
-        """Adapt these settings to a run of another length.
-
-        Validations and evaluations are as many as in the longer run, but at most ten.
-        """
+        """Adapt these settings to a run of `steps`: at most ten validations and evaluations."""
         if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)

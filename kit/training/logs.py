@@ -44,9 +44,9 @@ EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 def jsonl_log(path: Path) -> Listener:
     """A listener that appends each event to `path` as one line of strict JSON.
 
-    What is not finite becomes null. `wall_s` is added: the seconds since the event before,
-    validation and checkpoint included; null at the first event of each start. A kill costs at most
-    the line being written. Raises DiskError when the disk is full or the file was deleted.
+    What is not finite becomes null. `wall_s` is added: the seconds since the event before, with
+    validation and checkpoint; null at the first event of each start. A kill costs at most the line
+    being written. Raises DiskError when the disk is full or the file was deleted.
     """
     path = Path(path)
     file = None
@@ -94,10 +94,7 @@ def _strict(value):
 
 
 def read_log(path: Path) -> list[dict]:
-    """The events of a run, one dict a step, in order; [] when there is no file yet.
-
-    Where a run was resumed and its steps go back, the later lines win. What was not finite is None.
-    """
+    """The events of a run, one dict a step; where steps go back (a resume), later lines win."""
     path = Path(path)
     rows = []
     lost = 0
@@ -158,10 +155,7 @@ def scalars(row: dict) -> dict[str, float]:
 def tensorboard_log(
     folder: Path, rows: list[dict] = (), newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
-
-    A `folder` without events first gets `rows`, those that `read_log` has returned.
-    """
+    """Return a listener for TensorBoard or None, and why; an empty `folder` first gets `rows`."""
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
     write = _Board(folder, newest_sample)
@@ -216,13 +210,10 @@ class _Board:
 def wandb_log(
     project: str, name: str, config: dict, folder: Path, newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that logs numbers and samples to W&B or None, and the reason.
-
-    `config` are plain values to show. Without WANDB_MODE `wandb sync` uploads what is in `folder`.
-    """
+    """Return a listener that logs numbers and samples to W&B or None, and the reason."""
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
-    mode = os.environ.get("WANDB_MODE", "offline")
+    mode = os.environ.get("WANDB_MODE", "offline")  # `wandb sync` uploads what is in `folder`
     Path(folder).mkdir(parents=True, exist_ok=True)
     settings = {"project": project, "group": name, "config": config, "dir": str(folder)}
     reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"

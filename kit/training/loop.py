@@ -242,9 +242,6 @@ def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable |
     return judged
 
 
-# --- a batch and its passes ----------------------------------------------------------------------
-
-
 def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
     """Iterate over `batches` without changing the random numbers at the start."""
     before = checkpoint.random_state()  # a DataLoader draws a seed; a resumed run starts one more
@@ -284,9 +281,6 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
             columns[f"{kind}_targets"] = getattr(batch, f"{kind}_targets")[selected]
         parts.append(Batch(**columns))
     return parts
-
-
-# --- detect_anomaly -------------------------------------------------------------------------------
 
 
 @contextmanager

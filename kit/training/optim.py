@@ -289,13 +289,11 @@ AWAY_STEPS = 8
 class EMA:
     """`shadow`: moving average of `parameters` (Polyak and Juditsky 1992) by name, fp32.
 
-    It is on `device`, or with None on that of the parameters. A decay of 0.999 would remember the
+    It is on `device`, or with "" on that of the parameters. A decay of 0.999 would remember the
     random start for a thousand steps, so update n decays by min(decay, (1 + n) / (10 + n)).
     """
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], decay: float, device: str | None = None
-    ):
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, device: str = ""):
         self.parameters = parameters
         self.decay = decay
         self.every = AWAY_STEPS if device else 1

@@ -290,14 +290,9 @@ def broadcast_order(ranks: Ranks, order=None):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
-
-    Elsewhere ranks other than the main one ignore both: the main one handles them.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM: elsewhere only the main rank handles them."""
+    with contextlib.ExitStack() as restored:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, signal.default_int_handler)
+            restored.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in zip(numbers, before):
-            signal.signal(number, handler)

@@ -34,7 +34,7 @@ from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
-from kit.training.logs import jsonl_log
+from kit.training.logs import Listener, jsonl_log
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import SpeedConfig, prefetch_if_on
@@ -81,14 +81,10 @@ class TrainingProcess:
             command += [f"--nproc-per-node={count}", "--log-dir", str(output), "--redirects", "3"]
             command += ["-m", "--", "kit", *arguments]
         with open(output / "stdout.log", "wb") as out, open(output / "stderr.log", "wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,  # so that an interrupt of the kernel does not reach it
-            )
+            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            # In a session of its own an interrupt of the kernel does not reach it.
+            own = {"env": environment, "start_new_session": True}
+            self.process = subprocess.Popen(command, **files, **own)
 
     def request(self, name: str) -> None:
         """Request STOP (after this step, with a checkpoint) or PROFILE."""
@@ -147,23 +143,16 @@ def take_request(folder: Path, name: str) -> bool:
 def stop_signals() -> Iterator[list[int]]:
     """Within the block, the first Ctrl-C or SIGTERM is only appended to the yielded list."""
     received = []
-    handlers = {}
+    with contextlib.ExitStack() as restored:
 
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        def receive(number: int, frame) -> None:
+            received.append(number)
+            restored.close()  # so that a second one has its usual effect
 
-    def receive(number: int, frame) -> None:
-        received.append(number)
-        restore()  # so that a second one has its usual effect
-
-    if threading.current_thread() is threading.main_thread():  # which alone gets signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, receive)
-    try:
+        if threading.current_thread() is threading.main_thread():  # which alone gets signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                restored.callback(signal.signal, number, signal.signal(number, receive))
         yield received
-    finally:
-        restore()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -202,10 +191,7 @@ class TrainingRun:
         return bool(checkpoint.checkpoints(self.checkpoints)) and not self.finished()
 
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
-        """Train until done or `stop()`, from the newest sound checkpoint if there is one.
-
-        Raises KitError, also while another process trains this run.
-        """
+        """Train until done or `stop()`, from the newest sound checkpoint. Raises KitError."""
         if self.finished():
             return
         main = self.ranks.is_main
@@ -404,9 +390,7 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def checkpointer(
-    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
-) -> Callable[[StepEvent], None]:
+def checkpointer(trainer: Trainer, folder: Path, stop: Callable = lambda: False) -> Listener:
     """Return a listener that saves every `save_steps` steps, the best, the last, at a stop."""
     saved = trainer.step
 

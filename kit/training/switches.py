@@ -205,9 +205,7 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
     hardware.set_cuda_defaults()
-    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
-    torch.backends.cudnn.allow_tf32 = on["tf32"]
-    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
+    set_process(on)
     if hasattr(model.gpt, "h"):
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
@@ -228,6 +226,13 @@ def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) ->
             f"speed.attention_kernel = {name}: the {hw.name} cannot train with it in {precision} "
             f"({reason}). Leave it empty for PyTorch's choice."
         )
+
+
+def set_process(on: dict[str, bool]) -> None:
+    """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
+    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
+    torch.backends.cudnn.allow_tf32 = on["tf32"]
+    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
 
 
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:

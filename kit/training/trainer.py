@@ -186,7 +186,7 @@ class Trainer:
         self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
-        away = "cpu" if self.applied.on("ema_offload") else None
+        away = "cpu" if self.applied.on("ema_offload") else ""
         parameters = self.trainable.parameters
         return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
 
@@ -280,10 +280,7 @@ class Trainer:
         }
 
     def require_complete(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
-
-        Raises KitError when it is undamaged, but of another model.
-        """
+        """Raise DamagedFileError unless `tree` can be resumed, KitError for another model's."""
         try:
             read_run(tree["run"])
             if tree.get("checkpoint", "full") not in CHECKPOINTS:

@@ -214,7 +214,7 @@ def snapshot(module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in module.parameters()]
 
 
-def ema_of(module, decay: float, device: str | None = None) -> EMA:
+def ema_of(module, decay: float, device: str = "") -> EMA:
     return EMA(dict(module.named_parameters()), decay, device)
 
 
