@@ -159,8 +159,7 @@ def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float
 
 def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
     """Return the share of padding where a pass has `micro_batch` rows of like length."""
-    counted = dataclasses.replace(config, effective_tokens=0)
-    return wasted(passes(lengths, counted), lengths, config)
+    return wasted(passes(lengths, dataclasses.replace(config, effective_tokens=0)), lengths, config)
 
 
 def group_count(rows: int) -> int:

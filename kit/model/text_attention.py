@@ -92,8 +92,7 @@ def text_attention_maps(model: nn.Module, example: Batch) -> Tensor:
     example = example.to(next(model.parameters()).device)
     latents = model.config.latents
     first_code = latents + int((example.tokens < model.config.text_vocab).sum())
-    weights = torch.cat(model.attention(example))
-    return weights[:, :, first_code:, latents:first_code]
+    return torch.cat(model.attention(example))[:, :, first_code:, latents:first_code]
 
 
 def diagonality(attention: Tensor) -> Tensor:

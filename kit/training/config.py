@@ -134,7 +134,7 @@ class TrainConfig:
         epochs = {"eval_steps": self.eval_epochs, "save_steps": self.save_epochs}
         epochs["gate_every"] = self.gate_epochs
         steps = {name: max(1, round(n * epoch_steps)) for name, n in epochs.items() if n}
-        return dataclasses.replace(self, **steps)
+        return dataclasses.replace(self, **steps) if steps else self
 
     def without_gate(self) -> "TrainConfig":
         """These settings without the quality gate: only the validation loss counts."""

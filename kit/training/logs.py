@@ -188,8 +188,7 @@ class _Board:
         if sample and sample.step == self.step:
             rate_hz = sample.sample_rate_hz
             self.writer.add_audio("sample", sample.wave[None], self.step, sample_rate=rate_hz)
-            picture = sample.spectrogram
-            self.writer.add_image("sample/mel", picture, self.step, dataformats="HWC")
+            self.writer.add_image("sample/mel", sample.spectrogram, self.step, dataformats="HWC")
             self.writer.add_text("sample/text", sample.text, self.step)
         if self.step == row["steps"]:
             self.writer.flush()

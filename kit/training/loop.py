@@ -312,8 +312,7 @@ class FirstNan(TorchDispatchMode):
         if "empty" in str(operator):  # memory that nothing was written to yet
             return result
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
-            if floating and tensor.isnan().any():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.isnan().any():
                 frames = traceback.extract_stack()[:-1]
                 line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
                 raise KitError(

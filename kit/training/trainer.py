@@ -356,15 +356,16 @@ class Trainer:
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
         self.micro_rows = tree["run"].get("micro_rows", 0)
-        now_bytes = self.smallest_memory_bytes()
-        before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
-        if self.micro_rows and now_bytes > before_bytes:
-            self.notes.append(
-                f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} of "
-                f"memory; this device has {format_gib(now_bytes)}, so they are as large as planned "
-                "again"
-            )
-            self.micro_rows = 0
+        if self.micro_rows:
+            now_bytes = self.smallest_memory_bytes()
+            before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
+            if now_bytes > before_bytes:
+                self.notes.append(
+                    f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
+                    f"of memory; this device has {format_gib(now_bytes)}, so they are as large as "
+                    "planned again"
+                )
+                self.micro_rows = 0
 
     def _restore_optimizers(self, tree: dict) -> None:
         restarts = ""

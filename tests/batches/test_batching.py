@@ -81,8 +81,7 @@ def test_passes_split_a_batch_and_never_change_it():
     for split in (c.split(2), c.split(3), c.split(12)):
         assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
         for batch in plan_batches(lengths, c, 2):
-            parts = batching.micro_batches(batch, lengths, split)
-            assert list(itertools.chain(*parts)) == batch
+            assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch
 
 
 def test_a_token_budget_leaves_one_short_batch_an_epoch():

@@ -131,8 +131,7 @@ def start_bytes(index: Path) -> int:
     """The most memory that opening the cache and its first batch take."""
     tracemalloc.start()
     try:
-        stream = CodeStream(CodeCache(index), "train", DataConfig(), parts_only)
-        next(iter(stream))
+        next(iter(CodeStream(CodeCache(index), "train", DataConfig(), parts_only)))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -119,8 +119,7 @@ def test_every_utterance_exactly_once_an_epoch_as_planned(groups, over):
 
 def same(a, b) -> bool:
     parts = zip(a[0], b[0], strict=True)
-    tensors = all(x[:2] == y[:2] and torch.equal(x[2], y[2]) for x, y in parts)
-    return a[1] == b[1] and tensors
+    return a[1] == b[1] and all(x[:2] == y[:2] and torch.equal(x[2], y[2]) for x, y in parts)
 
 
 @pytest.mark.parametrize("over", [{}, {"effective_tokens": 900, "short_first": True}])
@@ -283,8 +282,7 @@ def test_workers_make_the_same_batches_in_the_same_order(workers):
 
 
 def test_grids_may_be_padded_to_a_multiple():
-    pairs = zip(stream(length_multiple=8), itertools.islice(stream(), 12))
-    for (padded, _), (plain, _) in pairs:
+    for (padded, _), (plain, _) in zip(stream(length_multiple=8), itertools.islice(stream(), 12)):
         assert [part[:2] for part in padded] == [part[:2] for part in plain]
         for texts, codes, _, width in padded:
             longest = max(len(t) + len(c) for t, c in zip(texts, codes)) + EXTRA_TOKENS
@@ -354,8 +352,7 @@ def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks(grou
     for at in range(0, 36, 5):
         rest = itertools.islice(rehearsing(whole[at][1]), 3)
         assert all(same(x, y) for x, y in zip(rest, whole[at + 1 :]))
-    read = loaded(rehearsing(whole[3][1]), 2, 12)
-    assert all(same(a, b) for a, b in zip(read, whole[4:]))
+    assert all(same(a, b) for a, b in zip(loaded(rehearsing(whole[3][1]), 2, 12), whole[4:]))
     ranks = [list(itertools.islice(rehearsing(rank=r, world=2), 16)) for r in range(2)]
     for batch, *parts in zip(whole, *ranks):
         assert sorted(members(batch)) == sorted(itertools.chain(*map(members, parts)))
@@ -403,8 +400,7 @@ def test_a_group_is_drawn_from_the_whole_corpus_in_each_epoch(grouped):
 def test_neighbours_in_length_stay_together(grouped):
     s = grouped(count=1335)
     lengths = s.lengths_of(range(1335)).tolist()
-    size = s.config.micro_batch
-    planned = [part for batch in epoch_of(s, 0) for part in chunks(batch, size)]
+    planned = [part for batch in epoch_of(s, 0) for part in chunks(batch, s.config.micro_batch)]
     assert wasted(planned, lengths, s.config) < 1.15 * neighbours_waste(s.lengths, s.config)
 
 

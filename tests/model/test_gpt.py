@@ -249,6 +249,5 @@ def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
         at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
         found = summed_loss(head, states, at, targets)
         logits = F.linear(states[at], head.weight, head.bias)
-        wanted = F.cross_entropy(logits, targets, reduction="sum")
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
     assert shapes == {(64, 5), (128, 5), (192, 5)}

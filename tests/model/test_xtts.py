@@ -90,8 +90,7 @@ def test_what_was_read_trains_and_speaks(release):
     model = load_xtts(release).model
     texts, codes, _ = random_rows(GPT, 2)
     mels = torch.randn(2, 80, 12)
-    sums = model.train()(pack(model.config, texts, codes, mels))
-    sum(sums).backward()
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
     assert all(p.grad is not None for p in model.parameters())
     spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
     assert all(len(row.codes) == 5 for row in spoken)
@@ -134,8 +133,7 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     whole["torch_mel_spectrogram_style_encoder.mel_stft.spectrogram.window"] = torch.ones(7)
     whole["dvae.codebook.embed"] = torch.full((2, 2), 3.0)
     more = {"optimizer": [{"state": {0: {"exp_avg": torch.ones(3)}}}], "step": 7}
-    path = write_tensors(folder, whole, "best_model_7.pth", **more)
-    xtts = load_xtts(path)
+    xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
     assert xtts.notes == ("6 tensors that only repeat others were left out",)
@@ -145,8 +143,7 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
 def test_files_that_are_elsewhere_are_named(folder, tmp_path):
     words = (folder / "vocab.json").rename(tmp_path / "words.json")
     config = (folder / "config.json").rename(tmp_path / "sizes.json")
-    xtts = load_xtts(folder / "model.pth", config=config, vocabulary=words)
-    assert xtts.model.config == TINY
+    assert load_xtts(folder / "model.pth", config=config, vocabulary=words).model.config == TINY
 
 
 def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
@@ -271,8 +268,7 @@ class Calls:
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
 def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    held = {"config": Calls(), "model": {"mel_stats": torch.ones(80)}}
-    torch.save(held, folder / name)
+    torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
     with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
     assert not (folder / "ran").exists()
@@ -334,8 +330,7 @@ def test_a_trained_model_takes_the_places_of_the_old_one(release, tmp_path):
 def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path):
     save_xtts(load_xtts(release), tmp_path / "new", dtype=torch.float16)
     for name, tensor in tensors_of(tmp_path / "new").items():
-        halved = name.startswith("gpt.")
-        assert (tensor.dtype is torch.float16) == halved, name
+        assert (tensor.dtype is torch.float16) == name.startswith("gpt."), name
     model = load_xtts(tmp_path / "new").model
     require_equal(model.state_dict(), random_model().half().float().state_dict())
 

@@ -138,8 +138,7 @@ HEADERS = ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}', None]
 @pytest.mark.parametrize("plain", HEADERS)
 def test_a_file_with_another_header_or_none_is_damaged(tmp_path, plain):
     path = tmp_path / "step-0000001.safetensors"
-    header = plain and {"plain": plain}
-    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, header)
+    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, plain and {"plain": plain})
     with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
 

@@ -212,8 +212,7 @@ def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_proce
     for step in (5, 6):
         again(event(step, loss=2.0))
     again.writer.flush()
-    expected = [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
-    assert points(tmp_path, "loss") == expected
+    assert points(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
 
 
 @needs_tensorboard
@@ -246,8 +245,7 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
 @needs("wandb")
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    sample = spoken_sample(step=10)
-    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: sample)
+    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: spoken_sample(step=10))
     assert "disabled" in logs.wandb_log(*given)[1]
     monkeypatch.delenv("WANDB_MODE")
     log, reason = logs.wandb_log(*given)
@@ -274,8 +272,7 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    sample = spoken_sample(step=2)
-    log, reason = logs.trackio_log("kit", "demo", {"lr": 1e-4}, lambda: sample)
+    log, reason = logs.trackio_log("kit", "demo", {"lr": 1e-4}, lambda: spoken_sample(step=2))
     assert "trackio show" in reason and "trackio" not in sys.modules
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))

@@ -91,8 +91,7 @@ def fp16_state(monkeypatch, scale: float, **changes) -> Trainer:
 
 
 def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
-    s = fp16_state(monkeypatch, 2.0**40, max_steps=40, patience=3)
-    events = run(s)
+    events = run(fp16_state(monkeypatch, 2.0**40, max_steps=40, patience=3))
     skipped = [bool(event.note) for event in events]
     assert sum(skipped) > 10 and skipped == sorted(skipped, reverse=True), "the scale was found"
     assert events[0].note.endswith(f"the scale of fp16 is now {2.0**39:g}")
@@ -395,8 +394,7 @@ def test_a_spike_is_said_and_clipped_harder():
                 p.data *= 100.0 if number == 3 else 1.0
             yield batch
 
-    events = run(s, shaken())
-    assert [("spike" in e.note) for e in events] == [False, False, False, True]
+    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
     assert s.adaptation.tight == 0.5
 
 

@@ -109,8 +109,7 @@ def test_muon_multiplies_in_the_precision_of_the_run(precision, dtype):
 
 def matrices_with_gradients() -> list[nn.Parameter]:
     torch.manual_seed(0)
-    shapes = [(48, 32), (32, 96), (32, 32), (48, 32)]
-    made = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    made = [nn.Parameter(torch.randn(shape)) for shape in [(48, 32), (32, 96), (32, 32), (48, 32)]]
     for p in made:
         p.grad = torch.randn_like(p)
     return made

@@ -64,8 +64,7 @@ def cache_of(letters: range) -> CodeCache:
 
 def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> Session:
     make = partial(CodeStream, cache, config=DATA, collate=partial(collate, MODEL))
-    config = dataclasses.replace(TRAIN, max_steps=steps, eval_steps=steps)
-    session = tiny_session(folder, config)
+    session = tiny_session(folder, dataclasses.replace(TRAIN, max_steps=steps, eval_steps=steps))
     session.model = MODEL
     session.make_batches = lambda position, _: make("train", position=position, rehearsal=share)
     session.validation = validation_batches(make("held_out"))
@@ -80,8 +79,7 @@ def learnt(session: Session, values: dict | None = None) -> SpeechGPT:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> SpeechGPT:
     """A voice that has learnt the first language."""
-    folder = tmp_path_factory.mktemp("base")
-    return learnt(session_in(folder, cache_of(FIRST), 400))
+    return learnt(session_in(tmp_path_factory.mktemp("base"), cache_of(FIRST), 400))
 
 
 def read(base: SpeechGPT, texts: list[list[int]]) -> list[GeneratedCodes]:
@@ -111,8 +109,7 @@ def started(base: SpeechGPT, folder: Path, share: float, steps: int) -> Session:
         return model
 
     session.first_model = first_model
-    known = Base(config=MODEL, sha256=checksum(base.state_dict()))
-    session.finetuning = Finetuning(base=known)
+    session.finetuning = Finetuning(base=Base(config=MODEL, sha256=checksum(base.state_dict())))
     return session
 
 

@@ -119,8 +119,7 @@ def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path)
 
     begin = partial(start, processes, str(folder), *given, target=stream_in)
     step = killed_again_and_again(begin, folder, 20, 0.1)
-    rest = stream_in(folder, *given)
-    assert [figures(e) for e in rest] == [figures(e) for e in whole][step:]
+    assert [figures(e) for e in stream_in(folder, *given)] == [figures(e) for e in whole][step:]
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in whole]
     assert weights(folder) == weights(tmp_path / "whole")
 
@@ -138,8 +137,7 @@ def test_a_second_trainer_gets_the_name_of_the_holder(processes, tmp_path):
     kill(child)
     steps = [json.loads(line)["step"] for line in (tmp_path / "train.jsonl").open()]
     assert steps == list(range(1, len(steps) + 1))  # nobody logged beside it
-    again = tiny_session(tmp_path, config)
-    assert next(again.run(ON, Event())).step > 3
+    assert next(tiny_session(tmp_path, config).run(ON, Event())).step > 3
 
 
 def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
@@ -398,8 +396,7 @@ def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monke
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
-    speed = SpeedConfig(ema=True)
-    rows = trial_rows(session.model, TRAIN, speed, CPU, FULL, usual, threads=1)
+    rows = trial_rows(session.model, TRAIN, SpeedConfig(ema=True), CPU, FULL, usual, threads=1)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())

@@ -223,8 +223,7 @@ def test_an_attention_kernel_runs_alone_with_the_same_loss_and_is_set_back():
     model = tiny_model()
     apply(model, SpeedConfig(sdpa=True), CPU)
     before = loss_and_gradients(model)
-    applied = apply(model, SpeedConfig(sdpa=True, attention_kernel="math"), CPU)
-    assert applied.ran("sdpa") == "math"
+    assert apply(model, SpeedConfig(sdpa=True, attention_kernel="math"), CPU).ran("sdpa") == "math"
     for one, other in zip(before, loss_and_gradients(model), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     alone = tiny_model(cond_blocks=0, perceiver_layers=0)
@@ -250,8 +249,7 @@ SHAPES |= {"fixed lengths": ((40, 56, 64) * 2, False)}  # tokens
 @pytest.mark.parametrize(("lengths", "recompute"), SHAPES.values(), ids=SHAPES)
 def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recompute):
     """torch.compile's own tracing and guards; the slow code generation behind it left out."""
-    tracing = functools.partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(torch, "compile", tracing)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model, plain = tiny_model(), tiny_model()
     apply(model, SpeedConfig(compile=True, sdpa=True, gradient_checkpointing=recompute), CPU)
     before, made = compilations(), []

@@ -64,8 +64,7 @@ def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
 
 
 def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
-    plain = finetune_session(tmp_path / "plain", TRAIN, Finetuning())
-    first = next(plain.run(ON, Event()))
+    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
     adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
     # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
@@ -110,8 +109,7 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
 
 
 def test_a_base_that_has_gone_is_reported(tmp_path, bf16):
-    session = rounded(tmp_path)
-    events = session.run(ON | {"mixed_precision": True}, Event())
+    events = rounded(tmp_path).run(ON | {"mixed_precision": True}, Event())
     next(events)
     (tmp_path / "start.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"start\.safetensors is gone.*resumes from"):
@@ -127,8 +125,7 @@ def test_of_a_grown_model_adapters_and_new_rows_learn_and_nothing_else(whole):
     base = tiny_model(**vars(BASE)).state_dict()
     trained = load_model(folder / "model-raw.safetensors").state_dict()
     moved = {name for name in base if not torch.equal(base[name], trained[name][: len(base[name])])}
-    targets = {f"gpt.h.{i}.{name}.weight" for i in range(2) for name in LORA.lora.targets}
-    assert moved == targets
+    assert moved == {f"gpt.h.{i}.{name}.weight" for i in range(2) for name in LORA.lora.targets}
     grown = {name for name in base if len(base[name]) < len(trained[name])}
     tables = "text_embedding.weight text_head.weight text_head.bias code_position.weight"
     assert grown == set(tables.split())
@@ -209,8 +206,7 @@ def test_compiled_it_is_the_same(monkeypatch):
 
 
 def test_a_checkpoint_holds_what_trains_and_no_more(whole):
-    folder = whole["lora"][0]
-    tree = checkpoint.load_newest(folder / "checkpoints")[0]
+    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
     names = set(tree["model"])
     adapters = {name for name in names if is_adapter(name)}
     assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
