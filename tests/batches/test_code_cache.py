@@ -88,7 +88,6 @@ def test_a_cache_travels_as_a_few_paths(tmp_path):
 
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
-    """The index of a cache too large to be checked whole whenever it is opened."""
     monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
     return made_index(tmp_path, 2 * CLIPS)
 

@@ -34,7 +34,6 @@ def stream(position=None, split="train", rank=0, world=1, text_dropout=0.0, **ov
 
 @pytest.fixture(params=[1000, 16], ids=["one group", "several groups"])
 def groups(request, monkeypatch) -> None:
-    """An epoch that is planned at once, and one in groups of a few rows."""
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", request.param)
 
 

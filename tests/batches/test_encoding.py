@@ -34,7 +34,6 @@ def build(folder, rows=None, config=DATA, **over) -> Path:
 
 
 def build_noted(folder, rows=None, **over) -> tuple[Path, list]:
-    """The index, and the progress that was reported."""
     reported = []
     return build(folder, rows, progress=lambda *now: reported.append(now), **over), reported
 
@@ -55,7 +54,6 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(built, tmp_path) -> Path:
-    """The index of a cache of one's own."""
     return Path(shutil.copytree(built.parent, tmp_path / "cache")) / built.name
 
 
@@ -282,7 +280,6 @@ def build_apart(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, processes) -> Path:
-    """Ten shards, made by one process undisturbed."""
     code_cache()  # leaves manifest, codec and tokenizer in files
     folder = tmp_path_factory.mktemp("small")
     run(processes, folder, 1)

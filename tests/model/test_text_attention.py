@@ -91,7 +91,6 @@ def spelt(count: int, seed: int) -> EffectiveBatch:
 
 
 def trained_with(guide: float) -> SpeechGPT:
-    """A model after a hundred steps."""
     steps = 100
     guided = {"guided_attention_weight": guide, "guided_attention_steps": 60}
     limits = {"max_steps": steps, "eval_steps": steps, "lr": 3e-3, "warmup_steps": 5}

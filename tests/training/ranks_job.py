@@ -51,7 +51,6 @@ def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
 
 
 def session(folder: Path, name: str, ranks: Ranks = ALONE) -> Session:
-    """The run `name` in a folder of that name, as this process has it."""
     config, dropout = RUNS[name]
     run = tiny_session(Path(folder) / name, config, dropout=dropout)
     run.make_batches = lambda position, parts: uneven_batches(ranks, position, parts)

@@ -215,7 +215,6 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
 
 
 def test_the_setting_may_change_on_the_way(tmp_path):
-    """From whole to small and back: each is read for what it is."""
     begin(tmp_path, 4, TRAIN)
     middle = begin(tmp_path, 3)
     assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note

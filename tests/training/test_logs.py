@@ -258,7 +258,6 @@ def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
 
 
 def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, monkeypatch):
-    """A module with trackio's functions takes its place."""
     (tmp_path / "trackio.py").write_text(
         "calls = []\n"
         "def init(**given):\n"

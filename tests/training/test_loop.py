@@ -366,7 +366,6 @@ def test_one_row_too_large_is_a_verdict_with_a_fix():
 
 
 def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, baseline):
-    """It is there, so the switch is on offer, and then it cannot compile a line."""
     if compiler_available("cpu").value == "no":
         pytest.skip("needs a C++ compiler")
 

@@ -85,8 +85,6 @@ def test_every_parameter_is_in_one_group_and_the_conditioner_may_have_its_own(op
 
 
 class Dtypes(TorchDispatchMode):
-    """Notes the number formats of all that is computed inside."""
-
     found = frozenset()
 
     def __torch_dispatch__(self, call, types, args=(), kwargs=None):
@@ -329,7 +327,6 @@ ON = {"ema": True, "adamw_8bit": True}
 
 @pytest.fixture
 def fresh():
-    """What was found of this machine is detected again, before and after."""
     optim._runs_on.cache_clear()
     yield
     optim._runs_on.cache_clear()

@@ -54,7 +54,6 @@ def files(folder: Path, name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """The runs of one process."""
     folder = tmp_path_factory.mktemp("alone")
     for name in ("parity", "started alone"):
         train(session(folder, name))

@@ -78,7 +78,6 @@ def learnt(session: Session, values: dict | None = None) -> SpeechGPT:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> SpeechGPT:
-    """A voice that has learnt the first language."""
     return learnt(session_in(tmp_path_factory.mktemp("base"), cache_of(FIRST), 400))
 
 
@@ -160,7 +159,6 @@ STEPS = 45  # more than four epochs
 
 
 def rehearse_in(folder: str, weights: dict) -> list:
-    """A whole run; also the body of a process that is killed."""
     torch.set_num_threads(1)
     model = SpeechGPT(MODEL).eval()
     model.load_state_dict(weights)

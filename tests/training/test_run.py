@@ -44,7 +44,6 @@ def steps_saved(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder and the events of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, train_in(folder)
 
