@@ -219,9 +219,9 @@ def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()
     """A cache without a file; a row is its id, speaker and split."""
     common = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
     clips = [Clip(place=i, codes=len(row), **common) for i, row in enumerate(codes)]
-    names = ([row[name] for row in rows] for name in ("id", "speaker", "split"))
+    names = [(row["id"], row["speaker"], row["split"]) for row in rows]
     cache = object.__new__(CodeCache)
-    columns = MemoryColumns(index_columns(*names, texts, clips))
+    columns = MemoryColumns(index_columns(names, texts, clips))
     cache.take(columns, codes.__getitem__, references.__getitem__)
     return cache
 

@@ -248,7 +248,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     matrices = config.width**2 * LAYER_MATRICES  # numbers in a layer
     heads = config.width * (config.text_vocab + config.code_vocab)
 
-    # Frozen matrices may be in half precision (`round_frozen`). Of the others autocast makes
+    # Frozen matrices may be in half precision (`rounds_frozen`). Of the others autocast makes
     # copies, but of tables that are looked up.
     rounded = 0
     if step.half and step.finetuning.rounds_frozen:

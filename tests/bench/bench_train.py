@@ -54,7 +54,6 @@ from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.config import FULL, Base, FinetuneConfig, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import train
-from kit.training.run import listen
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import make_batches, preset_task
@@ -183,11 +182,11 @@ def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
         for owner, name in calls:
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, timed(getattr(owner, name), inside))
-        events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
-        next(events)
+        events, log = train(state, batches), jsonl_log(Path(folder) / "train.jsonl")
+        log(next(events))
         for _ in range(steps):
             started_s, inside[0] = time.perf_counter(), 0.0
-            next(events)
+            log(next(events))
             yield 1 - inside[0] / (time.perf_counter() - started_s)
 
 

@@ -10,20 +10,10 @@ import shutil
 from unittest.mock import Mock
 
 import pytest
+import released_xtts
 import torch
 from helpers import GPT, random_rows
-from released_xtts import (
-    HOLES,
-    SIZE,
-    TINY,
-    random_dvae,
-    random_model,
-    settings,
-    tensors_of,
-    vocabulary,
-    write_release,
-    write_tensors,
-)
+from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.inference.generate import GenerateConfig, generate
@@ -35,7 +25,7 @@ from kit.releases.xtts_v2.model import load_xtts, save_xtts
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    return write_release(tmp_path_factory.mktemp("release"))
+    return released_xtts.write_release(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +77,10 @@ def test_a_release_is_read(release, tensors):
     assert xtts.model.config == TINY and not xtts.model.training
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     require_equal(xtts.sound, {n: t for n, t in tensors.items() if not n.startswith("gpt.")})
-    require_equal(xtts.dvae, random_dvae())
+    require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
-    assert len(xtts.vocabulary.ids) == SIZE - len(HOLES) and xtts.vocabulary.start == 7
+    assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
+    assert xtts.vocabulary.start == 7
     assert xtts.notes == () and xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
 
@@ -263,8 +254,7 @@ class Calls:
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
 def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    held = {"config": Calls(), "model": {"mel_stats": torch.ones(80)}}
-    torch.save(held, folder / name)
+    torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
     with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
     assert not (folder / "ran").exists()
