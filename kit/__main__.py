@@ -7,9 +7,9 @@ their command runs, so that --help does not wait for torch.
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -37,19 +37,15 @@ Exit codes: 0 done, 2 something must be changed (the message says what), 3 `eval
 voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
 GATE_FAILED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 SAVED = "later commands need not repeat it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help.
-
-    Options that are not given are left to the recipe's defaults.
-    """
+    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help."""
 
     name: str
-    recipe: str  # MODULE.NAME of kit.recipes; it gets the run and the options
+    recipe: str  # MODULE:NAME of kit.recipes; it gets the run and the options
     purpose: str
     writes: str
     options: tuple[tuple[str, Callable, str, str], ...] = ()
@@ -80,14 +76,12 @@ class Command:
         own.add_argument("--tables", action="store_true", help="also print the steps' tables")
         own.add_argument("--json", action="store_true", help="only one JSON object on stdout")
         for name, kind, metavar, help in self.options:
-            flag = "--" + name.replace("_", "-")
-            own.add_argument(flag, type=kind, metavar=metavar, help=help)
+            own.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
-        """Run the recipe with those of its own options that were given."""
+        """Run the recipe with those of its own options that were given, else its defaults."""
         given = vars(options)
-        module, name = self.recipe.split(".")
-        recipe = getattr(importlib.import_module(f"kit.recipes.{module}"), name)
+        recipe = pkgutil.resolve_name(f"kit.recipes.{self.recipe}")
         steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
         if hasattr(steps, "line"):  # a single result
             return [steps]
@@ -117,13 +111,13 @@ EXPORTED = ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the 
 COMMANDS = (  # in the order in which they are used
     Command(
         "setup",
-        "setup.Setup",
+        "setup:Setup",
         "what suits this machine, and whether the run fits",
         "the choices for this machine to the run's report",
     ),
     Command(
         "prepare",
-        "prepare.Preparation",
+        "prepare:Preparation",
         "check, tokenizer, codec, codes on disk",
         "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
         (
@@ -143,7 +137,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "benchmark",
-        "benchmark.Benchmark",
+        "benchmark:Benchmark",
         "which switches pay off here (optional)",
         "speed.yaml, the switches that pay off, for `train`; finished trials are reused",
         (
@@ -155,14 +149,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "benchmark.check",
+        "benchmark:check",
         "does a training step fit here? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         takes="preset",
     ),
     Command(
         "tune",
-        "benchmark.Tuning",
+        "benchmark:Tuning",
         "the fastest settings under a target (optional)",
         "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
         (
@@ -175,7 +169,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "devices",
-        "benchmark.devices",
+        "benchmark:devices",
         "what `benchmark` and `tune` measured, a table a device",
         "README.md to the folder with the measurements",
         (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
@@ -183,7 +177,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "train",
-        "train.Training",
+        "train:Training",
         "the model; resumes where it stopped",
         "weights, checkpoints and the log; resumes from the newest intact checkpoint",
         (*DURATION, ("plan", json.loads, "JSON", "what a panel has checked (checked here)")),
@@ -191,7 +185,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "finetune",
-        "finetune.FineTune",
+        "finetune:FineTune",
         "prepare and train, from a released XTTS-v2 or IndexTTS2",
         "what prepare and train do, what was forgotten, export/, coqui/ or indextts2/",
         (
@@ -205,14 +199,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "evaluate",
-        "evaluate.Evaluation",
+        "evaluate:Evaluation",
         "is it intelligible?",
         "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
         (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
     ),
     Command(
         "speak",
-        "speak_file.speak",
+        "speak:speak",
         "a sentence as a WAV file; what speech costs",
         "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
         (
@@ -228,7 +222,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "serve",
-        "serve.serve",
+        "serve:serve",
         "the voice in a browser, and OpenAI's speech API",
         "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
@@ -241,7 +235,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "transcribe",
-        "more_data.transcribe_with_whisper",
+        "more_data:transcribe_with_whisper",
         "clips and texts from recordings without text",
         "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
         (
@@ -255,18 +249,15 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "onnx",
-        "speak.export_for_onnxruntime",
+        "speak:export_for_onnxruntime",
         "the voice for onnxruntime, without torch",
         "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
-        (
-            EXPORTED,
-            ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
-        ),
+        (EXPORTED, ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)")),
         takes="name",
     ),
     Command(
         "push",
-        "hub.push",
+        "serve:push",
         "the exported voice to the Hugging Face hub",
         "a repository on the Hugging Face hub: the voice, samples and a model card",
         (
@@ -281,13 +272,13 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "checklist",
-        "reports.Checklist",
+        "reports:Checklist",
         "what was checked, and what is left to do",
         "nothing: it reads the run's report",
     ),
     Command(
         "compare",
-        "reports.write_comparison",
+        "reports:write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         (("with", str, "NAME", "the other run"),),
@@ -303,11 +294,13 @@ class Answer:
     def __init__(self, fields: dict):
         self.fields = fields
         self.results = []
+        self.figures = {}
         self.failed = False  # whether a result has failed
         self.is_main = True  # of several processes only the main one answers
 
     def add(self, result) -> None:
         self.failed = self.failed or result.failed
+        self.figures |= result.figures
         table = [list(row) for row in result.grid]
         self.results.append({"line": result.line, "figures": result.figures, "table": table})
 
@@ -326,15 +319,37 @@ class Answer:
                 if self.is_main:
                     from kit.base.run import replace_non_finite  # torch: --help does not wait
 
-                    figures = {}
-                    for result in self.results:
-                        figures |= result["figures"]
-                    answer = self.fields | {"figures": figures, "results": self.results}
+                    answer = self.fields | {"figures": self.figures, "results": self.results}
                     text = json.dumps(replace_non_finite(answer), ensure_ascii=False, default=str)
                     stdout.write(f"{text}\n")
                 sys.stdout.flush()
                 stdout.flush()
                 os.dup2(stdout.fileno(), 1)
+
+
+class Interrupts:
+    """Collects SIGINT and SIGTERM, and raises KeyboardInterrupt in the step that is running."""
+
+    def __init__(self):
+        self.signals: list[int] = []
+        self.ranks = None  # the processes of torchrun, once they are known
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame) -> None:
+        if self.ranks is not None and self.ranks.lost:
+            return  # torchrun is ending the other processes, and the error is being printed
+        self.signals.append(number)
+        raise KeyboardInterrupt
+
+    def leave(self) -> int:
+        """Print how to resume; returns the exit code: 0 to torchrun, to which others are errors."""
+        several = self.ranks is not None and self.ranks.several
+        why = "Stopped"
+        if several and signal.SIGTERM in self.signals:
+            why += f": another of {self.ranks.world} processes has ended, or torchrun was stopped"
+        print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
+        return 0 if several else 128 + (self.signals or [signal.SIGINT])[0]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -358,10 +373,8 @@ def run_safely(options: argparse.Namespace, answer: Answer) -> int:
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
         text = str(error)
         if isinstance(error, ModuleNotFoundError):
-            text = (
-                f"This command needs the package `{error.name}`: install it, or the kit with all "
-                "that it needs (pip install without --no-deps)."
-            )
+            fix = "install it, or the kit with all that it needs (pip install without --no-deps)"
+            text = f"This command needs the package `{error.name}`: {fix}."
         elif not type(error).__module__.startswith("kit."):
             raise
         print(text, file=sys.stderr)
@@ -399,18 +412,15 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: Answer) -> int:
-    """Run the recipe's steps and print each result, until the end or an interrupt.
-
-    Under torchrun the first process does this; the others wait for its orders.
-    """
+def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Answer) -> int:
+    """Run the recipe's steps, under torchrun in its first process, and print each result."""
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()
     command = options.command
     takes = "name" if "voice" in options else command.takes
     if takes == "name":
-        print_results(command.results(options.run, options), options, interrupts, answer)
+        print_results(command.results(options.run, options), options.tables, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.open_run import open_settings, parse_settings
@@ -419,8 +429,8 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
     allow_expandable_segments()
     chosen = (options.run, options.preset, options.use, parse_settings(options.set))
     if takes == "preset":
-        run = open_settings(*chosen)
-        print_results(command.results(run, options), options, interrupts, answer)
+        results = command.results(open_settings(*chosen), options)
+        print_results(results, options.tables, interrupts, answer)
         return 0
     ranks = join_ranks(command.own_gpu)
     interrupts.ranks = ranks
@@ -439,7 +449,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
     run = dataclasses.replace(start(*chosen), ranks=ranks)
     print(run, flush=True)
     answer.fields |= {"run": run.name, "folder": str(run.folder)}
-    print_results(command.results(run, options), options, interrupts, answer)
+    print_results(command.results(run, options), options.tables, interrupts, answer)
     if ranks.several:
         broadcast_order(ranks)  # none: the other processes may end
     ranks.leave()
@@ -449,49 +459,19 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts", answer: A
     return GATE_FAILED if answer.failed else 0
 
 
-def print_results(
-    results: Iterable, options: argparse.Namespace, interrupts: "Interrupts", answer: Answer
-) -> None:
+def print_results(results: Iterable, tables: bool, interrupts: Interrupts, answer: Answer) -> None:
     """Print each result's line, and its tables if asked for; `answer` keeps all of it."""
     from kit.base.formatting import text_grid, text_table
 
     for result in results:
         answer.add(result)
         print(result, flush=True)
-        if options.tables and result.grid:
+        if tables and result.grid:
             print(text_grid(result.grid), flush=True)
-        if options.tables and result.figures:
+        if tables and result.figures:
             print(text_table(result.figures), flush=True)
         if interrupts.signals:
             break
-
-
-class Interrupts:
-    """Collects SIGINT and SIGTERM, and raises KeyboardInterrupt in the step that is running."""
-
-    def __init__(self):
-        self.signals: list[int] = []
-        self.ranks = None  # the processes of torchrun, once they are known
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame) -> None:
-        if self.ranks is not None and self.ranks.lost:
-            return  # torchrun is ending the other processes, and the error is being printed
-        self.signals.append(number)
-        raise KeyboardInterrupt
-
-    def leave(self) -> int:
-        """Print how to resume; returns the exit code: 0 to torchrun, to which others are errors."""
-        several = self.ranks is not None and self.ranks.several
-        why = "Stopped"
-        if several and signal.SIGTERM in self.signals:
-            others = f"another of the {self.ranks.world} processes has ended"
-            why = f"Stopped: {others}, or torchrun was stopped"
-        print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
-        if several:
-            return 0
-        return 128 + (self.signals or [signal.SIGINT])[0]
 
 
 if __name__ == "__main__":

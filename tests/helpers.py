@@ -201,9 +201,9 @@ def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()
     """A cache without a file; a row is its id, speaker and split."""
     made = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
     clips = [Clip(place=i, codes=len(row), **made) for i, row in enumerate(codes)]
-    names = ([row[name] for row in rows] for name in ("id", "speaker", "split"))
+    names = [(row["id"], row["speaker"], row["split"]) for row in rows]
     cache = object.__new__(CodeCache)
-    columns = MemoryColumns(index_columns(*names, texts, clips))
+    columns = MemoryColumns(index_columns(names, texts, clips))
     cache.take(columns, codes.__getitem__, references.__getitem__)
     return cache
 
@@ -308,7 +308,7 @@ def pretended_capture(work, pool=None) -> tuple:
 
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
-    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
+    monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
     decoder.compiled = CudaGraphSteps(decoder, compiles=False)
     decoder.memory = decoder.compiled.memory

@@ -19,8 +19,7 @@ from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.codec import DVAE
-from kit.releases.xtts_v2.model import CLASSES
-from kit.releases.xtts_v2.names import FIXED, sound_tensors, to_released
+from kit.releases.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0

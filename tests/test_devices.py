@@ -32,7 +32,7 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, more_data, prepare, prepare_parts, training_data, training_samples
+from kit.recipes import evaluate, more_data, prepare, prepare_parts, train, training_data
 from kit.recipes.start import start
 from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
@@ -301,7 +301,7 @@ def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_pat
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
     state = SimpleNamespace(model=voice.model, averaged=torch.no_grad)
     config = GenerateConfig(exact_codes=5, best_of=1)
-    log = training_samples.SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
+    log = train.SampleLog(SimpleNamespace(trainer=state), voice, row, config, tmp_path / "samples")
     (tmp_path / "samples").mkdir()
     log.speak(1)
     assert (tmp_path / "samples" / "step-0000001.wav").is_file()

@@ -54,7 +54,7 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
     """A machine with that card, and a run of its own."""
     reported = {"name": NAMES[request.param], "cores": 8, "ram_bytes": 32 * GIB}
     hw = dataclasses.replace(test_presets.card(request.param), **reported)
-    for room in ("base.hardware", "base.run", "recipes.active_run"):
+    for room in ("base.hardware", "base.run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)

@@ -83,8 +83,7 @@ def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
     """Resample a waveform (L,) with torchaudio; raises as `import_torchaudio` does."""
     if rate == new_rate:
         return wave
-    resample = import_torchaudio().functional.resample
-    return resample(wave, *resampling_ratio(rate, new_rate))
+    return import_torchaudio().functional.resample(wave, *resampling_ratio(rate, new_rate))
 
 
 def import_torchaudio() -> ModuleType:
@@ -96,15 +95,14 @@ def import_torchaudio() -> ModuleType:
         import torchaudio.compliance.kaldi
         import torchaudio.functional
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+        major, minor = map(int, torch.__version__.split(".")[:2])
         # One before 2.11 needs the torch of its own number, 2.11 any later torch of the same CUDA.
-        wanted = min((major, minor), (2, 11))
+        major, minor = min((major, minor), (2, 11))
         build = "cu" + torch.version.cuda.replace(".", "") if torch.version.cuda else "cpu"
         raise KitError(
             f"torchaudio cannot be used with torch {torch.__version__} for {build} "
             f"({shorten(error)}). Install one that fits: pip install --force-reinstall --no-deps "
-            f'"torchaudio=={wanted[0]}.{wanted[1]}.*" '
-            f"--index-url https://download.pytorch.org/whl/{build}"
+            f'"torchaudio=={major}.{minor}.*" --index-url https://download.pytorch.org/whl/{build}'
         ) from error
     return torchaudio
 
@@ -131,9 +129,7 @@ def cancelling_channel(wave: np.ndarray) -> int | None:
         return None
     powers = wave.var(axis=0, dtype=np.float64)
     mean_power = wave.mean(axis=1, dtype=np.float64).var()
-    if mean_power >= CANCELLING / channels * powers.mean():
-        return None
-    return int(powers.argmax())
+    return int(powers.argmax()) if mean_power < CANCELLING / channels * powers.mean() else None
 
 
 def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
@@ -153,12 +149,9 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         dtype = "int16" if file.subtype in _INT16_SUBTYPES else "float32"
         wave = _read_samples(file, length, path, dtype)
     scale = 1 / 32768 if wave.dtype == np.int16 else 1.0
-    peak = max(int(wave.max()), -int(wave.min())) if scale < 1 else float(np.abs(wave).max())
-    full_scale = _FULL_SCALE.get(header["subtype"], 0.999)
-    clipped = 0.0
-    if peak * scale >= full_scale:
-        level = full_scale / scale
-        clipped = round(float(((wave >= level) | (wave <= -level)).mean()), 6)
+    peak = max(float(wave.max()), -float(wave.min()))
+    level = _FULL_SCALE.get(header["subtype"], 0.999) / scale
+    clipped = ((wave >= level) | (wave <= -level)).mean() if peak >= level else 0.0
     channel = cancelling_channel(wave)
     if wave.shape[1] == 1 or channel is not None:
         mono = wave[:, channel or 0].astype(np.float32)
@@ -174,7 +167,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         peak=round(peak * scale, 6),
         mono_peak=round(max(float(mono.max()) - dc, dc - float(mono.min())), 6),
         cancels=channel is not None,
-        clipped=clipped,
+        clipped=round(float(clipped), 6),
         dc=round(dc, 6),
         rms_db=round(10 * math.log10(max(energy, 1e-12)), 2),
         **_frame_figures(mono, header["rate_hz"]),
@@ -229,7 +222,7 @@ def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
     """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz; warns once if not exact."""
     exact = Fraction(rate_hz, new_rate_hz)
     if exact.numerator * exact.denominator <= MAX_FILTER_TAPS:
-        return exact.numerator, exact.denominator
+        return exact.as_integer_ratio()
     near = exact.limit_denominator(max(1, math.isqrt(int(MAX_FILTER_TAPS / exact))))
     error = abs(float(near / exact) - 1)
     warnings.warn(
@@ -238,7 +231,7 @@ def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
         category=Note,
         stacklevel=2,
     )
-    return near.numerator, near.denominator
+    return near.as_integer_ratio()
 
 
 def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.fitting import FitSchedule, Losses
-from kit.audio.spectrogram import Mel, MelConfig, unpadded
+from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import build, checked
 from kit.base.errors import KitError
 from kit.base.formatting import nearest, shorten
@@ -161,7 +161,8 @@ def mels_and_codes(
         return codec.references_and_codes(waves)
     if codec.mel_config == front_end.config:  # the same log-mels are computed once
         mel, frames = front_end.padded(waves)
-        return unpadded(mel, frames), codec.encode_mels(mel, frames)
+        mels = [row[:, :count] for row, count in zip(mel, frames)]
+        return mels, codec.encode_mels(mel, frames)
     return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
 
 
@@ -194,10 +195,8 @@ class AudioStream:
     """Waveform pieces while the codes are still being generated; `finish` returns the rest.
 
     A code's samples are final once the codec has seen `lookahead` codes after it. The last few
-    codes are kept and decoded again together with new ones, and the samples that no later code can
-    change are returned: concatenated, they equal `decode` of all codes at once.
-
-    The first piece comes once `lookahead` + `first` codes are known, and every further one is twice
+    codes are decoded again together with new ones: concatenated, the pieces equal `decode` of all.
+    The first one comes once `lookahead` + `first` codes are known, and every further one is twice
     as long, up to `longest` codes: short pieces come sooner, long ones cost less.
     """
 
@@ -241,16 +240,15 @@ class AudioStream:
         """Return samples of the codes from `returned` to `end`; drop codes no longer needed."""
         voice = {}
         if self.speaker is not None:
-            states = None if self.states is None else self.states[None]
-            voice = {"states": states, "speaker": self.speaker[None]}
+            voice = {"states": self.states[None], "speaker": self.speaker[None]}
         wave = self.codec.decode(self.codes[None], self.start, **voice)[0].cpu()
-        first_sample = self.codec.samples(self.start)
-        returned = self.codec.samples(self.returned) - first_sample
-        wave = wave[returned : self.codec.samples(end) - first_sample]
-        keep = max(self.start, end - self.context)
-        self.codes = self.codes[keep - self.start :]
+        samples = self.codec.samples
+        first_sample = samples(self.start)
+        wave = wave[samples(self.returned) - first_sample : samples(end) - first_sample]
+        dropped = max(0, end - self.context - self.start)
+        self.codes = self.codes[dropped:]
         if self.states is not None:
-            self.states = self.states[keep - self.start :]
-        self.start = keep
+            self.states = self.states[dropped:]
+        self.start += dropped
         self.returned = end
         return wave

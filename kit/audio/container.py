@@ -24,19 +24,13 @@ from kit.base.files import disk_errors
 # Of recordings; their content decides how they are read.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma")
 MAX_FRAMES = 2**32  # a day at 48 kHz
-BLOCK_FRAMES = 2**14
-HEAD_BYTES = 64  # enough to recognise every format
 FLAC = b"fLaC"
 FLAC_TOTAL = range(21, 26)  # bytes of its header with the total frames: 36 bits, 0 is unknown
-FLAC_FRAMES_PER_BYTE = 8192  # at most, for silence: 65,535 frames take at least 10 bytes
+
 OGG_PAGE_HEAD_BYTES = 27
-OGG_FIRST_PAGE = 2  # flag
-OGG_LAST_PAGE = 4  # flag
 APPARENT_SIZE = 1000  # of an MP3, times its size: no frame is so much larger than the mean
 # Lengths that programs write into a pipe for "unknown": SoX, arecord, mplayer, FFmpeg, espeak-ng.
 PLACEHOLDERS = (range(0x7F000000, 0x80000001), range(0xFFFF0000, 0x100000000))
-UNKNOWN_LENGTH = b"\xff" * 4
-DS64_DATA_BYTES = slice(28, 36)  # of an RF64: the data length, too large for the chunk's own field
 # Formats that libsndfile does not read, by their first bytes; those of MP4 begin at its fifth.
 AV_FORMATS = {
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "WMA",
@@ -45,7 +39,6 @@ AV_FORMATS = {
     b"ADIF": "AAC",
 }
 MAX_MISSING_S = 0.25  # of the duration in the header: encoders pad, and round to frames
-SAMPLE_BYTES = 4  # float32
 # MP3.
 KBITS = {  # of each bit rate index from 1, by (is MPEG 1, layer)
     (True, 1): range(32, 449, 32),
@@ -98,14 +91,13 @@ class FrameHeader(NamedTuple):
 
 
 class Mp3Scan(NamedTuple):
-    """The audio frames of an MP3; samples are per channel."""
+    """The audio frames of an MP3 without a right Xing header; samples are per channel."""
 
     samples: int  # of all frames, a wrong Xing header's own included
     decodable: int  # of them, before the first damage
     end: int  # byte after the last frame
     problem: str  # what is missing or damaged, as a phrase
-    header_is_right: bool  # there is a Xing header, and it says no less than there is
-    xing_at: int  # its first byte, 0 if there is none
+    xing_at: int  # first byte of a wrong Xing header, 0 if there is none
 
 
 @contextlib.contextmanager
@@ -123,13 +115,14 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
         if probe.head.startswith(FLAC):
             total = probe.head[FLAC_TOTAL.start : FLAC_TOTAL.stop]
             frames = expected = int.from_bytes(total, "big") % 2**36 or _count_frames(probe)
-            max_frames = min(MAX_FRAMES, probe.size_bytes * FLAC_FRAMES_PER_BYTE)
+            # At most, of silence: 65,535 frames take at least 10 bytes.
+            max_frames = min(MAX_FRAMES, 8192 * probe.size_bytes)
         elif probe.mp3:
             frames = probe.mp3.decodable
             expected = probe.mp3.samples
         if frames > max_frames:
             raise DatasetError(f"{path} has an impossible header: it says {frames:,} samples")
-        yield sound, AudioLength(frames=frames, expected=expected, problem=probe.problem)
+        yield sound, AudioLength(frames, expected, probe.problem)
 
 
 def count_decodable(path: str) -> AudioLength:
@@ -140,9 +133,9 @@ def count_decodable(path: str) -> AudioLength:
         return length
     frames = _count_frames(_probe(path))
     if frames >= length.expected:
-        return AudioLength(frames=frames, expected=frames)
+        return AudioLength(frames, frames)
     problem = f"truncated: it has {frames:,} of {length.expected:,} samples"
-    return AudioLength(frames=frames, expected=length.expected, problem=problem)
+    return AudioLength(frames, length.expected, problem)
 
 
 def duration_s(path: str) -> float:
@@ -157,12 +150,10 @@ def open_seekable(path: str, frames: int) -> contextlib.AbstractContextManager:
 
 
 class _Probe(NamedTuple):
-    """What the bytes of a file say of it, before it is decoded."""
-
     path: str
     head: bytes
     size_bytes: int
-    problem: str  # what is missing at the end, as a phrase
+    problem: str = ""  # what is missing at the end, as a phrase
     share: float = 1.0  # of the sound that is there
     mp3: Mp3Scan | None = None  # of one that libsndfile would not read to its end
     zero_length_at: int = 0  # as `_zero_length_at`
@@ -173,23 +164,22 @@ def _probe(path: str) -> _Probe:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes == 0:
             raise DatasetError(f"{path} is empty (0 bytes)")
-        head = file.read(HEAD_BYTES)
-        fields = {"problem": ""}
-        is_joined = False
+        head = file.read(64)  # enough to recognise every format
+        fields = {}
         if head.startswith(b"OggS"):
-            is_joined, fields["problem"] = _scan_ogg(file, size_bytes)
+            fields["problem"] = _scan_ogg(file, size_bytes)
         elif head[:4] in LAYOUTS:
-            is_joined, fields = _scan_chunks(file, head, size_bytes)
-        elif head.startswith(b"ID3") or frame_header(head, 0):
-            mp3 = scan_mp3(file)
-            if mp3 and not mp3.header_is_right:
-                fields = {"problem": mp3.problem, "mp3": mp3}
-    if is_joined:
-        raise DatasetError(
-            f"{path} is several recordings joined byte by byte, of which only the first would be "
-            "read: split it, or convert each by itself and join their samples"
-        )
-    return _Probe(path=path, head=head, size_bytes=size_bytes, **fields)
+            fields = _scan_chunks(file, head, size_bytes)
+        elif (head.startswith(b"ID3") or frame_header(head, 0)) and (mp3 := _scan_mp3(file)):
+            fields = {"problem": mp3.problem, "mp3": mp3}
+    return _Probe(path, head, size_bytes, **fields)
+
+
+def _joined_error(file: BinaryIO) -> DatasetError:
+    return DatasetError(
+        f"{file.name} is several recordings joined byte by byte, of which only the first would be "
+        "read: split it, or convert each by itself and join their samples"
+    )
 
 
 def _count_frames(probe: _Probe) -> int:
@@ -198,7 +188,7 @@ def _count_frames(probe: _Probe) -> int:
     with _decoder(probe) as sound:
         while frames <= MAX_FRAMES:
             try:
-                block = sound.read(BLOCK_FRAMES, dtype="int16", always_2d=True)
+                block = sound.read(2**14, dtype="int16", always_2d=True)
             except soundfile.LibsndfileError:
                 return frames
             frames += len(block)
@@ -221,7 +211,8 @@ def _decoder(probe: _Probe, frames: int = 0) -> Iterator[soundfile.SoundFile]:
         elif format_name := _needs_av(probe.head):
             sound = stack.enter_context(_decoded_by_av(probe.path, format_name))
         elif probe.zero_length_at:
-            wav = _PatchedFile(probe.path, probe.zero_length_at, UNKNOWN_LENGTH)
+            unknown = b"\xff" * 4
+            wav = _PatchedFile(probe.path, probe.zero_length_at, unknown)
             sound = soundfile.SoundFile(stack.enter_context(wav))
         else:
             sound = soundfile.SoundFile(probe.path)
@@ -277,37 +268,35 @@ class _WholeMp3(_PatchedFile):
         return super().readinto(view[: max(left, 0)])
 
 
-def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> tuple[bool, dict]:
-    """Return whether another recording follows a WAV or AIFF, and the fields of its `_Probe`."""
+def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
+    """Return the fields of the `_Probe` of a WAV or AIFF; DatasetError if another one follows."""
     layout = LAYOUTS[head[:4]]
-    start, length_bytes = _data_chunk(file, head)
-    if start == 0:
-        return False, {"problem": ""}
-    if _is_followed(file, head, layout, start + length_bytes):
-        return True, {}
-    missing_bytes = start + length_bytes - size_bytes
+    chunks = _chunks(file, layout, layout.start)
+    data = next((chunk for chunk in chunks if chunk[0].startswith(layout.data)), None)
+    if data is None:
+        return {}
+    _, start, length_bytes = data
+    if head[:4] in (b"RF64", b"BW64"):  # too large for the chunk's own field
+        length_bytes = int.from_bytes(head[28:36], "little")
+    if not 0 <= length_bytes < 2 ** (8 * layout.length_bytes) - 1:  # unknown
+        return {}
+    end = start + length_bytes
+    file.seek(end)
+    following = file.read(layout.align + 3)  # with or without padding
+    aligned = -(-end // layout.align) * layout.align
+    names = (name for name, _, _ in _chunks(file, layout, aligned))
+    if head[:4] in following or any(name.startswith(head[:4]) for name in names):
+        raise _joined_error(file)
+    missing_bytes = end - size_bytes
     # 1 is a missing pad byte. A pipe's writer puts a placeholder where it cannot return.
     if missing_bytes > 1 and not any(length_bytes in lengths for lengths in PLACEHOLDERS):
-        return False, {
+        return {
             "problem": f"truncated: {missing_bytes:,} bytes of sound are missing, by its header",
             "share": max(length_bytes - missing_bytes, 1) / length_bytes,
         }
-    is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
     # A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
-    zero_length_at = _zero_length_at(file, start, size_bytes) if is_empty_wav else 0
-    return False, {"problem": "", "zero_length_at": zero_length_at}
-
-
-def _data_chunk(file: BinaryIO, head: bytes) -> tuple[int, int]:
-    """Return first byte and length in bytes of the data chunk; (0, 0) if unknown."""
-    layout = LAYOUTS[head[:4]]
-    for name, start, length_bytes in _chunks(file, layout, layout.start):
-        if name.startswith(layout.data):
-            if head[:4] in (b"RF64", b"BW64"):
-                length_bytes = int.from_bytes(head[DS64_DATA_BYTES], "little")
-            unknown = length_bytes < 0 or length_bytes >= 2 ** (8 * layout.length_bytes) - 1
-            return (0, 0) if unknown else (start, length_bytes)
-    return 0, 0
+    is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
+    return {"zero_length_at": _zero_length_at(file, start, size_bytes)} if is_empty_wav else {}
 
 
 def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[bytes, int, int]]:
@@ -340,17 +329,8 @@ def _zero_length_at(file: BinaryIO, start: int, size_bytes: int) -> int:
     return start - layout.length_bytes if has_sound else 0
 
 
-def _is_followed(file: BinaryIO, head: bytes, layout: Layout, end: int) -> bool:
-    """Return whether another recording of the same format follows byte `end`, or other chunks."""
-    file.seek(end)
-    if head[:4] in file.read(layout.align + 3):  # with or without padding
-        return True
-    end = -(-end // layout.align) * layout.align
-    return any(name.startswith(head[:4]) for name, _, _ in _chunks(file, layout, end))
-
-
-def _scan_ogg(file: BinaryIO, size_bytes: int) -> tuple[bool, str]:
-    """Return whether a second stream follows pages of sound, and what is missing at the end."""
+def _scan_ogg(file: BinaryIO, size_bytes: int) -> str:
+    """Return what is missing at the end; DatasetError if a second stream follows the first."""
     position = 0
     has_sound = False
     is_complete = False  # the last page is there, and flagged as the last
@@ -358,35 +338,33 @@ def _scan_ogg(file: BinaryIO, size_bytes: int) -> tuple[bool, str]:
         file.seek(position)
         page = file.read(OGG_PAGE_HEAD_BYTES + 255)
         if len(page) < OGG_PAGE_HEAD_BYTES or not page.startswith(b"OggS"):
-            return False, "" if is_complete else "truncated: its last page is missing"
-        is_first = bool(page[5] & OGG_FIRST_PAGE)
+            return "" if is_complete else "truncated: its last page is missing"
+        is_first = bool(page[5] & 2)  # of its stream
         if is_first and has_sound:
-            return True, ""
+            raise _joined_error(file)
         has_sound = has_sound or not is_first
         segments = page[OGG_PAGE_HEAD_BYTES : OGG_PAGE_HEAD_BYTES + page[26]]
         position += OGG_PAGE_HEAD_BYTES + page[26] + sum(segments)
-        is_complete = bool(page[5] & OGG_LAST_PAGE) and position <= size_bytes
+        is_complete = bool(page[5] & 4) and position <= size_bytes
 
 
 # --- MP3: sound counted by its frames -----------------------------------------------------------
 
 
-def scan_mp3(file: BinaryIO) -> Mp3Scan | None:
-    """Return the frames of an MP3; None for another format, or a free bit rate."""
+def _scan_mp3(file: BinaryIO) -> Mp3Scan | None:
+    """Return the frames of an MP3; None if libsndfile reads them all, or for another format."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        position = _skip_tags(data, 0)
-        first = frame_header(data, position)
-        if first is None or not _is_frame(data, position, first):
+        start = _skip_tags(data, 0)
+        first = frame_header(data, start)
+        if first is None or not _is_frame(data, start, first):  # or a free bit rate
             return None
-        return _walk(data, position, first)
+        return _walk(data, start, first)
 
 
-def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan:
-    xing_at, declared = _xing(data, start, first)
+def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
     size_bytes = len(data)
     position = end = start
-    frames = 0
-    decodable = None
+    frames = decodable = 0
     problem = ""
     while position < size_bytes:
         header = frame_header(data, position)
@@ -404,21 +382,24 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan:
             )
         elif position - end > MAX_GAP_BYTES and _skip_tags(data, end) != position:
             damage = f"damaged: {position - end:,} bytes at byte {end:,} are no MP3 frames"
-        if damage and not problem:
-            problem = damage
-            decodable = frames
+        problem = problem or damage
         frames += 1
+        decodable += not problem
         position += header.size_bytes
         end = position
-    counted = frames - bool(xing_at)
-    header_is_right = bool(xing_at) and (declared == counted or declared > counted + 1)
+    xing_at = start + first.side_bytes
+    xing = data[xing_at : xing_at + 12]
+    has_xing = xing[:4] in (b"Xing", b"Info")
+    if has_xing:
+        declared = int.from_bytes(xing[8:], "big") if xing[7] & 1 else 0
+        if declared == frames - 1 or declared > frames:  # it says no less than there is
+            return None
     return Mp3Scan(
         samples=frames * first.samples,
-        decodable=(frames if decodable is None else decodable) * first.samples,
+        decodable=decodable * first.samples,
         end=end,
         problem=problem,
-        header_is_right=header_is_right,
-        xing_at=xing_at,
+        xing_at=xing_at if has_xing else 0,
     )
 
 
@@ -431,15 +412,13 @@ def frame_header(data: bytes, position: int) -> FrameHeader | None:
 def _parsed(word: int) -> FrameHeader | None:
     version = word >> 19 & 3
     layer = 4 - (word >> 17 & 3)
-    kbit_index = word >> 12 & 15
-    rate_index = word >> 10 & 3
-    if word >> 21 != 0x7FF or version == 1 or layer == 4:
-        return None
-    if kbit_index in (0, 15) or rate_index == 3:
+    kbits = word >> 12 & 15
+    rate = word >> 10 & 3
+    if word >> 21 != 0x7FF or version == 1 or layer == 4 or kbits in (0, 15) or rate == 3:
         return None
     is_mpeg_1 = version == 3
-    bits = 1000 * KBITS[is_mpeg_1, layer][kbit_index - 1]
-    rate_hz = RATES_HZ[rate_index] // RATE_DIVISORS[version]
+    bits = 1000 * KBITS[is_mpeg_1, layer][kbits - 1]
+    rate_hz = RATES_HZ[rate] // RATE_DIVISORS[version]
     padding = word >> 9 & 1
     channels = 1 if word >> 6 & 3 == 3 else 2
     samples = {1: 384, 2: 1152, 3: 1152 if is_mpeg_1 else 576}[layer]
@@ -456,15 +435,6 @@ def _is_frame(data: mmap.mmap, position: int, header: FrameHeader) -> bool:
     following = position + header.size_bytes
     at_end = following >= len(data)
     return at_end or bool(frame_header(data, following)) or bool(_tag_bytes(data, following))
-
-
-def _xing(data: mmap.mmap, position: int, first: FrameHeader) -> tuple[int, int]:
-    """Return the first byte of the Xing header in the first frame and its number of frames."""
-    at = position + first.side_bytes
-    if data[at : at + 4] not in (b"Xing", b"Info"):
-        return 0, 0
-    has_frames = data[at + 7] & 1
-    return at, int.from_bytes(data[at + 8 : at + 12], "big") if has_frames else 0
 
 
 def _tag_bytes(data: mmap.mmap, position: int) -> int:
@@ -526,16 +496,14 @@ def _decoded_by_av(path: str, name: str) -> Iterator[soundfile.SoundFile]:
             raise DatasetError(
                 f"{path} is {name} and truncated or damaged ({reason}): copy or export it again"
             ) from error
-        seconds = samples.tell() / (SAMPLE_BYTES * channels * rate_hz)
+        seconds = samples.tell() / (4 * channels * rate_hz)  # float32
         if declared_s - seconds > MAX_MISSING_S:
             raise DatasetError(
                 f"{path} is truncated: it has {seconds:.1f} of {declared_s:.1f} s of sound"
             )
         samples.seek(0)
-        options = {"samplerate": rate_hz, "channels": channels}
-        with soundfile.SoundFile(
-            samples, format="RAW", subtype="FLOAT", endian="LITTLE", **options
-        ) as sound:
+        raw = {"format": "RAW", "subtype": "FLOAT", "endian": "LITTLE", "samplerate": rate_hz}
+        with soundfile.SoundFile(samples, channels=channels, **raw) as sound:
             yield sound
 
 

@@ -23,7 +23,7 @@ from kit.base.hardware import autocast
 
 MAX_OVERFLOWS = 20  # steps in a row that fp16 may overflow while its loss scale settles
 TIMED_STEPS = 20  # after which the duration of the first cycle is predicted
-
+CLIP_NORM = 1.0  # not clipped, a codec's second cycle once diverged on a GPU (docs/measurements.md)
 
 Losses = Iterator[tuple[int, float]]  # (step, loss) of a training
 
@@ -47,7 +47,8 @@ class FitConfig:
 class FitSchedule:
     """Decides how many steps a training takes, and records why it ended.
 
-    `evaluate()` returns the held-out metric, lower is better; without it there is one cycle.
+    `evaluate()` returns the held-out metric of the model in eval mode, lower is better; without it
+    there is one cycle.
     """
 
     def __init__(
@@ -69,10 +70,7 @@ class FitSchedule:
         self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why training ended; "" while it has not
         self.start_s = clock()
-
-    @property
-    def _time_limit(self) -> str:
-        return f"the limit of {self.config.minutes:g} minutes, while still improving"
+        self.time_limit = f"the limit of {config.minutes:g} minutes, while still improving"
 
     @property
     def figure(self) -> float:
@@ -112,10 +110,8 @@ class FitSchedule:
     def _shorten(self) -> bool:
         """Restart the first cycle with fewer steps if it would not end in time, and say whether."""
         config = self.config
-        if not config.least_steps or not config.minutes:
-            return False
         shorter = max(config.least_steps, self._steps_left(config.steps))
-        if shorter >= config.steps - self.step:
+        if not config.least_steps or not config.minutes or shorter >= config.steps - self.step:
             return False
         self.cycle_steps = shorter
         self.steps = self.step + shorter
@@ -136,7 +132,7 @@ class FitSchedule:
         if self.figure > (1 - self.config.least_gain) * best_before:
             return "no further improvement"
         if next_steps < self.cycle_steps:  # a shorter cycle would undo this one
-            return self._time_limit if self.config.minutes else "only one cycle was requested"
+            return self.time_limit if self.config.minutes else "only one cycle was requested"
         return ""
 
     def follow(self, steps: Losses, progress: Callable[[int, int, str], None]) -> dict:
@@ -157,7 +153,7 @@ class FitSchedule:
             "steps": self.step,
             "seconds": round(self.clock() - self.start_s, 1),
             "ended": self.reason,
-            "cut_short": self.reason == self._time_limit,
+            "cut_short": self.reason == self.time_limit,
             "minutes": self.config.minutes,  # the limit
             "overflows": self.skipped,
             "held_out_by_step": [list(pair) for pair in self.metrics],
@@ -173,17 +169,16 @@ def fit_model(
     lr: float,
     betas: tuple[float, float],
     warmup_share: float,
-    clip_norm: float | None = None,
 ) -> Losses:
     """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU."""
-    model.to(device).train()
+    model.to(device)
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     not_finite = 0  # steps in a row
     best_weights = None
-    adamw = {"lr": lr, "betas": betas, "weight_decay": 0.01, "fused": True}
-    optimizer = torch.optim.AdamW(model.parameters(), **adamw)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=0.01, fused=True)
     lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
     while not fit_schedule.reason:
+        model.train()
         with autocast(device, precision):
             loss = batch_loss()
         not_finite = 0 if math.isfinite(loss.item()) else not_finite + 1
@@ -193,9 +188,10 @@ def fit_model(
                 f"{lr:g}), turn mixed precision off, or look for a recording with absurd samples; "
                 "then run again. This training saved nothing."
             )
-        taken = backward_and_step(loss, optimizer, scaler, clip_norm)
+        taken = backward_and_step(loss, optimizer, scaler)
         if taken:
             lr_schedule.step()
+        model.eval()  # to be evaluated
         new_cycle = fit_schedule.advance(loss.item(), taken)
         if fit_schedule.is_best:
             best_weights = copy.deepcopy(model.state_dict())
@@ -216,22 +212,13 @@ def one_cycle(
 
 
 def backward_and_step(
-    loss: Tensor,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    clip_norm: float | None = None,
+    loss: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
 ) -> bool:
-    """Take one optimizer step, with loss scaling for fp16; return whether it was taken."""
+    """Take one clipped step, with loss scaling for fp16; return whether it was taken."""
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
-    half = scaler.is_enabled()
-    taken = True
-    if half or clip_norm is not None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-        taken = not half or math.isfinite(norm.item())
-    if clip_norm is not None:
-        nn.utils.clip_grads_with_norm_(params, clip_norm, norm)
+    norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
+    taken = not scaler.is_enabled() or math.isfinite(norm.item())
     if taken:
         optimizer.step()
     scaler.update()

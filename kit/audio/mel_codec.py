@@ -9,29 +9,19 @@ per code, D width of a model's hidden states.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.audio import vocoder
 from kit.audio.codec import ClipWithStates, Codec, Progress, require_codes
 from kit.audio.fitting import FSQ, ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.vocoder import (
-    Comparison,
-    CropShape,
-    GriffinLim,
-    Pair,
-    StateCrops,
-    Vocoder,
-    crops,
-    state_crops,
-    train_generator,
-    train_vocoder,
-)
 from kit.base.config import require, require_least, require_within
 
 MAX_VOCABULARY = 2**20  # 32 times that of any codec in use
@@ -102,6 +92,13 @@ class MelCodecConfig(FitConfig):
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
 
 
+class StateCrops(NamedTuple):
+    wave: Tensor  # (B, L), margins included
+    codes: Tensor  # (B, N)
+    states: Tensor  # (B, N, D), each the one that predicted its code
+    dropped: Tensor  # (B, 1, 1): rows to be decoded without states
+
+
 class MelCodec(nn.Module, Codec):
     """Convolutional autoencoder over log-mels with an FSQ bottleneck, and a vocoder."""
 
@@ -136,10 +133,10 @@ class MelCodec(nn.Module, Codec):
         )
         self.mel_head = nn.Linear(c.width, c.n_mels)
         self.magnitude_head = nn.Linear(c.width, c.n_fft // 2 + 1)
-        self.griffin_lim = GriffinLim(c.n_fft, c.hop_length, c.griffin_lim_iters)
+        self.griffin_lim = vocoder.GriffinLim(c.n_fft, c.hop_length, c.griffin_lim_iters)
         self.vocoder = None
         if c.vocoder_steps:
-            self.vocoder = Vocoder(c.vocoder_width, c.vocoder_blocks, c.n_fft, c.hop_length)
+            self.vocoder = vocoder.Vocoder(c.vocoder_width, c.vocoder_blocks, c.n_fft, c.hop_length)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -244,61 +241,54 @@ class MelCodec(nn.Module, Codec):
         if not held_out:
             return FitSchedule(self.config)
         samples = self.config.crop_samples
-        batch = crops(held_out, samples, HELD_OUT_CROPS, torch.Generator().manual_seed(0))
+        batch = vocoder.crops(held_out, samples, HELD_OUT_CROPS, torch.Generator().manual_seed(0))
 
         @torch.no_grad()
         def held_out_loss() -> float:
-            self.eval()
-            loss = self.loss(batch.to(self.mel_head.weight.device)).item()
-            self.train()
-            return loss
+            return self.loss(batch.to(self.mel_head.weight.device)).item()
 
         return FitSchedule(self.config, held_out_loss)
 
     def _draw_crops(self, waves: list[Tensor], device: str) -> Callable[[], Tensor]:
-        """Return a function that draws a batch of crops (B, L)."""
         generator = torch.Generator().manual_seed(0)
         c = self.config
-        return lambda: crops(waves, c.crop_samples, c.batch, generator).to(device)
+        return lambda: vocoder.crops(waves, c.crop_samples, c.batch, generator).to(device)
 
     def fit(
         self, waves: list[Tensor], device: str, precision: str, schedule: FitSchedule | None = None
     ) -> Losses:
         draw = self._draw_crops(waves, device)
         schedule = schedule or FitSchedule(self.config)
-        # Not clipped, the second cycle once diverged on a GPU (docs/measurements.md).
-        adamw = {"lr": self.config.lr, "betas": (0.8, 0.99), "warmup_share": 0.1, "clip_norm": 1.0}
+        adamw = {"lr": self.config.lr, "betas": (0.8, 0.99), "warmup_share": 0.1}
         yield from fit_model(schedule, self, lambda: self.loss(draw()), device, precision, **adamw)
 
     def train_adversarial(self, waves: list[Tensor], device: str) -> Progress:
         draw = self._draw_crops(waves, device)
         total = self.config.sharpen_steps
 
-        def compare() -> Comparison:
+        def compare() -> vocoder.Comparison:
             with torch.no_grad():
                 mel, magnitude = self._crop_spectrograms(draw())
                 codes = self.quantized(mel)[1]
             return self._compare(mel, magnitude, codes)
 
-        with self._training_on(device):
-            parameters = self._decoder_parameters()
-            for step, _ in train_generator(parameters, compare, total, adversarial=True):
-                yield step, total
+        parameters = self._decoder_parameters()
+        losses = vocoder.train_generator(parameters, compare, total, adversarial=True)
+        return self._train(losses, total, device)
 
     def train_vocoder(self, waves: list[Tensor], device: str) -> Progress:
         total = self.config.vocoder_steps
         if not total:
-            return
+            return iter(())
         draw = self._draw_crops(waves, device)
 
         @torch.no_grad()
-        def pairs() -> Pair:
+        def pairs() -> vocoder.Pair:
             wave = draw()
             return self.log_magnitude_of(self.encode(wave)), wave
 
-        with self._training_on(device):
-            for step, _ in train_vocoder(self.vocoder, self.mel, pairs, total):
-                yield step, total
+        losses = vocoder.train_vocoder(self.vocoder, self.mel, pairs, total)
+        return self._train(losses, total, device)
 
     def with_state_inputs(self, width: int) -> "MelCodec":
         codec = MelCodec(dataclasses.replace(self.config, state_width=width))
@@ -315,33 +305,31 @@ class MelCodec(nn.Module, Codec):
     def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
         batch = self.config.batch
         generator = torch.Generator().manual_seed(0)
-        total = 2 * steps if self.vocoder else steps
 
-        def compare() -> Comparison:
-            return self._compare_states(self._state_crops(clips, batch, generator))
+        def compare() -> vocoder.Comparison:
+            return self._compare_states(self.state_crops(clips, batch, generator))
 
         @torch.no_grad()
-        def pairs() -> Pair:
-            drawn = self._state_crops(clips, batch, generator)
+        def pairs() -> vocoder.Pair:
+            drawn = self.state_crops(clips, batch, generator)
             magnitude = self.log_magnitude_of(drawn.codes, drawn.states, drawn.dropped)
             margin = self._margin * self.config.hop_length
             return magnitude, drawn.wave[:, margin:-margin]
 
-        with self._training_on(device):
-            parameters = self._decoder_parameters()
-            adversarial = self.config.sharpen_steps > 0
-            for step, _ in train_generator(parameters, compare, steps, adversarial):
-                yield step, total
-            if self.vocoder:  # its input has changed
-                for step, _ in train_vocoder(self.vocoder, self.mel, pairs, steps, l1_share=0.0):
-                    yield steps + step, total
+        adversarial = self.config.sharpen_steps > 0
+        losses = vocoder.train_generator(self._decoder_parameters(), compare, steps, adversarial)
+        if not self.vocoder:
+            return self._train(losses, steps, device)
+        # Its input has changed.
+        more = vocoder.train_vocoder(self.vocoder, self.mel, pairs, steps, l1_share=0.0)
+        return self._train(itertools.chain(losses, more), 2 * steps, device)
 
-    @contextmanager
-    def _training_on(self, device: str) -> Iterator[None]:
-        """Move to `device` for training; back on the CPU, without gradients, afterwards."""
+    def _train(self, losses: Losses, steps: int, device: str) -> Progress:
+        """Train on `device`; end on the CPU without gradients, also when it fails."""
         self.to(device).eval()
         try:
-            yield
+            for step, _ in enumerate(losses, 1):
+                yield step, steps
         finally:
             self.zero_grad(set_to_none=True)
             self.cpu()
@@ -349,41 +337,50 @@ class MelCodec(nn.Module, Codec):
     @torch.no_grad()
     def decoder_error(self, clips: list[ClipWithStates]) -> float:
         generator = torch.Generator().manual_seed(0)
-        drawn = self._state_crops(clips, HELD_OUT_CROPS, generator, dropped_share=0.0)
+        drawn = self.state_crops(clips, HELD_OUT_CROPS, generator, dropped_share=0.0)
         return self._compare_states(drawn)[2].item()
 
-    def _state_crops(
+    def state_crops(
         self,
         clips: list[ClipWithStates],
         count: int,
         generator: torch.Generator,
         dropped_share: float = DROPPED_SHARE,
     ) -> StateCrops:
+        """Draw `count` crops; those of too short a clip repeat its last code, in silence."""
         c = self.config
-        shape = CropShape(
-            codes=c.crop_frames // c.frames_per_code,
-            code_samples=c.frames_per_code * c.hop_length,
-            samples=c.crop_samples,
-            margin=self._margin * c.hop_length,
-        )
-        drawn = state_crops(clips, shape, count, generator, dropped_share)
-        return StateCrops(*(part.to(self.fsq.levels.device) for part in drawn))
+        codes = c.crop_frames // c.frames_per_code
+        margin = self._margin * c.hop_length
+        length = c.crop_samples + 2 * margin
+        drawn = []
+        for _ in range(count):
+            clip = clips[int(torch.randint(len(clips), (), generator=generator))]
+            starts = max(1, len(clip.codes) - codes + 1)
+            start = int(torch.randint(starts, (), generator=generator))
+            index = torch.arange(start, start + codes).clamp(max=len(clip.codes) - 1)
+            first = start * c.frames_per_code * c.hop_length - margin
+            wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
+            wave = wave[max(0, first) :][:length]
+            drawn.append((wave, clip.codes[index], clip.states[index].float()))
+        dropped = torch.rand(count, 1, 1, generator=generator) < dropped_share
+        parts = (*map(torch.stack, zip(*drawn)), dropped)
+        return StateCrops(*(part.to(self.fsq.levels.device) for part in parts))
 
     @property
     def _margin(self) -> int:
         """Mel frames that cutting a waveform out of a longer one can change."""
         return math.ceil(self.config.n_fft / 2 / self.config.hop_length)
 
-    def _compare_states(self, drawn: StateCrops) -> Comparison:
+    def _compare_states(self, drawn: StateCrops) -> vocoder.Comparison:
         with torch.no_grad():
             mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(drawn.wave))
         return self._compare(mel, magnitude, drawn.codes, drawn.states, drawn.dropped)
 
-    def _decoder_parameters(self) -> list[nn.Parameter]:
-        parts = [self.from_code, self.decoder, self.mel_head, self.magnitude_head]
+    def _decoder_parameters(self) -> Iterator[nn.Parameter]:
+        for part in (self.from_code, self.decoder, self.mel_head, self.magnitude_head):
+            yield from part.parameters()
         if self.from_state:
-            parts.append(self.from_state)
-        return [p for part in parts for p in part.parameters()]
+            yield from self.from_state.parameters()
 
     def _compare(
         self,
@@ -392,7 +389,7 @@ class MelCodec(nn.Module, Codec):
         codes: Tensor,
         states: Tensor | None = None,
         dropped: Tensor | None = None,
-    ) -> Comparison:
+    ) -> vocoder.Comparison:
         """Compare log-magnitude and log-mel with those decoded from codes (and states)."""
         values = self.fsq.dequantize(codes).float()
         decoded_mel, decoded_magnitude = self.decode_values(values, states, dropped)

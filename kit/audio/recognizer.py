@@ -81,7 +81,7 @@ def transcripts(alphabet: str, log_probs: list[Tensor]) -> list[str]:
 
 
 def alphabet_of(texts: list[str]) -> str:
-    return "".join(sorted(set("".join(letters(t) for t in texts))))
+    return "".join(sorted(set("".join(map(letters, texts)))))
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -148,11 +148,8 @@ class Recognizer(nn.Module, SpeechRecognizer):
         if not waves:
             return []
         mels = self.front_end.log_mels(waves, sample_rate)
-        outputs = []
-        for mel, row in zip(mels, self.log_probs(mels)):
-            loudness = mel.float().mean(0)[::MEL_FRAMES].cpu()
-            outputs.append(RecognizerOutput(log_probs=row, loudness=loudness))
-        return outputs
+        loudness = [mel.float().mean(0)[::MEL_FRAMES].cpu() for mel in mels]
+        return list(map(RecognizerOutput, self.log_probs(mels), loudness))
 
     def transcribe_waves(self, waves: list[Tensor], sample_rate: int) -> list[str]:
         return self.transcribe([self.front_end.clip_mel(wave, sample_rate) for wave in waves])
@@ -231,7 +228,7 @@ def train_recognizer(
         return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
 
     schedule = schedule or FitSchedule(c)
-    adamw = {"lr": c.lr, "betas": (0.9, 0.999), "warmup_share": 0.15, "clip_norm": 1.0}
+    adamw = {"lr": c.lr, "betas": (0.9, 0.999), "warmup_share": 0.15}
     yield from fit_model(schedule, model, batch_loss, device, precision, **adamw)
 
 
@@ -253,11 +250,4 @@ def recognizer_schedule(model: Recognizer, held_out: list[tuple[Tensor, str]]) -
     if not held_out:
         return FitSchedule(model.config)
     mels, texts = (list(column) for column in zip(*held_out))
-
-    def error_rate() -> float:
-        model.eval()
-        transcribed = model.transcribe(mels)
-        model.train()
-        return cer(transcribed, texts)
-
-    return FitSchedule(model.config, error_rate)
+    return FitSchedule(model.config, lambda: cer(model.transcribe(mels), texts))

@@ -89,7 +89,7 @@ class Mel(nn.Module):
         """Return the log-mels (M, T) of clips (L,) of several lengths, as one batch."""
         rate = self.config.sample_rate
         mel, frames = self.padded([resampled(wave, sample_rate, rate) for wave in waves])
-        return unpadded(mel, frames)
+        return [row[:, :count] for row, count in zip(mel, frames)]
 
     def padded(self, waves: list[Tensor]) -> tuple[Tensor, list[int]]:
         """Return log-mels of clips (L,), padded with silence to (B, M, T), and frames per clip."""
@@ -116,10 +116,6 @@ class Mel(nn.Module):
 def squared_magnitude(spectrum: Tensor) -> Tensor:
     """Square complex numbers; on a CPU four times as fast as with abs(), which copies them."""
     return torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
-
-
-def unpadded(mel: Tensor, frames: list[int]) -> list[Tensor]:
-    return [row[:, :count] for row, count in zip(mel, frames)]
 
 
 def load_mel(path: str, front_end: Mel) -> Tensor:

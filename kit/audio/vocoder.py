@@ -8,20 +8,17 @@ Networks that make sound learn from random crops by the L1 loss of spectrograms.
 hoarse, so patch critics (Isola et al. 2017) with a hinge loss (Lim and Ye 2017) and feature
 matching (Kumar et al. 2019) join after some steps.
 
-Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples, N codes, D width of
-a model's hidden states.
+Shapes: B batch, F frequencies (bins or mels), T frames, C channels, L samples.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kit.audio.codec import ClipWithStates
 from kit.audio.fitting import ConvNeXtBlock, Losses
 from kit.audio.spectrogram import Mel, squared_magnitude
 from kit.base.errors import KitError
@@ -52,13 +49,8 @@ BETAS = (0.8, 0.99)
 WARMUP_STEPS = 50
 FINAL_RATE = 0.1  # learning rate of the generator at the end, as a share of its peak
 CLIP_NORM = 10.0
-# Of each layer of a critic: channels in and out, kernel and stride in frequency and time.
-LAYERS = (
-    (1, 16, (7, 3), (2, 1)),
-    (16, 32, (5, 3), (2, 1)),
-    (32, 32, (5, 3), (2, 2)),
-    (32, 32, (5, 3), (2, 1)),
-)
+# Of each layer of a critic: channels in and out, kernel in frequency (3 in time), stride in both.
+LAYERS = ((1, 16, 7, (2, 1)), (16, 32, 5, (2, 1)), (32, 32, 5, (2, 2)), (32, 32, 5, (2, 1)))
 
 # Spectrograms of recordings, the same spectrograms as generated, and the L1 loss between them.
 Comparison = tuple[list[Tensor], list[Tensor], Tensor]
@@ -134,11 +126,10 @@ class Critic(nn.Module):
 
     def __init__(self):
         super().__init__()
-        layers = []
-        for before, after, kernel, stride in LAYERS:
-            padding = tuple(size // 2 for size in kernel)
-            layers.append(weight_norm(nn.Conv2d(before, after, kernel, stride, padding)))
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(before, after, (high, 3), stride, (high // 2, 1)))
+            for before, after, high, stride in LAYERS
+        )
         self.score = weight_norm(nn.Conv2d(LAYERS[-1][1], 1, 3, padding=1))
 
     def forward(self, spectrogram: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -151,7 +142,7 @@ class Critic(nn.Module):
 
 
 def train_generator(
-    parameters: list[nn.Parameter],
+    parameters: Iterable[nn.Parameter],
     compare: Callable[[], Comparison],
     steps: int,
     adversarial: bool,
@@ -213,45 +204,6 @@ def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     loss.backward()
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
     optimizer.step()
-
-
-class CropShape(NamedTuple):
-    codes: int
-    code_samples: int  # per code
-    samples: int  # from the centre of the first frame to that of the last
-    margin: int  # further samples on either side that a spectrogram of them needs
-
-
-class StateCrops(NamedTuple):
-    """Crops of recordings with their codes and a model's states."""
-
-    wave: Tensor  # (B, L), margins included
-    codes: Tensor  # (B, N)
-    states: Tensor  # (B, N, D), each the one that predicted its code
-    dropped: Tensor  # (B, 1, 1): rows to be decoded without states
-
-
-def state_crops(
-    clips: list[ClipWithStates],
-    shape: CropShape,
-    count: int,
-    generator: torch.Generator,
-    dropped_share: float,
-) -> StateCrops:
-    """Draw `count` crops; those of a clip that is too short repeat its last code, in silence."""
-    drawn = []
-    length = shape.samples + 2 * shape.margin
-    for _ in range(count):
-        clip = clips[int(torch.randint(len(clips), (), generator=generator))]
-        starts = max(1, len(clip.codes) - shape.codes + 1)
-        start = int(torch.randint(starts, (), generator=generator))
-        index = torch.arange(start, start + shape.codes).clamp(max=len(clip.codes) - 1)
-        first = start * shape.code_samples - shape.margin
-        wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
-        wave = wave[max(0, first) :][:length]
-        drawn.append((wave, clip.codes[index], clip.states[index].float()))
-    dropped = torch.rand(count, 1, 1, generator=generator) < dropped_share
-    return StateCrops(*map(torch.stack, zip(*drawn)), dropped)
 
 
 def crops(waves: list[Tensor], samples: int, count: int, generator: torch.Generator) -> Tensor:

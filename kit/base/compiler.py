@@ -51,11 +51,8 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
 def compiler_available(device: str, capability: tuple | None = None) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no"."""
     missing = _triton_missing(capability) if device == "cuda" else _cpp_missing()
-    if missing:
-        return Choice(value="no", reason=missing)
-    if device == "cuda":
-        return Choice(value="yes", reason="Triton compiles for this GPU")
-    return Choice(value="yes", reason=f"{cpp_compiler()} is installed")
+    works = "Triton compiles for this GPU" if device == "cuda" else f"{cpp_compiler()} is installed"
+    return Choice(value="no" if missing else "yes", reason=missing or works)
 
 
 def cpp_compiler() -> str:
@@ -93,12 +90,8 @@ def _triton_missing(capability: tuple | None) -> str:
 
 def _header_missing() -> str:
     """Without Python's header no compiled code can be loaded as a module."""
-    header = python_header()
+    header = Path(sysconfig.get_path("include")) / "Python.h"
     return "" if header.is_file() else f"no {header} (on Debian: apt install python3-dev)"
-
-
-def python_header() -> Path:
-    return Path(sysconfig.get_path("include")) / "Python.h"
 
 
 @functools.cache
@@ -132,11 +125,8 @@ def compiler_error(error: BaseException) -> str:
 
 def compiler_errors() -> tuple[type[BaseException], ...]:
     """The exceptions to catch around compiled code; running out of memory is among them."""
-    raised = [
-        getattr(sys.modules[module], name)
-        for module, name in COMPILER_EXCEPTIONS.items()
-        if module in sys.modules
-    ]
+    loaded = COMPILER_EXCEPTIONS.keys() & sys.modules.keys()
+    raised = [getattr(sys.modules[module], COMPILER_EXCEPTIONS[module]) for module in loaded]
     return (RuntimeError, subprocess.CalledProcessError, *raised)  # gcc or ptxas failed
 
 
@@ -154,10 +144,9 @@ def detect_vector_isa() -> None:
     try:
         if "__lib_path__" in given:
             VecISA._avx_py_load = ISA_PROBE
-        with torch._inductor.config.patch(ISA_OK):
+        # Compiling itself reports that there is no compiler.
+        with contextlib.suppress(InvalidCxxCompiler), torch._inductor.config.patch(ISA_OK):
             valid_vec_isa_list()
-    except InvalidCxxCompiler:
-        pass  # compiling itself reports it
     finally:
         if given:
             VecISA._avx_py_load = given
@@ -167,8 +156,8 @@ def detect_vector_isa() -> None:
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     """Set the compiler's `settings` for the block and hide its output on stderr."""
     detect_vector_isa()
-    quick = ISA_OK | {"autotune_num_choices_displayed": 0}
-    inductor = torch._inductor.config.patch(quick | settings)
+    settings = ISA_OK | {"autotune_num_choices_displayed": 0} | settings
+    inductor = torch._inductor.config.patch(settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
     # The checksum of frozen weights: the disk cache must not mix up models of a shape.
     cache = torch.compiler.config.patch(cache_key_tag=weights)

@@ -65,19 +65,18 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
         raise KitError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
     own = read_yaml(path) or {}
-    base = None
-    if isinstance(own, dict) and "extends" in own:
-        base = load_preset(str(own.pop("extends")), folder, (*below, name))
+    extended = own.pop("extends", "") if isinstance(own, dict) else ""
     require_sections(own, path)
     own = rename_settings(own, str(path))
-    for section in own:
-        if base is not None and section not in base:
+    if extended == "":
+        return own
+    base = load_preset(str(extended), folder, (*below, name))
+    for section, values in own.items():
+        if section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
-    if base and "recordings" in base:  # the changes for a codec that is replaced go with it
-        for section in own:
-            if _is_another_kind(base[section], own[section]):
-                base["recordings"].pop(section, None)
-    return merge(base or {}, own)
+        if _is_another_kind(base[section], values):  # what recordings change in it goes with it
+            base.get("recordings", {}).pop(section, None)
+    return merge(base, own)
 
 
 def require_sections(values: object, path: Path) -> None:
@@ -113,21 +112,19 @@ def read_yaml(path: Path):
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
-        values = None if aliases else yaml.safe_load(text)
+        # With aliases a file can hold itself, or grow a thousandfold when it is read.
+        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            return yaml.safe_load(text)
+        problem = "holds a YAML alias (`*name`): write the values out"
     except UnicodeDecodeError as error:
-        raise KitError(
-            f"{path} is not valid UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8."
-        ) from error
+        problem = f"is not valid UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
     except OSError as error:
-        raise KitError(f"{path} cannot be read: {error.strerror}.") from error
-    except RecursionError as error:
-        raise KitError(f"{path} is nested too deeply to be a preset.") from error
+        problem = f"cannot be read: {error.strerror}"
+    except RecursionError:
+        problem = "is nested too deeply to be a preset"
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        raise KitError(f"{path} is not valid YAML: {shorten(error)}") from error
-    if aliases:  # with them a file can hold itself, or grow a thousandfold when it is read
-        raise KitError(f"{path} holds a YAML alias (`*name`): write the values out.")
-    return values
+        problem = f"is not valid YAML: {shorten(error)}"
+    raise KitError(f"{path} {problem}.")
 
 
 def rename_settings(sections: dict, where: str = "") -> dict:
@@ -138,22 +135,21 @@ def rename_settings(sections: dict, where: str = "") -> dict:
         new_section = RENAMED.get(section, section)
         entries = renamed.setdefault(new_section, {})
         if section == "recordings":  # its values are sections
-            nested = {name: value for name, value in values.items() if isinstance(value, dict)}
-            entries.update({name: values[name] for name in values.keys() - nested.keys()})
-            entries.update(rename_settings(nested, where))
+            nested = {key: value for key, value in values.items() if isinstance(value, dict)}
+            entries |= {key: values[key] for key in values.keys() - nested.keys()}
+            entries |= rename_settings(nested, where)
             continue
         for key, value in values.items():
             name = f"{section}.{key}"
+            new_name = RENAMED.get(name, f"{new_section}.{key}")
             if name in REMOVED:
                 note = f"{prefix}{name} was removed and is ignored: {REMOVED[name]}."
                 warnings.warn(note, Note, stacklevel=2)
-                continue
-            new_name = RENAMED.get(name, f"{new_section}.{key}")
-            if new_name == name:
+            elif new_name == name:
                 entries[key] = value
-                continue
-            warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
-            entries.setdefault(new_name.partition(".")[2], value)  # of two, the new name's stays
+            else:
+                warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
+                entries.setdefault(new_name.partition(".")[2], value)  # of two, the new name's
     return renamed
 
 
@@ -198,16 +194,13 @@ def require_types(cls, values: dict) -> None:
     """Raise KitError for a value that is not of the type dataclass `cls` says."""
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
-        if not fits(value, hints[key]):
-            plain = isinstance(hints[key], type) and not typing.get_args(hints[key])
-            wanted = hints[key].__name__ if plain else hints[key]
-            if tuple in (hints[key], typing.get_origin(hints[key])):  # in YAML
+        hint = hints[key]
+        if not fits(value, hint):
+            wanted = hint.__name__ if type(hint) is type else hint
+            if tuple in (hint, typing.get_origin(hint)):  # in YAML
                 wanted = f"a list, such as [a, b] ({wanted})"
-            got = shorten(repr(value))
-            raise KitError(
-                f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__}).",
-                field=key,
-            )
+            got = f"{shorten(repr(value))} ({type(value).__name__})"
+            raise KitError(f"{cls.__name__}.{key} must be {wanted}, got {got}.", field=key)
 
 
 def fits(value, hint) -> bool:
@@ -226,9 +219,8 @@ def fits(value, hint) -> bool:
 def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
-        value = getattr(config, field)
-        text = f"{type(config).__name__}.{field} = {shorten(repr(value))}: {fix}"
-        raise KitError(text, field=field)
+        value = shorten(repr(getattr(config, field)))
+        raise KitError(f"{type(config).__name__}.{field} = {value}: {fix}", field=field)
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:

@@ -27,26 +27,25 @@ SPECIAL_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 # Names that Windows reserves for devices, with any suffix.
 RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
 RESERVED.update(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")
+UNFIT = '/\\:*?"<>|'  # in names of folders
 MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file systems allow
 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
     """Return `name`, or raise KitError if no folder can have it, or `taken` (lower case) has it."""
-    unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
-    ends = name != name.strip() or name.startswith(".") or name.endswith(".")
-    reserved = name.lower().split(".")[0].rstrip() in RESERVED or name.lower() in taken
-    if not name or unfit or ends or reserved or len(os.fsencode(name)) > MAX_NAME_BYTES:
-        why = f"longer than {MAX_NAME_BYTES} bytes"
-        if not name:
-            why = "empty"
-        elif unfit:
-            why = f"with characters that no folder may have: {' '.join(map(repr, unfit))}"
-        elif ends:
-            why = "with a dot or space at an end"
-        elif reserved:
-            why = "a name that Windows or the kit needs"
+    unfit = " ".join(sorted({repr(c) for c in name if c in UNFIT or not c.isprintable()}))
+    stem = name.lower().split(".")[0].rstrip()
+    problems = {
+        "empty": not name,
+        f"with characters that no folder may have: {unfit}": unfit,
+        "with a dot or space at an end": name != name.strip() or name != name.strip("."),
+        "a name that Windows or the kit needs": stem in RESERVED or name.lower() in taken,
+        f"longer than {MAX_NAME_BYTES} bytes": len(name.encode(errors="replace")) > MAX_NAME_BYTES,
+    }
+    problem = next((problem for problem, has_it in problems.items() if has_it), "")
+    if problem:
         raise KitError(
-            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is {why}. Choose "
+            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is {problem}. Choose "
             "letters, digits, `-` and `_`, such as `my-voice_2`."
         )
     return name
@@ -69,14 +68,13 @@ def file_kind(path: Path) -> str:
     """Return the kind of the file at `path` by its first bytes; "" for a kind not listed here."""
     with path.open("rb") as file:
         head = file.read(64)
-    begins = head.lstrip()[:1]
     kinds = {
         "empty": not head,
         "zip": head.startswith(b"PK\x03\x04"),
         "git-lfs": head.startswith(b"version https://git-lfs"),
-        "html": begins == b"<",
+        "html": head.lstrip().startswith(b"<"),
         "safetensors": head[8:9] == b"{",
-        "json": begins == b"{",
+        "json": head.lstrip().startswith(b"{"),
     }
     return next((kind for kind, is_it in kinds.items() if is_it), "")
 
@@ -85,29 +83,20 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        raise DiskError(
-            errno.ENOSPC,
-            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
-            f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
-            "another disk",
-        )
+        left = f"about {needed_bytes / 1e6:.0f} MB, its disk has {free_bytes / 1e6:.0f} MB left"
+        fix = "Free some space, or set KIT_RUNS to a folder on another disk"
+        raise DiskError(errno.ENOSPC, f"{folder} needs {left}. {fix}")
 
 
-_FULL = "Free some disk space and run again; finished work is kept."
-_CLOSED = (
-    "This user may not write there, or the disk is read-only: set KIT_RUNS to a writable folder "
-    "and run again."
-)
-_GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
-_IN_THE_WAY = (
-    "A file has the name of a folder that is needed: rename it, or set KIT_RUNS to another folder, "
-    "and run again."
-)
 DISK_FIXES = {
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
-    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
+    (errno.EEXIST, errno.ENOTDIR): "A file has the name of a folder that is needed: rename it, or "
+    "set KIT_RUNS to another folder, and run again.",
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "Free some disk space and run again; finished work "
+    "is kept.",
+    (errno.EROFS, errno.EACCES, errno.EPERM): "This user may not write there, or the disk is "
+    "read-only: set KIT_RUNS to a writable folder and run again.",
+    (errno.ENOENT, errno.ESTALE): "Was its folder deleted, or a drive unplugged? Bring it back and "
+    "run again.",
 }
 OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
 
@@ -120,9 +109,10 @@ def disk_errors(path: Path) -> Iterator[None]:
     except DiskError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        fix = DISK_FIXES.get(error.errno, OTHER_DISK_FIX)
-        raise DiskError(error.errno, f"could not write {path}: {reason}. {fix}") from error
+        reason = error.strerror or error
+        fixes = (fix for numbers, fix in DISK_FIXES.items() if error.errno in numbers)
+        message = f"could not write {path}: {reason}. {next(fixes, OTHER_DISK_FIX)}"
+        raise DiskError(error.errno, message) from error
 
 
 @contextlib.contextmanager
@@ -179,10 +169,9 @@ def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
             yield new
             for mark in reversed(marks):
                 (folder / mark).unlink(missing_ok=True)
-            written = sorted(path.name for path in new.iterdir())
-            first = [name for name in written if name not in marks]
+            written = {path.name for path in new.iterdir()}
             last = [name for name in marks if name in written]
-            for name in (*first, *last):
+            for name in (*sorted(written.difference(marks)), *last):
                 os.replace(new / name, folder / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -199,12 +188,7 @@ def append_lines(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def cached_result(
-    path: Path,
-    key: str,
-    make: Callable[[], object],
-    is_usable: Callable[[object], bool] = lambda _: True,
-):
+def cached_result(path: Path, key: str, make: Callable, is_usable: Callable = lambda _: True):
     """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
 
     `key` is a `digest` of all it depends on; `is_usable(value)` is False if its files are gone.
@@ -231,9 +215,7 @@ def read_result(path: Path, key: str):
         return None
     except (ValueError, RecursionError) as error:
         problem = shorten(error)
-    warnings.warn(
-        f"{path} is damaged ({problem}): its value is made again.", category=Note, stacklevel=3
-    )
+    warnings.warn(f"{path} is damaged ({problem}): its value is made again.", Note, stacklevel=3)
     return None
 
 

@@ -49,9 +49,9 @@ def clock(seconds: float) -> str:
 def describe_error(error: BaseException) -> str:
     """An exception as one line. A ValueError's message is written for the user already."""
     text = shorten(" ".join(str(error).split()), 400)
-    if isinstance(error, ValueError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if text and not isinstance(error, ValueError):
+        return f"{type(error).__name__}: {text}"
+    return text or type(error).__name__
 
 
 def format_gib(size_bytes: float) -> str:
@@ -80,8 +80,7 @@ def text_table(figures: dict) -> str:
 def text_grid(cells: list[tuple[str, ...]]) -> str:
     """Return rows of cells, the headings first, as aligned lines."""
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def grid_html(cells: list[tuple[str, ...]]) -> str:
@@ -126,10 +125,11 @@ def report_page(report: dict, folder: Path) -> str:
     texts = [sample["text"] for sample in samples]
     together = sorted(samples, key=lambda sample: texts.index(sample["text"]))
     players = "".join(_player(sample, folder) for sample in together)
-    players = f"<h2>Samples</h2><p>{SAMPLE_KINDS}</p>{players}" if players else ""
-    head = "<!doctype html><meta charset=utf-8><title>Run record</title>"
-    head += f"<style>{PAGE_STYLE}</style>"
-    return f"{head}<h1>{html.escape(folder.name)}</h1>{players}<h2>Figures</h2>{table_html(report)}"
+    if players:
+        players = f"<h2>Samples</h2><p>{SAMPLE_KINDS}</p>{players}"
+    head = f"<meta charset=utf-8><title>Run record</title><style>{PAGE_STYLE}</style>"
+    body = f"<h1>{html.escape(folder.name)}</h1>{players}<h2>Figures</h2>{table_html(report)}"
+    return f"<!doctype html>{head}{body}"
 
 
 def _player(sample: dict, folder: Path) -> str:

@@ -51,7 +51,7 @@ class Choice:
 
 
 def detect() -> Hardware:
-    """The GPU when there is one that this build of torch has code for, else the CPU."""
+    """The GPU; the CPU where there is none, or, with a warning, if torch has no code for it."""
     import psutil  # here and below: speaking works without it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -59,34 +59,26 @@ def detect() -> Hardware:
     cpu = Hardware(
         device="cpu", name=cpu_name(), cores=cores, ram_bytes=ram, memory_bytes=ram, capability=None
     )
-    if not gpu_can_run():
+    if not torch.cuda.is_available():
         return cpu
     card = torch.cuda.get_device_properties(0)
     capability = (card.major, card.minor)
-    gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
-    return dataclasses.replace(cpu, device="cuda", **gpu)
-
-
-def gpu_can_run() -> bool:
-    """Whether there is a GPU that this build of torch has code for; warns if it has none."""
-    if not torch.cuda.is_available():
-        return False
     # With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
-    card = torch.cuda.get_device_properties(0)
     architectures = torch.cuda.get_arch_list()
-    if torch.version.cuda is None or has_code_for((card.major, card.minor), architectures):
-        return True
+    if torch.version.cuda is None or has_code_for(capability, architectures):
+        gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
+        return dataclasses.replace(cpu, device="cuda", **gpu)
     warnings.warn(
         f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
-        f"built for {', '.join(architectures)}, that GPU has compute capability {card.major}."
-        f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
+        f"built for {', '.join(architectures)}, that GPU has compute capability "
+        f"{format_capability(capability)}. The build with CUDA 12.6 has code for it: pip install "
         # "+cu126", because pip would take another build of the same number for good enough.
         "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
         category=Note,
         stacklevel=2,
     )
-    return False
+    return cpu
 
 
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:
@@ -96,9 +88,7 @@ def has_code_for(capability: tuple, architectures: list[str]) -> bool:
         kind, _, number = name.partition("_")
         number = int(number.rstrip("af"))
         # "sm" runs on its generation from its number on, "compute" is translated for later ones.
-        if kind == "compute" and number <= 10 * major + minor:
-            return True
-        if kind == "sm" and number // 10 == major and number % 10 <= minor:
+        if number <= 10 * major + minor and (kind == "compute" or number // 10 == major):
             return True
     return False
 
@@ -165,21 +155,19 @@ def _cpu_precision() -> Choice:
     ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
     if ratio > HOPELESS:
         ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
-    faster = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
-    if ratio > 1.3:
-        return Choice(value="bf16", reason=faster)
-    slow = ": bf16 is emulated here" if ratio < 0.3 else ""  # that takes eight times as long
-    return Choice(value="fp32", reason=f"{faster}{slow}")
+    reason = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
+    if ratio < 0.3:  # emulation takes eight times as long
+        reason += ": bf16 is emulated here"
+    return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=reason)
 
 
 def _bf16_ratio(rows: int, rounds: int) -> float:
     """Speed of a bf16 matmul of so many `rows`, relative to fp32."""
-    fp32_s = []
-    bf16_s = []
-    for _ in range(rounds):  # alternating, so that a busy moment slows both
-        fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
-        bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
-    return min(fp32_s) / min(bf16_s)
+    dtypes = (torch.float32, torch.bfloat16)
+    # Alternating, so that a busy moment slows both.
+    times = [[matmul_seconds(dtype, 1, rows=rows) for dtype in dtypes] for _ in range(rounds)]
+    fp32_s, bf16_s = map(min, zip(*times))
+    return fp32_s / bf16_s
 
 
 def format_capability(capability: tuple) -> str:
@@ -303,12 +291,11 @@ def choose_preset(hw: Hardware) -> Choice:
     has = f"{hw.name} has {gib:.0f} GiB"
     known = f"compute capability {format_capability(hw.capability)}"
     if hw.capability < (7, 0):
-        name = "t4" if gib >= 10 else "8gb"
-        slow = f"{known} has no half-precision units: a small model"
-        return Choice(value=name, reason=f"{has}, but {slow}")
+        has += f", but {known} has no half-precision units: a small model"
+        return Choice(value="t4" if gib >= 10 else "8gb", reason=has)
     if hw.capability < (8, 0) and 14 <= gib < 20:
-        why = f"{known} has no bf16: it is slow before it is full"
-        return Choice(value="t4", reason=f"{has}, and {why}")
+        has += f", and {known} has no bf16: it is slow before it is full"
+        return Choice(value="t4", reason=has)
     tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))  # GPUs report a little less
     name = next(name for floor, name in tiers if gib >= floor)
     if 36 <= gib < 72:
@@ -328,12 +315,9 @@ def free_cores(hw: Hardware) -> Choice:
         free = max(1, round(hw.cores - busy))
         if free == hw.cores:
             return Choice(value=str(free), reason=f"{free} cores, {busy:.1f} of them busy just now")
-    watched_s = LOAD_SAMPLES * LOAD_SAMPLE_S
-    reason = (
-        f"{hw.cores} cores, {busy:.1f} of them busy for {watched_s:g} s: close what else "
-        "computes and run this cell again to have them all"
-    )
-    return Choice(value=str(free), reason=reason)
+    reason = f"{hw.cores} cores, {busy:.1f} of them busy for {LOAD_SAMPLES * LOAD_SAMPLE_S:g} s"
+    advice = "close what else computes and run this cell again to have them all"
+    return Choice(value=str(free), reason=f"{reason}: {advice}")
 
 
 def use_threads(hw: Hardware) -> Choice:
@@ -392,11 +376,6 @@ def usable_bytes(hw: Hardware) -> int:
     return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
 
 
-def peak_memory_bytes(device: str) -> int:
-    """Peak bytes of the GPU allocator, or on the CPU of this process's resident memory."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
-
-
 def memory_in_use(device: str) -> dict[str, int]:
     """`memory_now_bytes` beside `peak_memory_bytes`; of a GPU also `reserved_bytes`."""
     if device == "cuda":
@@ -413,12 +392,14 @@ def reset_peak_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_resident_bytes() -> int:
-    """Peak resident memory of this process, in bytes; psutil knows it only on Windows."""
+def peak_memory_bytes(device: str) -> int:
+    """Peak bytes of the GPU allocator, or on the CPU of this process's resident memory."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
     import psutil
 
     memory = psutil.Process().memory_info()
-    if hasattr(memory, "peak_wset"):  # Windows
+    if hasattr(memory, "peak_wset"):  # psutil knows it on Windows alone
         return memory.peak_wset
     if PROC_STATUS.exists():  # Linux, where getrusage may return the parent process's peak
         lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()

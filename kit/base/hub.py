@@ -41,14 +41,8 @@ class DownloadSource:
     def unreachable(self, reason: object) -> str:
         return (
             f"{self.name} could not be reached ({shorten(reason)}). Is this machine online? Run "
-            "this again: it resumes where it stopped. Without a network, "
-            f"{self.otherwise}."
+            f"this again: it resumes where it stopped. Without a network, {self.otherwise}."
         )
-
-
-def target_and_part(folder: Path, file: RemoteFile) -> tuple[Path, Path]:
-    """Return the path of `file`, and that of an incomplete download of it."""
-    return folder / file.name, folder / f"{file.name}.part"
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -59,30 +53,14 @@ def fetch_file(
     address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
 ) -> Iterator[int]:
     """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are."""
-    path, part = target_and_part(folder, file)
+    path = folder / file.name
+    part = folder / f"{file.name}.part"
     if bytes_on_disk(path) == file.size_bytes:
         yield file.size_bytes
         return
     with disk_errors(path):
         path.unlink(missing_ok=True)
     make_folder(path.parent)
-    yield from _fetch_bytes(address, file, part, source, token)
-    if file.sha256:
-        sha256 = file_digest(part)
-        if sha256 != file.sha256:
-            part.unlink()
-            raise KitError(
-                f"{file.name} came damaged: its SHA-256 is {sha256}, expected {file.sha256}. The "
-                "download was deleted: run this again."
-            )
-    with disk_errors(path):
-        os.replace(part, path)
-
-
-def _fetch_bytes(
-    address: str, file: RemoteFile, part: Path, source: DownloadSource, token: str
-) -> Iterator[int]:
-    """Append to `part` until it has all bytes of `file`, or `TRIES` in a row fetched none."""
     tries = 0
     while bytes_on_disk(part) != file.size_bytes or not part.exists():
         before_bytes = bytes_on_disk(part)
@@ -101,10 +79,18 @@ def _fetch_bytes(
             )
         if tries:
             time.sleep(PAUSE_S)
+    sha256 = file_digest(part) if file.sha256 else ""
+    if sha256 != file.sha256:
+        part.unlink()
+        raise KitError(
+            f"{file.name} came damaged: its SHA-256 is {sha256}, expected {file.sha256}. The "
+            "download was deleted: run this again."
+        )
+    with disk_errors(path):
+        os.replace(part, path)
 
 
 def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
-    """Append to `part` what it lacks of `size_bytes`."""
     done_bytes = bytes_on_disk(part)
     if done_bytes > size_bytes:  # of another file
         part.unlink()
@@ -115,12 +101,11 @@ def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[i
     if done_bytes:
         request.add_header("Range", f"bytes={done_bytes}-")
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        resumes = done_bytes and answer.status == http.client.PARTIAL_CONTENT
-        if not resumes:  # the server sends the whole file again
+        if answer.status != http.client.PARTIAL_CONTENT:  # the server sends the whole file again
             done_bytes = 0
         with disk_errors(part):
             part.touch()
-        with open(part, "ab" if resumes else "wb") as file:
+        with open(part, "ab" if done_bytes else "wb") as file:
             while done_bytes < size_bytes:
                 piece = answer.read(min(PIECE_BYTES, size_bytes - done_bytes))
                 if not piece:
@@ -163,7 +148,7 @@ def fetch_model(
     requested = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
     total_bytes = sum(file.size_bytes for file in requested)
-    paths = [path for file in requested for path in target_and_part(folder, file)]
+    paths = [folder / f"{file.name}{end}" for file in requested for end in ("", ".part")]
     require_disk(folder, max(0, total_bytes - sum(map(bytes_on_disk, paths))))
     done_bytes = 0
     for file in requested:
@@ -186,12 +171,10 @@ def fetched(folder: Path, names: Sequence[str]) -> dict:
         return {}
     try:
         card = json.loads((folder / CARD).read_bytes())
-        complete = all(
-            bytes_on_disk(folder / name) == card["files"][name]["bytes"] for name in names
-        )
+        sizes = {name: card["files"][name]["bytes"] for name in names}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return card if complete else {}
+    return card if all(bytes_on_disk(folder / n) == size for n, size in sizes.items()) else {}
 
 
 def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
@@ -213,10 +196,9 @@ def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFil
         raise KitError(hub_source().unreachable(error)) from error
     files = {}
     for file in info.siblings or ():
+        name = file.rfilename
         sha256 = file.lfs["sha256"] if file.lfs else ""
-        files[file.rfilename] = RemoteFile(
-            name=file.rfilename, size_bytes=file.size or 0, sha256=sha256
-        )
+        files[name] = RemoteFile(name=name, size_bytes=file.size or 0, sha256=sha256)
     return info.sha, files
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.base.config import build
+from kit.base.config import build, parse_object
 from kit.base.errors import DiskError, KitError
 from kit.base.files import disk_errors, write_atomic
 
@@ -69,18 +69,11 @@ class Lock:
     """A lock file of this process; `held` makes, renews and removes it."""
 
     def __init__(self, path: Path, what: str):
-        now_s = time.time()
         self.path = path
         self.over = threading.Event()
         self.turn = threading.Lock()  # a sign of life must not undo the release
-        self.mine = Holder(
-            machine=machine(),
-            pid=os.getpid(),
-            token=secrets.token_hex(8),
-            what=what,
-            since_s=now_s,
-            beat_s=now_s,
-        )
+        who = Holder(machine=machine(), pid=os.getpid(), token=secrets.token_hex(8), what=what)
+        self.mine = dataclasses.replace(who, since_s=time.time(), beat_s=time.time())
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
         """Make the file, or take it over from a dead holder. KitError after `wait_s`."""
@@ -106,8 +99,8 @@ class Lock:
             if handle is None:
                 return False
             try:
-                with open(handle, "wb") as file:
-                    file.write(_as_json(self.mine))
+                with open(handle, "w", encoding="utf-8") as file:
+                    json.dump(dataclasses.asdict(self.mine), file)
             except OSError:
                 self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
                 raise
@@ -127,7 +120,7 @@ class Lock:
         try:
             if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
                 return False
-            write_atomic(self.path, _as_json(self.mine))
+            write_atomic(self.path, json.dumps(dataclasses.asdict(self.mine)))
             for left_by_a_kill in self.path.parent.glob(f".{self.path.name}.*"):
                 left_by_a_kill.unlink(missing_ok=True)
             return True
@@ -142,18 +135,16 @@ class Lock:
                 if self.over.is_set() or (holder and holder.token != self.mine.token):
                     return
                 if holder:
-                    now = dataclasses.replace(self.mine, beat_s=time.time())
-                    write_atomic(self.path, _as_json(now))
+                    now = dataclasses.asdict(self.mine) | {"beat_s": time.time()}
+                    write_atomic(self.path, json.dumps(now))
 
     def confirm(self) -> None:
         """Raise KitError where another process took over, DiskError where the folder is gone."""
         holder = read_holder(self.path)
         if holder is None and not self.path.parent.is_dir():
-            raise DiskError(
-                errno.ENOENT,
-                f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}: put "
-                "it back and run again, or start a new run",
-            )
+            gone = f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}"
+            fix = "put it back and run again, or start a new run"
+            raise DiskError(errno.ENOENT, f"{gone}: {fix}")
         if holder is None and self._make():  # somebody removed the file alone
             return
         holder = holder or read_holder(self.path) or Holder()
@@ -199,8 +190,8 @@ def read_holder(path: Path) -> Holder | None:
     except PermissionError:  # Windows: it is just being replaced or removed
         return Holder(beat_s=time.time())
     try:
-        holder = build(Holder, json.loads(data))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        holder = build(Holder, parse_object(data, path.name))
+    except KitError:
         holder = Holder()
     return holder if holder.token else Holder(beat_s=made_s)
 
@@ -215,20 +206,15 @@ def is_gone(holder: Holder) -> bool:
         thread = _OURS.get(holder.token)
         # If this thread took it, it no longer uses it: an abandoned loop, an interrupted cell.
         return thread is None or thread is threading.current_thread() or not thread.is_alive()
-    return not _is_alive(holder)
-
-
-def _is_alive(holder: Holder) -> bool:
     try:
         process = psutil.Process(holder.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
-            return False
+            return True
         # Another process with the same number: it started after the lock was taken.
-        other = process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
-        return not other
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
-        return False
+        return process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
     except psutil.AccessDenied:  # somebody else's
+        return False
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
         return True
 
 
@@ -245,24 +231,20 @@ def machine() -> str:
 
 
 def describe_holder(path: Path, holder: Holder) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
-    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
     if not holder.machine:
         return f"{path} was just made by another process: run again in {TORN_S:.0f} s."
-    if holder.machine == machine() and holder.pid == os.getpid():
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
+    is_here = holder.machine == machine()
+    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
+    if is_here and holder.pid == os.getpid():
         who = f"this very notebook (process {holder.pid})"
-    left_s = max(0.0, STALE_S - holder.age_s)
     line = (
         f"{path.parent} is in use: {who} has been at {holder.what} since {began}, its last sign of "
         f"life was {holder.age_s:.0f} s ago. Wait until it ends, or stop it there"
     )
-    if holder.machine == machine():
+    if is_here:
         return f"{line} (the Stop button, or restart that notebook's kernel)."
     return (
-        f"{line}. If that machine is gone, run again in {left_s:.0f} s: a lock without a sign of "
-        f"life for {STALE_S:.0f} s is taken over. Or delete {path}."
+        f"{line}. If that machine is gone, run again in {max(0, STALE_S - holder.age_s):.0f} s: a "
+        f"lock without a sign of life for {STALE_S:.0f} s is taken over. Or delete {path}."
     )
-
-
-def _as_json(holder: Holder) -> bytes:
-    return json.dumps(dataclasses.asdict(holder)).encode()

@@ -1,16 +1,11 @@
 """Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
 On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
-So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
-machine fetches all of it at its start.
-
-- Files are copied in the order of their changes, to a temporary name that is then changed, so the
-  kept ones are complete, and no mark precedes what it marks, whenever the machine ends.
-- A failure is reported once and retried; it never touches the local file.
-- What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
-  else after everything was copied.
-- Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
+Files are copied in the order of their changes, to a temporary name that is then changed: whenever
+the machine ends, the kept ones are complete, and no mark precedes what it marks. What was removed
+here is removed there: older checkpoints as soon as a newer one is kept, anything else at the end.
+Machines may share a run: of a file that both wrote the later one stays, figures of report.json are
+merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
 """
 
 import contextlib
@@ -24,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kit.base.config import merge
+from kit.base.config import build, merge, parse_object
 from kit.base.errors import DiskError, KitError
 from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, Lock, held
@@ -37,7 +32,7 @@ LARGE_BYTES = 100_000_000  # from here fetching takes so long that it is announc
 MEMORY = ".mirror.json"  # in the local folder: what was copied and when
 IDENTITY = ".id"  # file with the id of the run, the same in both folders
 RECORD = "report.json"  # the one file that is merged
-Stamp = tuple[int, int]  # bytes, and the time of the last change in nanoseconds
+Stamp = list[int]  # bytes, and the time of the last change in nanoseconds
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -49,28 +44,17 @@ class Memory:
     record: dict  # RECORD when both were last equal
 
 
+@dataclasses.dataclass(eq=False)
 class Mirror:
-    """Keeps `folder` in `kept` as well. `apart` names folders inside it that are not copied.
+    """Keeps `folder` in `kept` as well."""
 
-    `one_run` is False for a folder that several runs fill with files named by their content. `say`
-    is called once when copying starts to fail, and once when it works again.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        kept: Path,
-        apart: tuple[str, ...] = (),
-        one_run: bool = True,
-        say: Callable[[str], None] = print,
-    ):
-        self.folder = Path(folder)
-        self.kept = Path(kept)
-        self.apart = apart
-        self.one_run = one_run
-        self.say = say
-        self.trouble = ""  # why the last copy failed; "" if it did not
-        self.lock: Lock | None = None  # while this machine has the run for itself
+    folder: Path
+    kept: Path
+    apart: tuple[str, ...] = ()  # folders inside it that are not copied
+    one_run: bool = True  # False: several runs fill it with files named by their content
+    say: Callable[[str], None] = print  # once when copying starts to fail, and when it works again
+    trouble: str = ""  # why the last copy failed; "" if it did not
+    lock: Lock | None = None  # while this machine has the run for itself
 
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
         """Copy the `wanted` kept files that are not here, or unchanged here; return the bytes."""
@@ -93,12 +77,9 @@ class Mirror:
 
     def _is_newer(self, name: str, there: Stamp, memory: Memory) -> bool:
         """Whether the kept file should replace the one here."""
-        here = stamp(self.folder / name)
-        if name not in memory.here:
-            return here is None
-        if is_same(memory.there[name], there):
+        if is_same(memory.there.get(name), there):
             return False  # nothing happened there; what is missing here was removed here
-        return here is None or here == memory.here[name]
+        return stamp(self.folder / name) in (None, memory.here.get(name))
 
     def _require_one_run(self) -> None:
         """Raise KitError if the two folders hold different runs."""
@@ -114,10 +95,9 @@ class Mirror:
         write_atomic(self.folder / IDENTITY, there or secrets.token_hex(8))
 
     def copy(self, wait_s: float = 0.0) -> bool:
-        """Copy what changed here since the last time; return whether all of it is kept.
+        """Copy what changed here; False if another process copies for longer than `wait_s`.
 
-        False if another process copies for longer than `wait_s`. Raises DiskError, and KitError if
-        another machine has taken the run over.
+        Raises DiskError, and KitError if another machine has taken the run over.
         """
         here = stamps(self.folder, self.apart)
         if not here:
@@ -133,10 +113,18 @@ class Mirror:
                 return False
             self._join(memory)
             gone = [name for name in memory.here if name not in here]
-            self._remove([n for n in gone if self._is_replaced(n, here, memory)], memory)
+            # What is replaced by a complete file of its kind makes room for the next one.
+            kinds = {kind(name) for name in here if memory.here.get(name) == here[name]}
+            self._remove([name for name in gone if kind(name) in kinds], memory)
             for name in sorted(here, key=lambda name: here[name][1]):
-                if memory.here.get(name) != here[name]:
-                    self._copy_one(name, memory)
+                if memory.here.get(name) == here[name]:
+                    continue
+                if name == RECORD:
+                    self._merge_record(memory)
+                before = stamp(self.folder / name)  # changes during the copy count the next time
+                if before is not None:
+                    copy_whole(self.folder / name, self.kept / name)
+                    self._remember(name, before, stamp(self.kept / name), memory)
             self._remove([name for name in gone if name in memory.here], memory)
         return True
 
@@ -150,37 +138,16 @@ class Mirror:
             memory.there.clear()
             write_atomic(self.kept / IDENTITY, identity)
 
-    def _is_replaced(self, name: str, here: dict[str, Stamp], memory: Memory) -> bool:
-        """Whether another file of the kind of `name` has been copied completely."""
-        kind = (Path(name).parent, Path(name).suffix)
-        return any(
-            (Path(other).parent, Path(other).suffix) == kind and memory.here[other] == here[other]
-            for other in memory.here.keys() & here.keys()
-        )
-
-    def _copy_one(self, name: str, memory: Memory) -> None:
-        source = self.folder / name
-        target = self.kept / name
-        if name == RECORD:
-            self._merge_record(memory)
-        before = stamp(source)  # changes during the copy count the next time
-        if before is None:
-            return
-        copy_whole(source, target)
-        self._remember(name, before, stamp(target), memory)
-
     def _merge_record(self, memory: Memory) -> None:
         """Merge this machine's new figures into those that another one recorded meanwhile."""
         there = stamp(self.kept / RECORD)
         if there is None or is_same(memory.there.get(RECORD), there):
             return
         with held(self.folder / "report.lock", "recording figures", WAIT_S):
-            theirs = read_record(self.kept / RECORD)
             ours = read_record(self.folder / RECORD)
-            merged = merge(theirs, changes(memory.record, ours))
+            merged = merge(read_record(self.kept / RECORD), changes(memory.record, ours))
             if merged != ours:
-                text = json.dumps(merged, indent=1, ensure_ascii=False)
-                write_atomic(self.folder / RECORD, text)
+                write_atomic(self.folder / RECORD, json.dumps(merged, indent=1, ensure_ascii=False))
 
     def _remember(self, name: str, here: Stamp, there: Stamp, memory: Memory) -> None:
         memory.here[name] = here
@@ -208,12 +175,9 @@ class Mirror:
 
     def _memory(self) -> Memory:
         try:
-            memory = Memory(**json.loads((self.folder / MEMORY).read_bytes()))
-            memory.here = {name: tuple(each) for name, each in memory.here.items()}
-            memory.there = {name: tuple(each) for name, each in memory.there.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            memory = Memory(here={}, there={}, record={})
-        return memory
+            return build(Memory, json.loads((self.folder / MEMORY).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return Memory(here={}, there={}, record={})
 
     def keep(self, wait_s: float = 0.0) -> bool:
         """`copy`, but report errors instead of raising them; return whether all is kept."""
@@ -221,10 +185,8 @@ class Mirror:
         try:
             if not self.copy(wait_s):
                 return False
-        except OSError as error:
-            trouble = reason(error)
-        except KitError as error:
-            trouble = str(error)
+        except (OSError, KitError) as error:
+            trouble = reason(error) if isinstance(error, OSError) else str(error)
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
@@ -255,19 +217,20 @@ class Mirror:
 
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
-    stamps_by_path = {}
-    folder = Path(folder)
+    found = {}
     for place, below, names in os.walk(folder, onerror=_unless_missing):
         if Path(place) == folder:
             below[:] = [name for name in below if name not in apart]
         for name in names:
-            path = Path(place, name)
             # Working files of processes are not kept.
-            of_work = name.startswith(".") or ".lock" in name or name.endswith(".claim")
-            about = None if of_work else stamp(path)
-            if about is not None:
-                stamps_by_path[path.relative_to(folder).as_posix()] = about
-    return stamps_by_path
+            if not (name.startswith(".") or ".lock" in name or name.endswith(".claim")):
+                path = Path(place, name)
+                found[path.relative_to(folder).as_posix()] = stamp(path)
+    return {name: about for name, about in found.items() if about is not None}
+
+
+def kind(name: str) -> tuple[Path, str]:
+    return Path(name).parent, Path(name).suffix
 
 
 def is_same(before: Stamp | None, now: Stamp) -> bool:
@@ -288,7 +251,7 @@ def stamp(path: Path) -> Stamp | None:
         about = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return (about.st_size, about.st_mtime_ns)
+    return [about.st_size, about.st_mtime_ns]
 
 
 def copy_whole(source: Path, target: Path) -> None:
@@ -307,9 +270,8 @@ def fetch_whole(source: Path, target: Path) -> None:
             return copy_whole(source, target)
         except OSError as error:
             if tried == FETCH_TRIES:
-                raise DiskError(
-                    error.errno, f"could not fetch {source}: {reason(error)}"
-                ) from error
+                message = f"could not fetch {source}: {reason(error)}"
+                raise DiskError(error.errno, message) from error
             time.sleep(1.0)
 
 
@@ -339,10 +301,9 @@ def changes(before: dict, now: dict) -> dict:
 def read_record(path: Path) -> dict:
     """Read the figures of a report.json; {} if it is missing or damaged."""
     try:
-        record = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_object(path.read_bytes(), path.name)
+    except (OSError, KitError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def read_line(path: Path) -> str:

@@ -26,8 +26,7 @@ def run_in_process(
     The process is forked from a clean server that has imported the `preload` modules of the first
     call. Raises KitError where it dies or takes longer than `limit_s`.
     """
-    methods = multiprocessing.get_all_start_methods()
-    method = "forkserver" if "forkserver" in methods else "spawn"
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     processes = multiprocessing.get_context(method)
     if method == "forkserver":
         # A server that has asked CUDA for its devices could not be forked from; NVML may be asked.
@@ -46,7 +45,11 @@ def run_in_process(
         process.join(EXIT_S)
     except EOFError:
         process.join()
-        raise KitError(_reason(process.exitcode)) from None
+        how = f"ended with code {process.exitcode}"
+        if process.exitcode < 0:
+            how = f"was ended by {signal.Signals(-process.exitcode).name}"
+        hint = ": most likely memory ran out" if how.endswith("SIGKILL") else ""
+        raise KitError(f"its process {how}{hint}") from None
     finally:
         if process.pid is not None:
             process.kill()
@@ -68,14 +71,6 @@ def _answer(sender, packed: bytes) -> None:
         answer = (False, error)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
         sender.send(pickle.dumps(answer))
-
-
-def _reason(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"its process ended with code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = ": most likely memory ran out" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"
 
 
 # One process's part of some work, `job(tools, advance)`; `advance(n)` reports n more units done. It

@@ -17,17 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from kit.base.config import (
-    CONFIGS,
-    IS_CHECKOUT,
-    ROOT,
-    load_preset,
-    merge,
-    read_yaml,
-    rename_settings,
-    require_sections,
-    shorten_preset,
-)
+from kit.base import config
+from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
 from kit.base.formatting import report_page, shorten
@@ -128,31 +119,22 @@ class Run:
     def report(self) -> dict:
         """Return everything recorded. Raises KitError if the file is damaged."""
         path = self.folder / "report.json"
-        fix = (
-            f"move or delete it and run the notebooks of `{self.name}` again from 00_setup; "
-            "finished work is not repeated."
-        )
         try:
-            report = json.loads(path.read_bytes()) if path.is_file() else {}
-        except (ValueError, RecursionError) as error:
-            raise KitError(f"{path} is damaged ({shorten(error)}): {fix}") from error
-        if not isinstance(report, dict):
-            raise KitError(f"{path} does not hold figures by name: {fix}")
-        return report
+            return config.parse_object(path.read_bytes(), str(path)) if path.is_file() else {}
+        except KitError as error:
+            raise KitError(
+                f"{error}: move or delete it and run the notebooks of `{self.name}` again from "
+                "00_setup; finished work is not repeated."
+            ) from error
 
     def record(self, **figures) -> dict:
         """Merge `figures` into report.json, one process at a time, and rewrite report.html."""
-        about = {
-            "preset": self.preset_name,
-            "versions": versions(),
-            "device": detect().name,
-            "git": git_state(),
-        }
+        about = {"preset": self.preset_name, "versions": versions()}
+        about |= {"device": detect().name, "git": git_state()}
         if self.settings:
             about["settings"] = self.settings
         with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
-            report = merge(self.report(), replace_non_finite(figures))
-            report.update(about)
+            report = merge(self.report(), replace_non_finite(figures)) | about
             report.update(demo_times(report, self.folder))
             plain = json.dumps(report, indent=1, ensure_ascii=False)
             write_atomic(self.folder / "report.json", plain)
@@ -170,15 +152,15 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     folder = run_folder(name)
     original = read_run_file(folder / "preset").strip()
     preset = preset or os.environ.get("KIT_PRESET") or original or choose_preset(detect()).value
-    preset = shorten_preset(preset)
+    preset = config.shorten_preset(preset)
     run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
     run.require_permanent("preset", preset)
     use = use or read_run_file(folder / "use")
     overlay = load_use(use)
     path = folder / SETTINGS
-    settings = (read_yaml(path) or {}) if path.is_file() else {}
-    require_sections(settings, path)
-    settings = rename_settings(settings, path.name)
+    settings = (config.read_yaml(path) or {}) if path.is_file() else {}
+    config.require_sections(settings, path)
+    settings = config.rename_settings(settings, path.name)
     sections = run.preset
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)
@@ -187,7 +169,7 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
 
 def load_use(name: str) -> dict:
     """Return the sections that the use `name` of configs/use sets; {} for ""."""
-    overlay = load_preset(name, CONFIGS / "use") if name else {}
+    overlay = load_preset(name, config.CONFIGS / "use") if name else {}
     overlay.pop("why", None)  # the reasons: see kit/tuning/recommend.py
     return overlay
 
@@ -201,7 +183,8 @@ def run_folder(name: str = "") -> Path:
 
 
 def runs_folder() -> Path:
-    return Path(os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs")
+    home = config.ROOT if config.IS_CHECKOUT else Path.cwd()
+    return Path(os.environ.get("KIT_RUNS") or home / "runs")
 
 
 def numbered(name: str) -> Iterator[str]:
@@ -254,7 +237,7 @@ def git_state() -> str:
 
 
 def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+    result = subprocess.run(["git", *arguments], cwd=config.ROOT, capture_output=True)
     return result.stdout.decode("utf-8", errors="replace").strip()
 
 

@@ -21,15 +21,8 @@ from kit.base.formatting import join_names, shorten
 
 # Of tensors that are read: others cannot be tested for NaN, or lose a part in fp32.
 DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 )
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**40  # numbers in a tensor
@@ -73,12 +66,8 @@ def pack_tensors(arrays: dict[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save(arrays, metadata={"sha256": arrays_digest(arrays)})
 
 
-def save_tensors(
-    tensors: dict[str, Tensor] | dict[str, np.ndarray],
-    path: Path,
-    metadata: dict[str, str] | None = None,
-) -> None:
-    """Write a safetensors file without a copy in memory. Raises OSError."""
+def save_tensors(tensors: dict, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write torch's or NumPy's `tensors` to a safetensors file, uncopied. Raises OSError."""
     is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = safetensors.numpy if is_numpy else safetensors.torch
     try:
@@ -108,19 +97,17 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
 
 def saved_header(path: Path) -> dict:
     """The header that `file_bytes` wrote to `path`, without its checksum."""
-    return _header_and_sha256(read(path, tensors=False)[1])[0]
+    return _parts(path, tensors=False)[1]
 
 
 def tensors_sha256(path: Path) -> str:
     """The `checksum` of the tensors that `file_bytes` wrote to `path`."""
-    saved = _header_and_sha256(read(path, tensors=False)[1])[1]
-    return saved or checksum(contents(path)[0])  # earlier versions saved none
+    return _parts(path, tensors=False)[2] or checksum(contents(path)[0])
 
 
 def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     """Tensors and header that `file_bytes` wrote to `path`. Raises KitError, OSError."""
-    tensors, metadata = read(path)
-    header, sha256 = _header_and_sha256(metadata)
+    tensors, header, sha256 = _parts(path)
     if sha256 and sha256 != checksum(tensors):
         raise KitError("its checksum does not match")
     for name, tensor in tensors.items():
@@ -165,13 +152,14 @@ def _open(path: Path, framework: str, tensors: bool = True) -> tuple[dict, dict[
     return values, metadata
 
 
-def _header_and_sha256(metadata: dict[str, str]) -> tuple[dict, str | None]:
-    """The header that `file_bytes` wrote, and its checksum; earlier versions wrote none."""
+def _parts(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict, str | None]:
+    """What `file_bytes` wrote: tensors, header, and the checksum, which earlier versions lack."""
+    mapped, metadata = read(path, tensors)
     if "header" not in metadata:
         raise KitError("it is of another kind, or of another version of the kit")
     header = parse_object(metadata["header"], "its header")
     sha256 = header.pop("sha256", None)
-    return header, sha256 and checked(sha256, SHA256, "its sha256")
+    return mapped, header, sha256 and checked(sha256, SHA256, "its sha256")
 
 
 def saved_tensor(path: Path, name: str) -> Tensor:

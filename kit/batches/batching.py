@@ -1,10 +1,8 @@
 """Plan which utterances go through the model together, from their lengths alone.
 
-A batch is padded to its longest row, so `plan_batches` puts like lengths together: it shuffles an
-epoch, sorts it a window at a time, splits it into effective batches (of so many utterances or
-padded tokens) and shuffles those; `micro_batches` splits them into forward passes. A large corpus
-is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random from all of them.
-Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses them.
+`plan_batches` plans an epoch, or of a large corpus a group of up to GROUP_ROWS utterances `drawn`
+at random; `micro_batches` splits its batches into forward passes. Compiled models and CUDA graphs
+want few, fixed lengths: `padding_lengths` chooses them.
 """
 
 import dataclasses
@@ -42,15 +40,14 @@ class DataConfig:
     def __post_init__(self):
         require_least(self, 1, "effective_batch", "micro_batch", "sort_window", "shard")
         require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
-        require(0 <= self.short_first <= 1, self, "short_first", "a share, from 0 to 1.")
-        divides = self.effective_batch % self.micro_batch == 0
+        require_least(self, 0, "effective_tokens", "max_cache_gib", "workers")
+        require_within(self, 0, 1, "short_first")
+        require_within(self, 0, MAX_SEED, "seed")
         fix = f"must divide effective_batch ({self.effective_batch})."
-        require(divides, self, "micro_batch", fix)
+        require(self.effective_batch % self.micro_batch == 0, self, "micro_batch", fix)
         require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
-        require_least(self, 0, "effective_tokens", "max_cache_gib", "workers")
-        require_within(self, 0, MAX_SEED, "seed")
 
     @property
     def grad_accum(self) -> int:
@@ -75,8 +72,9 @@ def plan_batches(
 ) -> list[list[int]]:
     """Return the effective batches of `epoch`: lists of indices into `lengths`, from short to long.
 
-    Where an epoch has several `groups`, `lengths` are those of `group`. Counting tokens, a window's
-    unfilled last batch joins the next window.
+    A batch is padded to its longest row, so like lengths go together: the epoch is shuffled, sorted
+    a window at a time and split, and the batches are shuffled. Where an epoch has several `groups`,
+    `lengths` are those of `group`.
     """
     rng = random.Random(order_key(config, epoch, group, groups))
     order = rng.sample(range(len(lengths)), len(lengths))
@@ -86,7 +84,7 @@ def plan_batches(
         by_length = sorted([*unfilled, *window], key=lengths.__getitem__)
         if config.effective_tokens:
             batches += split_by_tokens(by_length, lengths, config.effective_tokens)
-            unfilled = batches.pop()
+            unfilled = batches.pop()  # joins the next window
         else:
             batches += chunks(by_length, config.effective_batch)
     if unfilled:
@@ -94,9 +92,10 @@ def plan_batches(
     rng.shuffle(batches)
     if config.short_first and epoch == 0 and group == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])
-        rest = batches[round(config.short_first * len(batches)) :]
+        first = round(config.short_first * len(batches))
+        rest = batches[first:]
         rng.shuffle(rest)
-        batches[len(batches) - len(rest) :] = rest
+        batches[first:] = rest
     return batches
 
 
@@ -107,13 +106,6 @@ def order_key(config: DataConfig, epoch: int, group: int, groups: int) -> str:
     return f"{config.seed} {epoch} {group}/{groups}"
 
 
-def batches_planned(rows: int, config: DataConfig) -> int:
-    """Return how many batches `plan_batches` makes of `rows` utterances, counting utterances."""
-    windows, left = divmod(rows, config.sort_window)
-    of_window = -(-config.sort_window // config.effective_batch)
-    return windows * of_window + -(-left // config.effective_batch)
-
-
 def micro_batches(batch: list, lengths: Sequence[int], config: DataConfig) -> list[list]:
     """Split an effective batch (indices into `lengths`, short to long) into forward passes."""
     if config.effective_tokens:
@@ -122,10 +114,7 @@ def micro_batches(batch: list, lengths: Sequence[int], config: DataConfig) -> li
 
 
 def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> list[list]:
-    """Group neighbours in `order` so that rows x longest row stays within the budget.
-
-    A longer utterance gets a group of its own.
-    """
+    """Group neighbours so that rows x longest row is in the budget; an even longer row is alone."""
     groups = []
     longest = 0
     for i in order:
@@ -170,8 +159,7 @@ def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float
 
 def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
     """Return the share of padding where a pass has `micro_batch` rows of like length."""
-    counted = dataclasses.replace(config, effective_tokens=0)
-    return wasted(passes(lengths, counted), lengths, config)
+    return wasted(passes(lengths, dataclasses.replace(config, effective_tokens=0)), lengths, config)
 
 
 def group_count(rows: int) -> int:
@@ -214,24 +202,16 @@ def feistel(numbers: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.n
     left = numbers >> bits
     right = numbers & mask
     for key in round_keys:
-        mixed = left ^ (scrambled(right + key) & mask)
-        left = right
-        right = mixed
+        hashed = right + key  # by SplitMix64's last steps (Steele et al. 2014)
+        hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashed ^= hashed >> np.uint64(31)
+        left, right = right, left ^ (hashed & mask)
     return (left << bits) | right
 
 
-def scrambled(values: np.ndarray) -> np.ndarray:
-    """Hash 64-bit `values` (SplitMix64's last steps, Steele et al. 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING.
-
-    `histogram` counts the rows with 0, 1, 2... tokens.
-    """
+    """Return the fewest fixed lengths for rows with 0, 1, 2... tokens that add <= MAX_PADDING."""
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid
@@ -241,16 +221,13 @@ def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
 
 
 def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease.
-
-    Dynamic programming over the last length but one.
-    """
+    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease."""
     candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
     up_to = histogram.cumsum()
     rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
     grids = [(int(length),) for length in candidates]  # the best that end with each length
     cells = rows * candidates
-    while True:
+    while True:  # dynamic programming over the last length but one
         yield grids[-1], int(cells[-1])
         longer = cells[:, None] + (rows - rows[:, None]) * candidates  # (W below, W)
         longer[np.tril_indices(len(candidates))] = np.iinfo(np.int64).max

@@ -1,16 +1,13 @@
 """The code cache: codes, reference features and text ids of a corpus, read from disk.
 
 Shards hold the codes and reference features of clips, an index file the text ids and places of a
-manifest's rows (encoding.py writes both). They are mapped, and a row is verified when it is read,
-so a corpus may be larger than memory. What concerns all rows
-(those of a split or speaker, histograms of lengths, each speaker's reference) is computed once,
-when the index is made.
+manifest's rows (encoding.py writes both), and statistics of all rows. They are mapped, and a row is
+verified when it is read, so a corpus may be larger than memory.
 
 Shapes: N rows, S splits, P speakers.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -20,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,15 +35,8 @@ CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when
 DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
-def missing(path: Path) -> str:
-    return f"There is no {path}: run notebook 01_data_prep to make it."
-
-
-def damaged(path: Path, how: str) -> str:
-    return (
+def damaged(path: Path, how: object) -> DamagedFileError:
+    return DamagedFileError(
         f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
     )
 
@@ -54,11 +45,11 @@ def damaged(path: Path, how: str) -> str:
 def explain_damage(path: Path) -> Iterator[None]:
     """Raise what a missing or damaged file raises in the block as a DamagedFileError."""
     if not Path(path).is_file():
-        raise DamagedFileError(missing(path))
+        raise DamagedFileError(f"There is no {path}: run notebook 01_data_prep to make it.")
     try:
         yield
     except (OSError, ValueError) as error:
-        raise DamagedFileError(damaged(path, str(error))) from error
+        raise damaged(path, error) from error
 
 
 def load_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -68,7 +59,7 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_bytes(value) -> np.ndarray:
-    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
+    """`value` as JSON in a tensor: a million rows are too many for a safetensors header."""
     return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
 
 
@@ -81,11 +72,7 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 class MappedFile:
-    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
-
-    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
-    DamagedFileError for a file that is missing, damaged or of another kind.
-    """
+    """`file[name]`, tensors mapped from a safetensors file; `verify` compares its checksum."""
 
     def __init__(self, path: Path, verify: bool = False):
         self.path = Path(path)
@@ -97,23 +84,20 @@ class MappedFile:
             begins = 8 + int.from_bytes(self.map[:8], "little")
             header = json.loads(self.map[8:begins])
             header.pop("__metadata__", None)
-            self.arrays = {name: self._array(begins, **about) for name, about in header.items()}
+            self.arrays = {}
+            for name, entry in header.items():
+                if entry["dtype"] not in DTYPES:
+                    raise KitError(f"numbers of type {entry['dtype']}")
+                dtype = DTYPES[entry["dtype"]]
+                start = begins + entry["data_offsets"][0]
+                self.arrays[name] = np.ndarray(entry["shape"], dtype, self.map, start)
             if verify and metadata.get("sha256") != arrays_digest(self.arrays):
                 raise KitError("its checksum does not match")
         self.release()
 
-    def _array(self, begins: int, dtype: str, shape: list, data_offsets: list) -> np.ndarray:
-        if dtype not in DTYPES:
-            raise KitError(f"numbers of type {dtype}")
-        start, end = data_offsets
-        if end == start:
-            return np.zeros(shape, DTYPES[dtype])
-        count = (end - start) // np.dtype(DTYPES[dtype]).itemsize
-        return np.frombuffer(self.map, DTYPES[dtype], count, begins + start).reshape(shape)
-
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.arrays:
-            raise DamagedFileError(damaged(self.path, f"it has no column `{name}`"))
+            raise damaged(self.path, f"it has no column `{name}`")
         return self.arrays[name]
 
     def __reduce__(self):
@@ -140,10 +124,10 @@ class Shards:
 
     def __init__(self, paths: list[Path], verify: bool = True):
         self.paths = paths
+        size_bytes = 0
         for path in paths:
-            if not path.is_file():
-                raise DamagedFileError(missing(path))
-        size_bytes = sum(path.stat().st_size for path in paths)
+            with explain_damage(path):
+                size_bytes += path.stat().st_size
         verify = verify and size_bytes <= CHECKED_AT_START_BYTES
         self.opened = functools.lru_cache(OPEN_SHARDS)(partial(open_shard, verify=verify))
         if verify or len(paths) <= OPEN_SHARDS:
@@ -156,9 +140,8 @@ class Shards:
         place = int(columns["places"][i])
         row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
         file.release()  # the system may map megabytes around a row
-        check = {"codes": "code_checks", "references": "reference_checks"}[what]
-        if zlib.crc32(row.tobytes()) != columns[check][i]:
-            raise DamagedFileError(damaged(file.path, "a row does not match its checksum"))
+        if zlib.crc32(row.tobytes()) != columns[f"{what.removesuffix('s')}_checks"][i]:
+            raise damaged(file.path, "a row does not match its checksum")
         return row
 
     def __reduce__(self):  # a mapping cannot be pickled for a worker
@@ -166,13 +149,9 @@ class Shards:
 
 
 def touch(paths: set[Path]) -> None:
-    """Mark `paths` as used now."""
     for path in paths:
         with contextlib.suppress(OSError):  # gone, or a read-only folder
             os.utime(path)
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 class Items(Sequence):
@@ -194,8 +173,7 @@ class Items(Sequence):
 class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
-    Codes are (N,), references log-mels (mels, frames) in half floats. Raises DamagedFileError for a
-    missing or damaged file; of large shards, when a row is read.
+    Codes are (N,), references log-mels (mels, frames) in half floats. Raises as `Shards` does.
     """
 
     def __init__(self, index: Path):
@@ -219,14 +197,13 @@ class CodeCache:
         self.references = Items(self.recorded, references)
         self.spoken = {name: np.zeros(0, np.int64) for name in (*LENGTHS, "speakers")}
 
-    def _id(self, i: int) -> bytes:
-        start, end = self.columns["id_offsets"][i : i + 2].tolist()
-        return self.columns["ids"][start:end].tobytes()
-
     def _row(self, i: int) -> dict[str, str]:
-        speaker = self.speaker_names[self.columns["speakers"][i]]
-        split = self.split_names[self.columns["splits"][i]]
-        return {"id": self._id(i).decode(), "speaker": speaker, "split": split}
+        start, end = self.columns["id_offsets"][i : i + 2].tolist()
+        return {
+            "id": self.columns["ids"][start:end].tobytes().decode(),
+            "speaker": self.speaker_names[self.columns["speakers"][i]],
+            "split": self.split_names[self.columns["splits"][i]],
+        }
 
     def _text(self, i: int) -> np.ndarray:
         start, end = self.columns["text_offsets"][i : i + 2].tolist()
@@ -248,9 +225,8 @@ class CodeCache:
         self.spoken = {"texts": text_counts, "codes": code_counts}
         self.spoken["tokens"] = text_counts + code_counts
         self.spoken["speakers"] = np.array(numbers, dtype=np.int64)
-        for i, speaker in enumerate(speakers):
-            row = {"id": f"{REHEARSAL}-{i}", "speaker": speaker, "split": REHEARSAL}
-            self.rows.more.append(row)
+        for i, name in enumerate(speakers):
+            self.rows.more.append({"id": f"{REHEARSAL}-{i}", "speaker": name, "split": REHEARSAL})
         self.texts.more += texts
         self.codes.more += codes
 
@@ -264,28 +240,11 @@ class CodeCache:
             first, last = self.columns["member_starts"][number : number + 2].tolist()
         return self.columns["members"][first:last]
 
-    def require_rows(self, split: str) -> None:
-        """Raise DamagedFileError where `split` is empty."""
-        if not len(self.rows_in_split(split)):
-            raise DamagedFileError(
-                f"The code cache holds no utterance of the split `{split}`: were all refused? "
-                "With a higher `held_out_percent` (section manifest), prepare holds out more."
-            )
-
     def sample_of_split(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
         """Return the rows of `split`, at even distances if there are more than `most`."""
         members = self.rows_in_split(split)
         count = min(len(members), most)
         return members[np.arange(count) * len(members) // max(count, 1)].astype(np.int64)
-
-    def encoded_ids(self, rows: Sequence[int]) -> list[bytes]:
-        """Return the ids of `rows` as UTF-8."""
-        rows = np.asarray(rows).tolist()
-        return [self._id(i) if i < self.recorded else self.rows[i]["id"].encode() for i in rows]
-
-    def release(self) -> None:
-        """Give the index's pages read so far back to the system."""
-        self.columns.release()
 
     def of_speaker(self, speaker: int, split: str) -> np.ndarray:
         """Return the rows of speaker number `speaker` in `split`, in order."""
@@ -313,13 +272,12 @@ class CodeCache:
 
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
         """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
-        table = self.columns[f"{what}_histogram"]
         chosen = [split is None or name == split for name in self.split_names]
-        rows = table[chosen].sum(axis=0)
-        if split in (None, REHEARSAL):
-            spoken = np.bincount(self.spoken[what], minlength=len(rows))
-            spoken[: len(rows)] += rows
-            rows = spoken
+        recorded = self.columns[f"{what}_histogram"][chosen].sum(axis=0)
+        if split not in (None, REHEARSAL):
+            return recorded
+        rows = np.bincount(self.spoken[what], minlength=len(recorded))
+        rows[: len(recorded)] += recorded
         return rows
 
     def total(self, what: str, split: str | None = None) -> int:
@@ -360,33 +318,24 @@ def slowest_pace(cache: CodeCache) -> float:
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
-    rows = cache.histogram("tokens")
-    return padding_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
+    return padding_lengths(np.pad(cache.histogram("tokens"), (EXTRA_TOKENS, 0)))
 
 
-# --- lengths of rows ------------------------------------------------------------------------------
-
-PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 KEPT_PERCENT = 99.5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LengthReport:
+class LengthReport(NamedTuple):
     """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
 
     percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
-    limit_codes: int  # a multiple of 64
-    limit_tokens: int  # of a row, text and codes, a multiple of 64
+    limit_codes: int  # the KEPT_PERCENT-th percentile, rounded up to 64
+    limit_tokens: int  # that many codes, and the same percentile of text, rounded up to 64
     beyond: int  # rows over a limit
     beyond_share: float  # of all rows
 
 
 def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
-    """Return the lengths of training rows, and suggested limits for fixed shapes.
-
-    The limit of codes is the KEPT_PERCENT-th percentile rounded up to 64; the token limit holds
-    that many codes beside the same percentile of text.
-    """
+    """Return the lengths of training rows, and suggested limits for fixed shapes."""
     members = cache.rows_in_split("train")
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
@@ -399,11 +348,6 @@ def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
     lines = {}
     columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
     for name, column in columns.items():
-        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
-    return LengthReport(
-        percentiles=lines,
-        limit_codes=limit_codes,
-        limit_tokens=limit_tokens,
-        beyond=beyond,
-        beyond_share=beyond / len(members),
-    )
+        shares = (50, 90, 95, 99, 99.5, 100)
+        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in shares)
+    return LengthReport(lines, limit_codes, limit_tokens, beyond, beyond / len(members))

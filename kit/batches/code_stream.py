@@ -1,8 +1,8 @@
 """The stream training reads: effective batches of cached codes, resumed to the batch.
 
-A position is an epoch, a group of it (see batching.py) and a batch, carried by every batch;
-resuming does not read what was skipped, with any number of DataLoader workers and ranks. It also
-says which utterances and which order it belongs to, and a stream of others raises an error.
+A position is an epoch, a group of it (see batching.py) and a batch, carried by every batch, with
+digests of the utterances and the order it belongs to; a stream of others raises an error. Resuming
+does not read what was skipped, with any number of DataLoader workers and ranks.
 
 Shapes: B batch, M mels, T reference frames.
 """
@@ -10,7 +10,6 @@ Shapes: B batch, M mels, T reference frames.
 import hashlib
 import itertools
 import math
-import multiprocessing
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
@@ -33,14 +32,12 @@ class CodeStream(IterableDataset):
     """Effective batches of like lengths, in an order set by (seed, epoch), for ever.
 
     `collate(parts, position)` makes the batch; a part is one micro-batch: (text ids, codes,
-    references (B, M, T)), and the length to pad to where `grid_lengths` are set. `position` says
-    where to begin; the one a batch carries is that of the next. With DataLoader workers, each makes
-    every n-th batch and the loader restores the order. With `world` ranks, each takes every
-    `world`-th utterance of the same effective batch, so that together they see what one would see:
-    sum gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
-    `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
-    every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
-    `text_dropout` is the share of rows, by chance, that come without their text.
+    references (B, M, T), length to pad to). `position` says where to begin; the one a batch carries
+    is that of the next. Of n DataLoader workers each makes every n-th batch. Of `world` ranks each
+    takes every `world`-th utterance of the same effective batch, so that together they see what one
+    would see; a rank's last batch of an epoch may be empty. `rehearsal` is the share of an epoch's
+    rows that are of the cache's split "rehearsal", beside every row of `split`; `text_dropout` the
+    share of rows, by chance, that come without their text.
     """
 
     def __init__(
@@ -65,7 +62,11 @@ class CodeStream(IterableDataset):
         self.rank = rank
         self.world = world
         self.split = split
-        cache.require_rows(split)
+        if not len(self.members):
+            raise DamagedFileError(
+                f"The code cache holds no utterance of the split `{split}`: were all refused? "
+                "With a higher `held_out_percent` (section manifest), prepare holds out more."
+            )
         self.rehearsed = cache.rows_in_split(REHEARSAL) if rehearsal else []
         self.rehearsal_rows_per_epoch = 0
         if self.rehearsed:
@@ -87,10 +88,9 @@ class CodeStream(IterableDataset):
         grid = self.config.grid_lengths
         if not grid:
             return
-        rows = np.bincount(self.lengths_of(self.rehearsed), minlength=grid[-1] + 1)
-        recorded = self.cache.histogram("tokens", self.split)
-        rows = np.pad(rows, (0, max(0, len(recorded) + EXTRA_TOKENS - len(rows))))
-        rows[EXTRA_TOKENS : EXTRA_TOKENS + len(recorded)] += recorded
+        recorded = np.pad(self.cache.histogram("tokens", self.split), (EXTRA_TOKENS, 0))
+        rows = np.bincount(self.lengths_of(self.rehearsed), minlength=len(recorded))
+        rows[: len(recorded)] += recorded
         over = int(rows[grid[-1] + 1 :].sum())
         if over:
             raise DamagedFileError(
@@ -152,12 +152,13 @@ class CodeStream(IterableDataset):
             return len(self.plan(0))
         if self.config.effective_tokens:
             return len(self.plan(0)) * self.groups
+        size, window = self.config.effective_batch, self.config.sort_window
         batches = 0
         for group in range(self.groups):
             counts = (len(self.members), self.rehearsal_rows_per_epoch)
             bounds = [batching.group_bounds(count, group, self.groups) for count in counts]
-            rows = sum(end - first for first, end in bounds)
-            batches += batching.batches_planned(rows, self.config)
+            windows, left = divmod(sum(end - first for first, end in bounds), window)
+            batches += windows * math.ceil(window / size) + math.ceil(left / size)
         return batches
 
     def usual(self, count: int) -> list:
@@ -169,14 +170,13 @@ class CodeStream(IterableDataset):
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
-        role = worker.id if worker else 0
-        roles = worker.num_workers if worker else 1
+        role, roles = (worker.id, worker.num_workers) if worker else (0, 1)
         first = self.position["batch"]
         count = 0
         first_group = self.position["epoch"] * self.groups + self.position["group"]
         for epoch, group in (divmod(n, self.groups) for n in itertools.count(first_group)):
             batches = self.plan(epoch, group)
-            self.cache.release()
+            self.cache.columns.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)  # the next batch is of the next group
@@ -187,7 +187,7 @@ class CodeStream(IterableDataset):
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position))
                     self._next = position
-                    self.cache.release()
+                    self.cache.columns.release()
                     yield batch
                 count += 1
             first = 0
@@ -219,7 +219,7 @@ class CodeStream(IterableDataset):
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
         texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
-        return (texts, codes, cond, batching.padded(longest, self.config))
+        return texts, codes, cond, batching.padded(longest, self.config)
 
 
 def corpus_mark(
@@ -227,19 +227,17 @@ def corpus_mark(
 ) -> str:
     """8 hex digits that change with the utterances: their ids, lengths and order."""
     rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
-    marks = b"\n".join(cache.encoded_ids(rows))
-    sha256 = hashlib.sha256(marks)
-    sha256.update(cache.lengths(rows).tobytes())
+    marks = b"\n".join(cache.rows[i]["id"].encode() for i in rows) + cache.lengths(rows).tobytes()
     if groups > 1:  # the index's own mark instead of all members
-        sha256.update(f"{split} {cache.corpus}".encode())
-    return sha256.hexdigest()[:8]
+        marks += f"{split} {cache.corpus}".encode()
+    return hashlib.sha256(marks).hexdigest()[:8]
 
 
 def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
     """8 hex digits that change with the order of an epoch, but not with the micro-batch."""
     tokens = config.effective_tokens
-    size = tokens or config.effective_batch
-    order = [size, bool(tokens), config.sort_window, config.short_first, config.seed]
+    order = [tokens or config.effective_batch, bool(tokens)]
+    order += [config.sort_window, config.short_first, config.seed]
     if rehearsal:  # without it, positions from before rehearsal existed stay valid
         order.append(rehearsal)
     if groups > 1:  # and likewise
@@ -261,16 +259,13 @@ def made_ahead(stream: CodeStream, workers: int) -> Iterable:
     """`stream`, its batches made ahead by `workers` processes; the same ones in the same order."""
     if not workers:
         return stream
-    # Not forked: threads and a CUDA context do not survive it.
-    start = multiprocessing.get_context("spawn")
-    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
+    way = "spawn"  # not forked: threads and a CUDA context do not survive it
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=way)
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:
-    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make.
-
-    With a half to spare; at most what cores and RAM (a worker is a process of 0.5 GB) allow.
-    """
-    ram_gib = hw.ram_bytes / 2**30  # a 16 GB machine reports a little less than 16
+    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make."""
+    # A worker is a process of 0.5 GB. A 16 GB machine reports a little less than 16.
+    ram_gib = hw.ram_bytes / 2**30
     by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
     return max(1, min(math.ceil(1.5 * batch_s / step_s), by_ram, hw.cores - 1))

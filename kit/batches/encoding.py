@@ -2,24 +2,22 @@
 
 The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
-them make the same shard, with the same content. The folder stays below `max_cache_gib`.
-Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
-`fit_positions` gives the model the positions that the rows need.
+them make the same shard, with the same content. Codes made on a GPU may differ from the CPU's by
+rounding, and are not encoded again elsewhere.
 
 Shapes: S splits, P speakers.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import math
 import time
-import zlib
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -27,41 +25,22 @@ from kit.audio.clip import KEPT_SILENCE_S, load_speech
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, MelConfig, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
-from kit.base.files import (
-    atomic_path,
-    digest,
-    file_digest,
-    make_folder,
-    require_disk,
-    write_atomic,
-)
+from kit.base.files import atomic_path, digest, file_digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import format_gib
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
+from kit.batches import code_cache
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.code_cache import (
-    LENGTHS,
-    MappedFile,
-    as_bytes,
-    from_bytes,
-    load_tensors,
-    split_by,
-    touch,
-)
+from kit.batches.code_cache import as_bytes
 from kit.dataset.data_report import Finding, refuse
 from kit.dataset.manifest import Utterance
 from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 
-# Files of the cache, which may be removed to free space; other files in the folder are not.
-OWN = ("codes-*.safetensors", "index-*.safetensors")
 CLIPS_AT_ONCE = 32  # encoded together
-STALE_S = 3600  # a temporary file of this age has lost its process
-MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Clip:
+class Clip(NamedTuple):
     """The place of a clip, and what the index stores of it."""
 
     shard: Path
@@ -105,25 +84,22 @@ def build_cache(
     config: DataConfig,
     progress: Callable = lambda *_: None,
     digests: Sequence[str | None] | None = None,
-    say: Callable[[str], None] = print,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> Path:
     """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
-    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
-    they must change when a recording does, and be of one kind from run to run.
-    `progress(done, total)` counts recordings; `say` is called for each damaged shard. The processes
-    of `group`, which have a codec and a front end, share the shards. Raises DatasetError for a
-    recording that cannot be read, DiskError, DamagedFileError when `rows` alone need more than
-    `max_cache_gib`, KitError if another process failed.
+    `digests` are those of the recordings, one a row, where they are known: they must change when a
+    recording does, and be of one kind from run to run. `progress(done, total)` counts recordings.
+    The processes of `group`, which have a codec and a front end, share the shards. Raises
+    DatasetError for a recording that cannot be read, DiskError, DamagedFileError when `rows` alone
+    need more than `max_cache_gib`, KitError if another process failed.
     """
-    folder = Path(folder)
-    make_folder(folder)
+    folder = make_folder(folder)
     for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > STALE_S:
+        if age_s > 3600:  # a temporary file that has lost its process
             path.unlink(missing_ok=True)
     clips = clip_digests(rows, digests)
-    cached = find_clips(folder, key, set(clips), say)
+    cached = find_clips(folder, key, set(clips))
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in cached}
     before = len(cached)
     total = before + len(missing)
@@ -136,30 +112,27 @@ def build_cache(
     for names in chunks(list(missing), config.shard):
         path = folder / f"codes-{key}-{digest(names)}.safetensors"
         shards[path] = {clip: missing[clip] for clip in names}
-    jobs = []
     # Processes divide whole shards: codes depend, in the last bits of the input, on the batch, so a
     # shard's content depends neither on the other shards nor on the process that made it.
-    for share in group.split_evenly(list(shards)):
-        own = {path: shards[path] for path in share}
-        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
+    jobs = [
+        partial(encode_shards, {path: shards[path] for path in share}, config, keep | set(shards))
+        for share in group.split_evenly(list(shards))
+    ]
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
         cached.update(shard_clips(path))
-    texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    return write_index(rows, [cached[clip] for clip in clips], texts, folder, config)
+    return write_index(rows, [cached[clip] for clip in clips], tokenizer, folder, config)
 
 
-def find_clips(
-    folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
-) -> dict[str, Clip]:
+def find_clips(folder: Path, key: str, wanted: set[str]) -> dict[str, Clip]:
     """Return the clips of `wanted` that are encoded; a damaged shard is reported and removed."""
     encoded: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
             clips = shard_clips(path)
         except DamagedFileError as error:
-            say(f"{error} Its clips are encoded again.")
+            print(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
         encoded.update((name, clip) for name, clip in clips.items() if name in wanted)
@@ -168,17 +141,12 @@ def find_clips(
 
 def shard_clips(path: Path) -> dict[str, Clip]:
     """Return a shard's clips by digest. Raises DamagedFileError for a missing or damaged file."""
-    table = load_tensors(path)
-    codes = split_by(table["codes"], table["code_counts"])
+    table = code_cache.load_tensors(path)
+    codes = code_cache.split_by(table["codes"], table["code_counts"])
+    rows = zip(code_cache.from_bytes(table["clips"]), codes, table["references"])
     return {
-        digest: Clip(
-            shard=path,
-            place=place,
-            codes=len(codes[place]),
-            code_check=zlib.crc32(codes[place].tobytes()),
-            reference_check=zlib.crc32(table["references"][place].tobytes()),
-        )
-        for place, digest in enumerate(from_bytes(table["clips"]))
+        digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
+        for place, (digest, codes, reference) in enumerate(rows)
     }
 
 
@@ -189,7 +157,7 @@ def encode_shards(
     tools: tuple[Codec, Mel],
     advance: Callable[[float], None],
 ) -> None:
-    """Make `shards`, {file: its clips by their digests}; no room is made of the files `used`."""
+    """Make `shards`, {file: its clips by their digests}; the files `used` are not removed."""
     for path, clips in shards.items():
         if not path.is_file():  # another run may have made it meanwhile
             shard = encode(list(clips.values()), *tools, config)
@@ -220,38 +188,29 @@ def encode(
 
 
 def write_index(
-    rows: list[Utterance],
-    clips: list[Clip],
-    texts: list[np.ndarray],
-    folder: Path,
-    config: DataConfig,
+    rows: list[Utterance], clips: list[Clip], tokenizer: Tokenizer, folder: Path, config: DataConfig
 ) -> Path:
-    """The text ids of `rows` and where their codes lie, as a file named by its content."""
-    ids, speakers, splits = zip(*((row.id, row.speaker, row.split) for row in rows))
-    columns = index_columns(ids, speakers, splits, texts, clips)
-    shards = {clip.shard for clip in clips}
+    """Write an index of `rows`, with their text ids and clips, to a file named by its content."""
+    texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
+    names = [(row.id, row.speaker, row.split) for row in rows]
+    columns = index_columns(names, texts, clips)
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
+    used = {index, *(clip.shard for clip in clips)}
     try:
-        MappedFile(index, verify=True)
+        code_cache.MappedFile(index, verify=True)
     except DamagedFileError:  # or missing
         size_bytes = sum(column.nbytes for column in columns.values())
-        make_room(folder, config.max_cache_gib, size_bytes, {index, *shards})
+        make_room(folder, config.max_cache_gib, size_bytes, used)
         save_columns(columns, index)
-    touch({index, *shards})
+    code_cache.touch(used)
     return index
 
 
-# --- the index ------------------------------------------------------------------------------------
-
-
 def index_columns(
-    ids: list[str],
-    speakers: list[str],
-    splits: list[str],
-    texts: list[np.ndarray],
-    clips: list[Clip],
+    rows: list[tuple[str, str, str]], texts: list[np.ndarray], clips: list[Clip]
 ) -> dict[str, np.ndarray]:
-    """Return the columns of an index; each list has a value a row, `texts` the ids of its text."""
+    """Return the columns of an index of `rows` (id, speaker, split); `texts` are their text ids."""
+    ids, speakers, splits = zip(*rows)
     shard_paths, shards = numbered(clip.shard for clip in clips)
     speaker_names, speaker_numbers = numbered(speakers)
     split_names, split_numbers = numbered(splits)
@@ -285,15 +244,13 @@ def add_counts(
     columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
 ) -> dict[str, np.ndarray]:
     """Return `columns` (one number a row) with the names and the statistics of all rows."""
-    result = dict(columns)
-    result["shard_names"] = as_bytes(shards)
-    result["speaker_names"] = as_bytes(speakers)
-    result["split_names"] = as_bytes(splits)
+    names = {"shard_names": shards, "speaker_names": speakers, "split_names": splits}
+    result = columns | {name: as_bytes(values) for name, values in names.items()}
     text_counts = np.diff(columns["text_offsets"].astype(np.int64))
     tokens = text_counts + columns["codes"]
     result["tokens"] = narrow(tokens)
     in_split = [columns["splits"] == number for number in range(len(splits))]
-    for name, counts in zip(LENGTHS, (text_counts, columns["codes"], tokens)):
+    for name, counts in zip(code_cache.LENGTHS, (text_counts, columns["codes"], tokens)):
         size = int(counts.max(initial=0)) + 1
         rows = [np.bincount(counts[members], minlength=size) for members in in_split]
         result[f"{name}_histogram"] = np.array(rows, dtype=np.int64)  # (S, largest count + 1)
@@ -316,16 +273,13 @@ def add_counts(
 def middle_rows(
     columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
 ) -> np.ndarray:
-    """Return each speaker's row of medium length in each split (S, P), -1 for none.
-
-    It is the speaker's shortest row from the split's median length on, or else their shortest.
-    """
+    """Return each speaker's row of medium length in each split (S, P), -1 for none."""
     rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
     for split in range(split_count):
         members = np.flatnonzero(columns["splits"] == split)
         order = members[np.argsort(tokens[members], kind="stable")]
-        middle = len(order) // 2
-        order = np.concatenate([order[middle:], order[:middle]])
+        # The speaker's shortest from the split's median length on, or else their shortest.
+        order = np.roll(order, -(len(order) // 2))
         speakers, first = np.unique(columns["speakers"][order], return_index=True)
         rows[split, speakers] = order[first]
     return rows
@@ -349,9 +303,6 @@ def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
         save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
 
 
-# --- room on the disk -----------------------------------------------------------------------------
-
-
 def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
     """Return {file: (seconds since it was used, bytes)}."""
     files = {}
@@ -363,11 +314,8 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
-    """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
-
-    Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
-    """
-    files = {path: state for name in OWN for path, state in ages(folder, name).items()}
+    """Remove the cache's least recently used files but `used`: `needed_bytes` must fit the cap."""
+    files = ages(folder, "codes-*.safetensors") | ages(folder, "index-*.safetensors")
     cap_bytes = cap_gib * 2**30
     total_bytes = needed_bytes + sum(size for _, size in files.values())
     for path in sorted(files, key=lambda p: files[p][0], reverse=True):
@@ -385,37 +333,27 @@ def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) 
         )
 
 
-# --- limits and positions -------------------------------------------------------------------------
-
-
 def longest(model: GPTConfig) -> GPTConfig:
     """Return `model` with the most positions that `fit_positions` may give it."""
     return model.with_positions(MAX_TEXT_POSITIONS, MAX_CODE_POSITIONS)
 
 
 def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
-    """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
-
-    Letters are counted as if they made the longest tokens. `max_clip_s` above 0 is a limit, too.
-    """
+    """Return limits of a ManifestConfig that refuse only what `model` can have no positions for."""
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
-    return {
-        "max_clip_s": min(max_clip_s or max_s, max_s),
-        "most_characters": MAX_TOKEN_CHARACTERS * (largest.max_text - TEXT_EXTRA),
-    }
+    # As if letters made the longest tokens: 16 is SentencePiece's own limit.
+    most_characters = 16 * (largest.max_text - TEXT_EXTRA)
+    return {"max_clip_s": min(max_clip_s or max_s, max_s), "most_characters": most_characters}
 
 
 def fit_positions(
     model: GPTConfig, rows: Sequence[Utterance], tokenizer: Tokenizer, frame_rate: float
 ) -> tuple[GPTConfig, list[Finding]]:
-    """Return `model` with positions for the longest of `rows`, and findings for rows too long.
-
-    `frame_rate` in codes a second.
-    """
+    """Return `model` with positions for the longest of `rows`, and findings for rows too long."""
     max_ids = longest(model).max_text - TEXT_EXTRA
     max_s = longest(model).max_code_s(frame_rate)
-    ids = array("L", (len(tokenizer.encode(row.text)) for row in rows))
+    ids = [len(tokenizer.encode(row.text)) for row in rows]
     codes = (math.ceil(row.speech_s * frame_rate) + 1 for row in rows)
     refused = []
     for row, count in zip(rows, ids):

@@ -1,15 +1,13 @@
 """Forced alignment of texts with recordings: how well a clip's text fits, an hour word by word.
 
-Clips: the recogniser's best path through the given text is compared, frame by frame, with its best
-path through any text at all. Where the text is what was said the two are the same and the score is
-0; a word too many or too few or a truncated recording costs several nats a character, pauses
-nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.)
+Clips: the recogniser's best path through the text is compared with its best path through any text.
+Where the text is what was said both are the same, and the score is 0; a word too many or too few
+costs several nats a character, pauses nothing. (Kürzinger et al. 2020; torchaudio aligns.)
 
-Long recordings: each window of half a minute is aligned with the text that should come next, with
-wildcards before, between and after the phrases for whatever the transcript does not mention, so
-memory is bounded. The next window begins after the last phrase that was surely recognised. Where
-nothing is recognised, the text further on is searched; failing that, the window is skipped. (CTC
-segmentation after Kürzinger et al. 2020, the wildcard after Pratap et al. 2023.)
+Long recordings: windows of half a minute are aligned with the text that should come next, with
+wildcards (Pratap et al. 2023) around its phrases for what the transcript lacks, so memory is
+bounded. The next window begins after the last phrase that was surely recognised. Where there is
+none, the text further on is searched; failing that, the window is skipped.
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """
@@ -20,7 +18,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -59,8 +57,7 @@ class AlignConfig:
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
         """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
-        sampled = 0 < self.clips < len(rows)
-        return random.Random(0).sample(rows, self.clips) if sampled else rows
+        return random.Random(0).sample(rows, self.clips) if 0 < self.clips < len(rows) else rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,15 +68,12 @@ class Alignment:
 
 
 def frames_needed(ids: Tensor) -> int:
-    """Return the fewest frames that fit `ids` (N,): a doubled letter needs a blank between."""
+    """The fewest frames that fit `ids` (N,): a doubled letter needs a blank between."""
     return len(ids) + int((ids[1:] == ids[:-1]).sum())
 
 
 def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
-    """Return a span (start, end, score) for each character, and each frame's cost (S,), at most 0.
-
-    `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
-    """
+    """Return a span (start, end) for each of `ids` (N,) and each frame's cost (S,), at most 0."""
     functional = import_torchaudio().functional
     path, scores = functional.forced_align(log_probs[None].contiguous(), ids[None].int())
     spans = functional.merge_tokens(path[0], scores[0])
@@ -96,15 +90,13 @@ def alignment_score(recognizer: SpeechRecognizer, output: RecognizerOutput, text
     """Align `text` with one clip's recogniser output; the score is -inf if it cannot fit."""
     log_probs = output.log_probs
     ids = recognizer.encode(text)
-    reason = ""
+    unfit = partial(Alignment, score=-math.inf)
     if len(ids) == 0:
-        reason = "no letter of the text is in the recogniser's alphabet"
-    elif frames_needed(ids) > len(log_probs):
-        reason = f"{len(ids)} characters do not fit into {len(log_probs)} frames"
-    elif not torch.isfinite(log_probs).all():
-        reason = "the recogniser's output is not finite"
-    if reason:
-        return Alignment(score=-math.inf, reason=reason)
+        return unfit(reason="no letter of the text is in the recogniser's alphabet")
+    if frames_needed(ids) > len(log_probs):
+        return unfit(reason=f"{len(ids)} characters do not fit into {len(log_probs)} frames")
+    if not torch.isfinite(log_probs).all():
+        return unfit(reason="the recogniser's output is not finite")
     spans, costs = best_path(log_probs, ids)
     spoken = torch.zeros(len(costs), dtype=torch.bool)
     for span in spans:
@@ -113,9 +105,8 @@ def alignment_score(recognizer: SpeechRecognizer, output: RecognizerOutput, text
     # The frame in the middle of the half second that costs most.
     width = min(len(costs), max(1, round(0.5 / recognizer.frame_s)))
     worst_frame = int(F.avg_pool1d(costs[None], width, stride=1)[0].argmin()) + width // 2
-    return Alignment(
-        score=float(costs.sum()) / len(ids), worst_at_s=worst_frame * recognizer.frame_s
-    )
+    worst_at_s = worst_frame * recognizer.frame_s
+    return Alignment(score=float(costs.sum()) / len(ids), worst_at_s=worst_at_s)
 
 
 def align_clips(
@@ -124,10 +115,7 @@ def align_clips(
     config: AlignConfig,
     advance: Callable[[float], None] = lambda clips: None,
 ) -> list[Alignment]:
-    """Align each of `rows`, in their order; `advance(n)` reports n more.
-
-    A recording that cannot be read scores -inf, with the reason.
-    """
+    """Align each of `rows`, -inf where one cannot be read; `advance(n)` reports n more."""
     alignments: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little padding in a batch
     sample_rate = recognizer.input_sample_rate
@@ -157,9 +145,8 @@ def align_clips_cached(
 ) -> list[Alignment]:
     """`align_clips`, cached in the file `path` by clips, texts and recogniser.
 
-    `digests` change when the recordings do, one a row. The processes of `group` share the clips,
-    and save finished parts beside `path`, so that an interrupted call is resumed. Raises KitError
-    where one of them failed.
+    `digests`, one a row, change when the recordings do. The processes of `group` share the clips;
+    they save parts beside `path`, to resume from. Raises KitError where one of them failed.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
@@ -168,9 +155,8 @@ def align_clips_cached(
     def align_in_parts() -> list[dict]:
         order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)
         size = PART_BATCHES * config.batch
-        parts = {}
-        for start in range(0, len(order), size):
-            parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
+        starts = range(0, len(order), size)
+        parts = {folder / f"{at // size:06d}.json": order[at : at + size] for at in starts}
         missing = [part for part in parts if read_result(part, key) is None]
         before = len(rows) - sum(len(parts[part]) for part in missing)
         if before:
@@ -184,11 +170,9 @@ def align_clips_cached(
             jobs.append(partial(_align_share, own, key, config))
         if missing:
             group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
-        alignments: list = [None] * len(rows)
-        for part, indices in parts.items():
-            for i, values in zip(indices, read_result(part, key), strict=True):
-                alignments[i] = values
-        return alignments
+        values = [each for part in parts for each in read_result(part, key)]
+        by_row = dict(zip(order, values, strict=True))
+        return [by_row[i] for i in range(len(rows))]
 
     values = cached_result(path, key, align_in_parts)
     shutil.rmtree(folder, ignore_errors=True)
@@ -196,13 +180,8 @@ def align_clips_cached(
 
 
 def _align_share(
-    parts: dict[Path, list[Utterance]],
-    key: str,
-    config: AlignConfig,
-    recognizer: SpeechRecognizer,
-    advance: Callable[[float], None],
+    parts: dict, key: str, config: AlignConfig, recognizer: SpeechRecognizer, advance: Callable
 ) -> None:
-    """Align what one process of a group does: {result file: its rows}."""
     for part, rows in parts.items():
         alignments = align_clips(rows, recognizer, config, advance)
         save_result(part, key, [dataclasses.asdict(each) for each in alignments])
@@ -239,10 +218,8 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Token:
-    """A word as written, and its characters in the recogniser's alphabet (none in a lone dash)."""
-
     text: str
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # in the recogniser's alphabet; none in a lone dash
     ends_sentence: bool
 
 
@@ -258,17 +235,11 @@ class AlignedToken:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The recogniser's output for a part of a recording."""
-
     start_s: float
     log_probs: Tensor  # (S, A + 1), the last column the wildcard
     quiet: np.ndarray  # (S,) which frames are pauses
     frame_s: float
     last: bool  # whether the recording ends with it
-
-    @property
-    def end_s(self) -> float:
-        return self.second(len(self.log_probs))
 
     def second(self, frame: int) -> float:
         return self.start_s + int(frame) * self.frame_s
@@ -277,8 +248,8 @@ class Window:
         """Return the quiet stretch in frames start..end nearest to one end, a long one if any."""
         start = max(0, start)
         end = min(end, len(self.quiet))
-        edges = np.flatnonzero(np.diff(self.quiet[start:end], prepend=False, append=False))
-        runs = edges.reshape(-1, 2)
+        runs = np.flatnonzero(np.diff(self.quiet[start:end], prepend=False, append=False))
+        runs = runs.reshape(-1, 2)
         if len(runs) == 0:
             edge_s = self.second(end if near_end else start)
             return Pause(start_s=edge_s, end_s=edge_s)
@@ -298,15 +269,14 @@ class WindowReader(contextlib.ExitStack):
         super().__init__()
         self.recognizer = recognizer
         self.extent = count_decodable(path)
-        self.samples = self.extent.frames
-        self.sound = self.enter_context(open_seekable(path, self.samples))
+        self.sound = self.enter_context(open_seekable(path, self.extent.frames))
         self.rate = self.sound.samplerate  # Hz
-        self.total_s = self.samples / self.rate
+        self.total_s = self.extent.frames / self.rate
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Return mono samples (L,) at the recording's own rate."""
         first = round(start_s * self.rate)
-        stop = min(round(end_s * self.rate), self.samples)
+        stop = min(round(end_s * self.rate), self.extent.frames)
         self.sound.seek(first)
         wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
         if not np.isfinite(wave).all():
@@ -335,12 +305,10 @@ class WindowReader(contextlib.ExitStack):
 
 
 def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
-    """Split a transcript into words. An empty line always ends a sentence, as after a heading.
-
-    In a text without full stops, every line is a sentence.
-    """
+    """Split a transcript into words; in one without full stops, every line is a sentence."""
     has_stops = any(SENTENCE_END.search(word) for word in text.split())
     tokens = []
+    # An empty line always ends a sentence, as after a heading.
     for part in re.split(r"\n\s*\n" if has_stops else r"\n", text):
         words = part.replace("|", " ").split()
         for number, word in enumerate(words, 1):
@@ -351,15 +319,12 @@ def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[
 
 
 def split_phrases(tokens: list[Token]) -> list[range]:
-    """Return the token numbers of each phrase: a sentence, or a part of a long one.
-
-    Tokens without letters are joined to a neighbour.
-    """
+    """Return the token numbers of each phrase: a sentence, or a part of a long one."""
     phrases = []
     start = 0
     for number, token in enumerate(tokens, 1):
         full = token.ends_sentence or number - start >= PHRASE_WORDS
-        if full and any(t.ids for t in tokens[start:number]):
+        if full and any(t.ids for t in tokens[start:number]):  # else joined to the next one
             phrases.append(range(start, number))
             start = number
     if start < len(tokens) and phrases:  # nothing but dashes is left
@@ -368,10 +333,7 @@ def split_phrases(tokens: list[Token]) -> list[range]:
 
 
 class LongAligner:
-    """Aligns one recording with its transcript; `aligned` holds the recognised tokens in order.
-
-    A match of a phrase is a list of (first frame, end frame, token number), one a token.
-    """
+    """Aligns a recording; a match of a phrase has (first frame, end, number) of each token."""
 
     def __init__(self, reader: WindowReader, tokens: list[Token]):
         self.reader = reader
@@ -385,7 +347,7 @@ class LongAligner:
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
         """Align the whole recording; call `progress(seconds done, total)` after each window."""
         now_s = 0.0
-        phrase = 0
+        phrase = 0  # the next one
         total_s = self.reader.total_s
         while phrase < len(self.phrases) and total_s - now_s > UNTRUSTED_S / 4:
             window = self.reader.window(now_s, WINDOW_S)
@@ -396,7 +358,7 @@ class LongAligner:
             elif window.last:
                 break
             else:
-                now_s = window.end_s - WINDOW_S / 3
+                now_s = window.second(len(window.log_probs)) - WINDOW_S / 3
             progress(now_s, total_s)
         progress(total_s, total_s)
         return self.aligned
@@ -404,8 +366,12 @@ class LongAligner:
     def _match_window(self, window: Window, first: int) -> dict[int, list]:
         """Return the matches, by phrase number, of phrases from `first` on in `window`."""
         frames = len(window.log_probs)
-        expected = range(first, self._last_expected(window, first))
-        matches = self._align(window, expected, 0, frames)
+        room = frames * window.frame_s * self.pace  # characters
+        stop = first
+        while stop < len(self.phrases) and (stop == first or room > 0):
+            room -= self._characters(stop)
+            stop += 1
+        matches = self._align(window, range(first, stop), 0, frames)
         matches = self._trusted(window, matches, ANCHOR_CHARACTERS)
         if not matches:
             further = range(first, min(first + LOOK_AHEAD, len(self.phrases)))
@@ -421,56 +387,35 @@ class LongAligner:
             edge = number + 1
         return matches
 
-    def _last_expected(self, window: Window, first: int) -> int:
-        """Return the phrase up to which the text fits into `window` at the current pace."""
-        room = (window.end_s - window.start_s) * self.pace
-        stop = first
-        while stop < len(self.phrases) and (stop == first or room > 0):
-            room -= self._characters(stop)
-            stop += 1
-        return stop
-
     def _characters(self, phrase: int) -> int:
         return sum(len(self.tokens[i].ids) + 1 for i in self.phrases[phrase])
 
     def _align(self, window: Window, phrases: range, start: int, stop: int) -> dict[int, list]:
         """Align `phrases` with frames start..stop; return the matches that score well enough."""
-        ids, owners = self._targets(phrases)
-        log_probs = window.log_probs[start:stop]
-        if len(phrases) == 0 or frames_needed(ids) > len(log_probs):
-            return {}
-        spans, costs = best_path(log_probs, ids)
-        cost_before = np.concatenate(([0.0], costs.double().cumsum(0).numpy()))
-        spans_of: dict[int, dict[int, list]] = {}
-        for span, owner in zip(spans, owners):
-            if owner is not None:
-                phrase, token = owner
-                spans_of.setdefault(phrase, {}).setdefault(token, []).append(span)
-        matches = {}
-        for phrase, by_token in spans_of.items():
-            edges = {token: (own[0].start, own[-1].end) for token, own in by_token.items()}
-            low = edges[min(edges)][0]
-            high = edges[max(edges)][1]
-            score = (cost_before[high] - cost_before[low]) / self._characters(phrase)
-            if score >= ACCEPTED_SCORE:
-                matches[phrase] = [(start + a, start + b, token) for token, (a, b) in edges.items()]
-        return matches
-
-    def _targets(self, phrases: range) -> tuple[Tensor, list]:
-        """Return character ids (N,), and for each its (phrase, token), None for wild and space."""
         ids = [self.wildcard]
-        owners = [None]
+        places = {phrase: [] for phrase in phrases}  # (first id, last id, token) of each token
         for phrase in phrases:
             for token in self.phrases[phrase]:
                 token_ids = self.tokens[token].ids
                 if token_ids and ids[-1] != self.wildcard and self.space:
                     ids.append(self.space)
-                    owners.append(None)
+                if token_ids:
+                    places[phrase].append((len(ids), len(ids) + len(token_ids) - 1, token))
                 ids += token_ids
-                owners += [(phrase, token)] * len(token_ids)
             ids.append(self.wildcard)
-            owners.append(None)
-        return torch.tensor(ids), owners
+        targets = torch.tensor(ids)
+        log_probs = window.log_probs[start:stop]
+        if len(phrases) == 0 or frames_needed(targets) > len(log_probs):
+            return {}
+        spans, costs = best_path(log_probs, targets)  # a span for each id
+        cost_before = np.concatenate(([0.0], costs.double().cumsum(0).numpy()))
+        matches = {}
+        for phrase, own in places.items():
+            edges = [(spans[first].start, spans[last].end, token) for first, last, token in own]
+            cost = cost_before[edges[-1][1]] - cost_before[edges[0][0]]
+            if cost / self._characters(phrase) >= ACCEPTED_SCORE:
+                matches[phrase] = [(start + a, start + b, token) for a, b, token in edges]
+        return matches
 
     def _align_separately(
         self, window: Window, phrases: range, start: int, stop: int, min_characters: int
@@ -484,17 +429,11 @@ class LongAligner:
                 start = match[phrase][-1][1]
         return matches
 
-    def _trusted(
-        self, window: Window, matches: dict[int, list], min_characters: int
-    ) -> dict[int, list]:
-        """Return `matches` up to the last anchor.
-
-        An anchor ends before the untrusted end of the window and, with the matches directly before
-        it, has at least `min_characters`.
-        """
+    def _trusted(self, window: Window, matches: dict, min_characters: int) -> dict[int, list]:
+        """Return `matches` up to the last that is long enough, with those directly before it."""
         if window.last:
             return matches
-        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s
+        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s  # an anchor ends before it
         anchor = -1
         characters = 0
         for number in sorted(matches):
@@ -514,26 +453,12 @@ class LongAligner:
         for (start, end, number), next_start in zip(places, next_starts):
             earliest = max(previous_end - slack, start - second)
             latest = min(next_start + slack, end + second)
-            self.aligned.append(
-                AlignedToken(
-                    token=self.tokens[number],
-                    number=number,
-                    start_s=window.second(start),
-                    end_s=window.second(end),
-                    before=window.pause(earliest, start + slack, near_end=True),
-                    after=window.pause(end - slack, latest, near_end=False),
-                )
-            )
+            before = window.pause(earliest, start + slack, near_end=True)
+            after = window.pause(end - slack, latest, near_end=False)
+            place = {"number": number, "start_s": window.second(start), "end_s": window.second(end)}
+            token = self.tokens[number]
+            self.aligned.append(AlignedToken(token=token, **place, before=before, after=after))
             previous_end = end
         spoken_s = (places[-1][1] - places[0][0]) * window.frame_s
         self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, matches)) / spoken_s
         return self.aligned[-1].end_s
-
-
-def unmatched_tokens(tokens: list[Token], aligned: list[AlignedToken]) -> Iterator[range]:
-    """Yield runs of token numbers, with letters in them, that were not recognised."""
-    start = 0
-    for number in [*(a.number for a in aligned), len(tokens)]:
-        if any(token.ids for token in tokens[start:number]):
-            yield range(start, number)
-        start = number + 1

@@ -1,8 +1,7 @@
-"""Unpack dataset archives (tar, zip) safely.
+"""Unpack dataset archives (tar, zip) with tarfile and zipfile, safely.
 
-tarfile (with its `data` filter) and zipfile write the files. In addition, names that lead out of
-the folder, links and decompression bombs are refused, truncated archives are detected, and the
-folder appears by one rename once everything is unpacked.
+Names that lead out of the folder, links, decompression bombs and truncated archives are refused;
+the folder appears by one rename once everything is unpacked.
 """
 
 import bz2
@@ -49,22 +48,17 @@ class ArchiveConfig:
 
 
 def archive_suffix(path: Path) -> str:
-    """Return the archive suffix of `path`, "" if it has none."""
     return next((s for s in SUFFIXES if Path(path).name.lower().endswith(s)), "")
 
 
 def unpack(
-    archive: Path,
-    into: Path,
-    config: ArchiveConfig,
-    progress: Callable = lambda *_: None,
-    say: Callable[[str], None] = print,
+    archive: Path, into: Path, config: ArchiveConfig, progress: Callable = lambda *_: None
 ) -> Path:
     """Unpack `archive` to a folder of its name under `into`; do nothing if that was done before.
 
-    `progress(done, total)` counts bytes of the archive. If another process is unpacking the same
-    archive, report it with `say` and wait. Raises DatasetError for a damaged archive, an unsafe
-    member or a bomb, and DiskError when the disk is too small; nothing is left behind then.
+    `progress(done, total)` counts bytes of the archive. Waits for another process that unpacks it.
+    Raises DatasetError for a damaged archive, an unsafe member or a bomb, and DiskError when the
+    disk is too small; nothing is left behind then.
     """
     archive = Path(archive)
     suffix = archive_suffix(archive)
@@ -75,7 +69,7 @@ def unpack(
     if _is_unpacked(folder, key):
         return folder
     lock_file = folder.with_name(f".{folder.name}.lock")
-    with held(lock_file, f"unpacking {archive}", math.inf, say) as lock:
+    with held(lock_file, f"unpacking {archive}", math.inf, print) as lock:
         if _is_unpacked(folder, key):  # another process did it meanwhile
             return folder
         for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
@@ -119,12 +113,11 @@ class Member:
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
-        fix = "do not use it"
-        if limit:
-            fix = (
-                f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
-                f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
-            )
+        fix = (
+            f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
+            f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
+        )
+        fix = fix if limit else "do not use it"
         raise DatasetError(f"{self.archive} holds {what}: {fix}. Nothing was unpacked.")
 
     def begin(self, name: str, size_bytes: int) -> None:
@@ -162,8 +155,8 @@ def _unpack_into(member: Member, progress: Callable) -> None:
         with disk_errors(member.folder / member.name[:200]):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
-        message = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
-        raise DatasetError(message) from error
+        problem = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
+        raise DatasetError(problem) from error
     progress(member.archive_bytes, member.archive_bytes)
 
 
@@ -175,10 +168,8 @@ def _damaged(archive: Path, reason: object) -> DatasetError:
 
 
 def _unzip(member: Member) -> Iterator[int]:
-    """Unpack a zip's members, yielding the bytes of the archive read so far.
-
-    zipfile never writes more of a member than its entry declares, so the declared sizes count.
-    """
+    """Unpack a zip's members, yielding the bytes of the archive read so far."""
+    # zipfile never writes more of a member than its entry declares, so the declared sizes count.
     with zipfile.ZipFile(member.archive) as packed:
         for entry in packed.infolist():
             member.begin(entry.filename, entry.file_size)
@@ -192,7 +183,6 @@ def _unzip(member: Member) -> Iterator[int]:
 
 
 def _untar(member: Member) -> Iterator[int]:
-    """Unpack a tar's members, yielding the bytes of the archive read so far."""
     opener = OPENERS.get(member.archive.suffix.lower(), lambda raw: raw)
     with open(member.archive, "rb") as raw, opener(raw) as stream:
         with tarfile.open(fileobj=stream, mode="r:", copybufsize=CHUNK_BYTES) as packed:

@@ -1,9 +1,8 @@
-"""Check a folder of recordings: every row's text and measured audio. Originals are only read.
+"""Check every row's text and measured audio (limits: ManifestConfig). Originals are only read.
 
-Some checks look at one row (too long, silent, clipped), some compare it with the whole dataset (the
-same recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
-Whether a text is what is said is judged from alignments; their limits are in AlignConfig. The
-recogniser may be trained on the very clips it checks: those score higher, and have their own limit.
+Some checks look at one row, some compare it with the whole dataset. Alignments tell whether a text
+is what is said (AlignConfig). The recogniser may be trained on the very clips it checks: those
+score higher, and have a limit of their own.
 """
 
 import collections
@@ -20,25 +19,14 @@ import numpy as np
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.base.errors import DatasetError
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset import data_report
 from kit.dataset.alignment import AlignConfig, Alignment
 from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import (
-    DataReport,
-    Finding,
-    ManifestConfig,
-    Spool,
-    refuse,
-    rows_where,
-    values_repeated,
-    write_data_report,
-)
+from kit.dataset.data_report import DataReport, Finding, ManifestConfig, refuse
 from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, unicode_script
 
-# Sample rates of speech: below it is inaudible, above the header is wrong.
-MIN_RATE_HZ = 4000
-MAX_RATE_HZ = 768_000
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
@@ -52,10 +40,9 @@ def check_dataset(
 ) -> DataReport:
     """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
 
-    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
-    interrupted check is resumed; the processes of `group` share them. `progress(done, total)`
-    counts clips. Raises DatasetError when `source` is not a dataset or disappears; for refused rows
-    call `DataReport.require_usable`.
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`); the processes
+    of `group` share the others. `progress(done, total)` counts clips. Raises DatasetError when
+    `source` is not a dataset or disappears; for refused rows call `DataReport.require_usable`.
     """
     into = Path(into)
     dataset = read_dataset(source, config)
@@ -66,25 +53,18 @@ def check_dataset(
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
-    report = DataReport(
-        layout=dataset.layout,
-        kept=kept,
-        refused=dataset.refused + refused,
-        warned=warned,
-        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
-    )
-    write_data_report(report, into)
+    rows = {"kept": kept, "refused": dataset.refused + refused, "warned": warned}
+    measured = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
+    report = DataReport(layout=dataset.layout, **rows, measures=measured)
+    data_report.write_data_report(report, into)
     return report
 
 
 def judge_rows(
     rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
-    """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
-
-    `measures` holds, by path of the recording, its measure or the reason why there is none.
-    """
-    readable = rows_where(rows, lambda row: isinstance(measures[row.audio], ClipMeasure))
+    """Return kept rows, refusals and warnings; `measures` has, by path, a measure or why not."""
+    readable = data_report.rows_where(rows, lambda r: isinstance(measures[r.audio], ClipMeasure))
     stats = dataset_stats(readable, measures, config)
     refused = []
     warned = []
@@ -106,13 +86,13 @@ def judge_rows(
             for kind, reason in row_warnings(row, measure, stats, config):
                 warned.append(refuse(row, kind, reason, measure.seconds))
 
-    return Spool(kept()), refused, warned
+    return data_report.Spool(kept()), refused, warned
 
 
-def own_faults(
-    row: Utterance, measure: ClipMeasure, config: ManifestConfig
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of everything wrong with a row by itself."""
+Problems = Iterator[tuple[str, str]]  # (kind, reason)
+
+
+def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> Problems:
     seconds = measure.seconds
     if seconds < config.min_clip_s:
         yield "too short", f"shorter than {config.min_clip_s} s"
@@ -123,7 +103,7 @@ def own_faults(
         if pace < LEAST_SPOKEN * low:
             yield "pace", f"its {len(row.text)} characters of text are those of a few seconds"
         return  # it was not decoded
-    if not MIN_RATE_HZ <= measure.rate_hz <= MAX_RATE_HZ:
+    if not 4000 <= measure.rate_hz <= 768_000:  # below inaudible, above a wrong header
         yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"
@@ -142,14 +122,11 @@ def own_faults(
 
 
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
-    """Return letters and spaces per second of the clip."""
     return len(letters(row.text)) / max(measure.seconds, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetStats:
-    """What is usual in a dataset, and what occurs more than once."""
-
     pace: tuple[float, float]  # the lowest and highest that is usual, characters a second
     odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
     odd_scripts: set[str]  # as Unicode names them: LATIN, CYRILLIC ...
@@ -160,9 +137,7 @@ class DatasetStats:
     most_repeats: float
 
 
-def dataset_stats(
-    rows: Sequence[Utterance], measures: dict, config: ManifestConfig
-) -> DatasetStats:
+def dataset_stats(rows: Sequence, measures: dict, config: ManifestConfig) -> DatasetStats:
     paces = array("d")
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
@@ -177,8 +152,8 @@ def dataset_stats(
         if row.split != "train":
             not_trained.add(row.text)
     digests = (measures[row.audio].digest for row in rows)
-    audio_repeats = values_repeated(hash(digest) for digest in digests if digest)
-    text_repeats = values_repeated(hash((row.speaker, row.text)) for row in rows)
+    audio_repeats = data_report.values_repeated(hash(digest) for digest in digests if digest)
+    text_repeats = data_report.values_repeated(hash((row.speaker, row.text)) for row in rows)
     same_audio = collections.defaultdict(list)
     same_text = collections.defaultdict(list)
     trained = set()
@@ -198,12 +173,11 @@ def dataset_stats(
     scripts.pop("", None)
     few_letters = config.odd_share * scripts.total()
     most_texts = 2 if len(rows) >= 1000 else 0  # that have a rare letter
-    rare_letters = {c for c, n in text_counts.items() if n <= most_texts and c.isalpha()}
     return DatasetStats(
         pace=usual_paces(paces, config.pace_deviations),
         odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
         odd_scripts={name for name, count in scripts.items() if count < few_letters},
-        rare_letters=rare_letters,
+        rare_letters={c for c, n in text_counts.items() if n <= most_texts and c.isalpha()},
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
         training_texts=trained,
@@ -212,16 +186,13 @@ def dataset_stats(
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
-    """Return the lowest and highest pace that is usual, from the median deviation of its log.
-
-    No limits below 30 clips. One deviation counts as at least 15 %, the variation of one calm
-    reader: otherwise a very even dataset would lose all its short sentences.
-    """
+    """Return the lowest and highest usual pace, by the median deviation of logs of 30 or more."""
     logs = array("d", (math.log(pace) for pace in paces if pace > 0))
     if len(logs) < 30:
         return 0.0, math.inf
     median = float(np.median(logs))
     deviation = 1.4826 * float(np.median(np.abs(np.asarray(logs) - median)))
+    # At least 15 %, as of one calm reader: else a very even dataset would lose short sentences.
     width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
     return math.exp(median - width), math.exp(median + width)
 
@@ -229,15 +200,12 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
 @functools.cache
 def script(letter: str) -> str:
     """Return the Unicode script of a letter, such as ETHIOPIC; "" for all other characters."""
-    if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ occurs in any script
-        return ""
-    return unicode_script(letter)
+    is_letter = unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Lo")  # Lm: ʼ is in any script
+    return unicode_script(letter) if is_letter else ""
 
 
-def outliers(
-    row: Utterance, measure: ClipMeasure, stats: DatasetStats
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of what sets a row apart from the rest of its dataset."""
+def outliers(row: Utterance, measure: ClipMeasure, stats: DatasetStats) -> Problems:
+    """Yield what sets a row apart from the rest of its dataset."""
     same = stats.same_audio.get(measure.digest, [])
     other_text = [twin for twin in same if twin.text != row.text]
     if other_text or (same and same[0] != row):
@@ -262,8 +230,8 @@ def outliers(
 
 def row_warnings(
     row: Utterance, measure: ClipMeasure, stats: DatasetStats, config: ManifestConfig
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of warnings about a kept row; a repeated text is reported once."""
+) -> Problems:
+    """Yield warnings about a kept row; a repeated text is reported once."""
     repeats = stats.same_text.get((row.speaker, row.text), [])
     if repeats and repeats[0] == row:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
@@ -287,19 +255,11 @@ def row_warnings(
 
 # --- texts that do not match their recordings -----------------------------------------------------
 
-# Clips are compared only with others of their kind.
-TRAINED_ON = "trained on"
-UNSEEN = "unseen"
-
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """Return the score below which text and audio do not match.
-
-    It is far below the median in terms of the median absolute deviation; up to half of the clips
-    can hardly move either. Raises DatasetError when the median is below `hopeless`.
-    """
-    scores = np.array([a.score for a in alignments])
-    median = float(np.median(scores)) if len(scores) else 0.0
+    """Return the score below which a text does not match; DatasetError for a hopeless median."""
+    scores = np.array([a.score for a in alignments] or [0.0])
+    median = float(np.median(scores))
     if median < config.hopeless:
         raise DatasetError(
             f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
@@ -308,14 +268,12 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
             "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
             "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
         )
-    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
+    deviation = 1.4826 * float(np.median(np.abs(scores - median)))  # half can hardly move it
     return median - max(config.spread * deviation, config.least_gap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Match:
-    """The result of comparing texts with recordings."""
-
     mismatched: list[Finding]
     limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
     note: str
@@ -326,13 +284,11 @@ class Match:
 
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
-    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
-
-    Clips that the recogniser was trained on, and the others, have limits of their own.
-    """
-    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
+    # A clip is compared only with others that the recogniser was trained on, too, or was not.
+    kinds = ["trained on" if row.split == "train" else "unseen" for row in rows]
     limits: dict[str, float] = {}
-    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
+    for kind in sorted(set(kinds)) or ["unseen"]:  # those it was trained on first
         own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
         try:
             limits[kind] = lowest_score(own, config)

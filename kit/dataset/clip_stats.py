@@ -1,8 +1,8 @@
 """Measure every clip of a dataset, in parallel, with a cache: a line a clip.
 
-Large datasets are measured by processes, so that a decoder that crashes on a damaged file does not
-take the notebook with it. They are plain subprocesses: with multiprocessing, each would import the
-caller's script again, and in a pool one crash would break it for all.
+By processes if there are many, so that a decoder that crashes on a damaged file does not take the
+notebook with it. They are plain: those of multiprocessing would import the caller's script again,
+and one crash would break a pool for all.
 """
 
 import contextlib
@@ -42,10 +42,9 @@ def measure_clips(
 ) -> dict[str, ClipMeasure | str]:
     """Return the measure of every path, or the reason why there is none.
 
-    Each process of `group` uses so many `processes` more; 0: none (default: one per core where
-    there are many clips). `progress(done, total)` counts clips. Raises DatasetError when the folder
-    of a clip is gone, DiskError when `cache` cannot be written, KitError where another process of
-    the group failed; results so far are in `cache`, or in parts beside it.
+    Each process of `group` uses so many `processes` more (None: one per core for many clips).
+    Raises DatasetError when the folder of a clip is gone, DiskError when `cache` cannot be written,
+    KitError where another process failed; results so far are in `cache`, or in parts beside it.
     """
     cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}
@@ -60,31 +59,27 @@ def measure_clips(
         progress(before, total)
     if todo:
         make_folder(cache.parent)
+        own_cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        cores = max(1, (len(own_cores) or os.cpu_count() or 1) // group.local_size)
         jobs = []
         for number, share in enumerate(group.split_by_key(todo, str)):
             part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
-            many = max(1, _cores() // group.local_size) * (len(share) >= PROCESSES_FROM_CLIPS)
-            own = many if processes is None else processes
+            usual = cores if len(share) >= PROCESSES_FROM_CLIPS else 0
+            own = usual if processes is None else processes
             jobs.append(partial(_measure_share, share, part, decode_s, own))
         results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
         _merge_parts(cache, order)
-    if len(results) < total:
-        left = set(order) - results.keys()
+    left = set(order) - results.keys()  # measured by other processes of the group
+    if left:
         results.update(_read_cache(cache, left, decode_s))
-        for path in left - results.keys():  # unreachable files are not cached
-            results[path] = _value(json.loads(measure_line(path, decode_s)))
+    for path in left - results.keys():  # unreachable files are not cached
+        results[path] = _value(json.loads(measure_line(path, decode_s)))
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
 def _measure_share(
-    paths: list[str],
-    cache: Path,
-    decode_s: float,
-    processes: int,
-    _tools,
-    advance: Callable[[float], None],
+    paths: list[str], cache: Path, decode_s: float, processes: int, _tools, advance: Callable
 ) -> dict[str, ClipMeasure | str]:
-    """Measure the clips of one process of a group."""
     lines = (measure_line(path, decode_s) for path in paths)
     if processes:
         lines = by_processes(paths, processes, decode_s)
@@ -92,37 +87,29 @@ def _measure_share(
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
     with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
         while chunk := list(itertools.islice(lines, CHUNK)):
-            results.update(_append(chunk, file))
+            rows = [json.loads(line) for line in chunk]
+            unread = (row["path"] for row in rows if "problem" in row)
+            gone = next(filter(_folder_is_gone, unread), None)
+            for line, row in zip(chunk, rows):  # what may be read next time is left out
+                if row["size"] >= 0 and not (gone and "problem" in row):
+                    file.write(f"{line}\n".encode())
+            file.flush()
+            if gone:
+                raise DatasetError(
+                    f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? "
+                    "The clips measured before are kept. Connect it again and run again: the check "
+                    "resumes there."
+                )
+            results.update({row["path"]: _value(row) for row in rows})
             advance(len(chunk))
     return results
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _append(lines: list[str], file) -> dict[str, ClipMeasure | str]:
-    """Add the results of one chunk to the cache. Raises DatasetError when their folder is gone."""
-    rows = [json.loads(line) for line in lines]
-    unread = [row["path"] for row in rows if "problem" in row]
-    gone = next(filter(_folder_is_gone, unread), None)
-    for line, row in zip(lines, rows):
-        if row["size"] >= 0 and not (gone and "problem" in row):  # else it may be read next time
-            file.write(f"{line}\n".encode())
-    file.flush()
-    if gone:
-        raise DatasetError(
-            f"{Path(gone).parent} is gone, or empty: was a drive unplugged or unmounted? The clips "
-            "measured before are kept. Connect it again and run again: the check resumes there."
-        )
-    return {row["path"]: _value(row) for row in rows}
 
 
 def _folder_is_gone(path: str) -> bool:
     """Tell whether a clip's folder is missing, unreachable or empty (an unmounted mount point)."""
     try:
-        with os.scandir(os.path.dirname(path) or ".") as entries:
-            return next(entries, None) is None
+        with os.scandir(os.path.dirname(path)) as entries:
+            return not any(entries)
     except OSError:
         return True
 
@@ -133,16 +120,14 @@ def _parts(cache: Path) -> list[Path]:
 
 
 def _merge_parts(cache: Path, order: list[str]) -> None:
-    """Merge the parts into `cache`, one line a recording, in this `order`, then other recordings.
-
-    The file does not depend on which process measured what, nor on interruptions.
-    """
+    """Merge the parts into `cache`, a line a recording, in this `order`, then other recordings."""
     parts = _parts(cache)
     lines = {}
     for file in (cache, *parts):
         for line, row in _lines(file):
             if row:
                 lines[row["path"]] = line.rstrip(b"\n") + b"\n"  # the last one wins
+    # So the file does not depend on which process measured what, nor on interruptions.
     paths = dict.fromkeys([*order, *lines])
     content = b"".join(lines[path] for path in paths if path in lines)
     if not cache.is_file() or cache.read_bytes() != content:
@@ -152,10 +137,7 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
 
 
 def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
-    """Return the cached results of those of `paths` that have not changed since.
-
-    Leaves out clips that were too long to decode then and are not any more; warns of damaged lines.
-    """
+    """Return the cached results of `paths` that have not changed since; warn of damaged lines."""
     results = {}
     damaged = 0
     for _, row in _lines(cache):
@@ -163,15 +145,13 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
             damaged += 1
         elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
             value = _value(row)
+            # Leave out those that were too long to decode then and are not any more.
             undecoded = isinstance(value, ClipMeasure) and value.peak is None
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:
-        warnings.warn(
-            f"{cache}: {damaged} damaged lines are left out; their recordings are measured again.",
-            category=Note,
-            stacklevel=3,
-        )
+        fix = "are left out; their recordings are measured again."
+        warnings.warn(f"{cache}: {damaged} damaged lines {fix}", category=Note, stacklevel=3)
     return results
 
 
@@ -197,11 +177,11 @@ def _value(row: dict) -> ClipMeasure | str:
 
 def _entry(path: str) -> dict:
     """Return a line's values without a measure; `size` is -1 for an unreachable file."""
-    size, mtime_ns = -1, 0
+    row = {"format": FORMAT, "path": path, "size": -1, "mtime_ns": 0}
     with contextlib.suppress(OSError):
         stat = os.stat(path)
-        size, mtime_ns = stat.st_size, stat.st_mtime_ns
-    return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
+        row |= {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return row
 
 
 def measure_line(path: str, decode_s: float) -> str:
@@ -224,16 +204,10 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
         with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a pipe would block when full
             json.dump({"paths": share, "decode_s": decode_s}, job)
             job.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kit.dataset.clip_stats"],
-                stdin=job,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                cwd=ROOT,
-            )
-        started.append(process)
-        return process
+            command = [sys.executable, "-m", "kit.dataset.clip_stats"]
+            pipes = {"stdin": job, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+            started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
+        return started[-1]
 
     def measured(share: list[str], process: subprocess.Popen) -> Iterator[str]:
         at = 0
@@ -264,7 +238,6 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
 
 
 def _serve() -> None:
-    """Read paths from standard input; write cache lines to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     if hasattr(signal, "SIGPIPE"):  # end quietly when the parent was killed
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -15,10 +15,6 @@ from kit.dataset.recordings import has_suffix, known_split
 from kit.text.normalize import codes_by_name, letters, unicode_script
 
 ROLES = ("audio", "text", "speaker", "language", "split", "id", "-")
-SETTING = (
-    'COLUMNS = "{columns}" in the second cell of 01_data_prep, --columns "{columns}", or '
-    '--set manifest.columns="{columns}"'
-)
 
 # Words in the names of columns. The first list that has one of a name's words decides.
 WORDS = {
@@ -76,17 +72,26 @@ class Columns:
 def find_columns(
     table: Path, rows: list[list[str]], first: list[str], setting: str, is_recording: IsRecording
 ) -> Columns:
-    """Return what the columns of a table hold.
+    """Return what columns hold, by a sample of `rows`, the `first`, and the user's own `setting`.
 
-    `rows` are a sample, `first` is the table's first row, `setting` the user's own answer, "" for
-    none. Raises DatasetError, with three rows and how to set it, where it is not clear.
+    Raises DatasetError, with three rows and how to set it, where it is not clear.
     """
-    header = names_columns(first) and not any(map(is_recording, first))
+    header = is_header(first) and not any(map(is_recording, first))
     body = [row for row in rows if row != first] or rows
     if header and not setting:
         return _columns_of_header(table, first, body, is_recording)
     if setting:
-        columns = _columns_of_setting(table, first, setting)
+        roles = parse_roles(setting)
+        if len(roles) != len(first):
+            raise DatasetError(
+                f"{table} has {len(first)} columns, but columns is {setting!r}, which names "
+                f"{len(roles)}. Its first row: {_shown(first)}. Name each column; - leaves one out."
+            )
+        by_role = _by_role(roles)
+        audio = _first(by_role["audio"] or by_role["id"])
+        others = {role: _first(by_role[role]) for role in ("speaker", "split", "id")}
+        texts = tuple(by_role["text"][::-1])
+        columns = Columns(audio=audio, texts=texts, **others, width=len(roles))
     else:
         traits = _traits(body, is_recording)
         columns = _columns_by_content(traits)
@@ -96,7 +101,7 @@ def find_columns(
     return dataclasses.replace(columns, header=tuple(first) if header else ())
 
 
-def names_columns(cells: list[str]) -> bool:
+def is_header(cells: list[str]) -> bool:
     """Tell whether cells are a header's: one is the usual name of a text, one of a recording."""
     roles = {role_of(cell) for cell in cells}
     return "text" in roles and bool(roles & {"audio", "id"})
@@ -113,7 +118,7 @@ def role_of(name: str) -> str:
     return ""
 
 
-def parse_columns(text: str) -> list[str]:
+def parse_roles(text: str) -> list[str]:
     """Return the roles in the setting `columns`, such as "audio|text|speaker". Raises KitError."""
     roles = [role for role in re.split(r"[|,;\s]+", text.strip().lower()) if role]
     for role in roles:
@@ -125,24 +130,6 @@ def parse_columns(text: str) -> list[str]:
     if roles and ("text" not in roles or not {"audio", "id"} & set(roles)):
         raise KitError(f"columns: {text!r} must name `audio` and `text`, as in audio|text|speaker.")
     return roles
-
-
-def _columns_of_setting(table: Path, first: list[str], setting: str) -> Columns:
-    roles = parse_columns(setting)
-    if len(roles) != len(first):
-        raise DatasetError(
-            f"{table} has {len(first)} columns, but columns is {setting!r}, which names "
-            f"{len(roles)}. Its first row: {_shown(first)}. Name every column; - leaves one out."
-        )
-    by_role = _by_role(roles)
-    return Columns(
-        audio=_first(by_role["audio"] or by_role["id"]),
-        texts=tuple(by_role["text"][::-1]),
-        speaker=_first(by_role["speaker"]),
-        split=_first(by_role["split"]),
-        id=_first(by_role["id"]),
-        width=len(roles),
-    )
 
 
 def _by_role(roles: list[str]) -> dict[str, list[int]]:
@@ -160,22 +147,18 @@ def _columns_of_header(
     distinct = [len({row[i] for row in body}) for i in range(len(names))]
     paths = by_role["audio"] + by_role["id"]
     audio = max(paths, key=lambda i: sum(is_recording(row[i]) for row in body))
-    texts = sorted(by_role["text"], key=lambda i: _text_rank(names[i]))
-    best = [i for i in texts if _text_rank(names[i]) == _text_rank(names[texts[0]])]
+    ranks = {i: _text_rank(names[i]) for i in by_role["text"]}
+    texts = sorted(ranks, key=ranks.get)
+    best = [i for i in texts if ranks[i] == ranks[texts[0]]]
     if any(row[i] != row[best[0]] for row in body for i in best):
         several = " and ".join(f"`{names[i]}`" for i in best)
         why = f"{several} differ, and both could be spoken"
         raise _unclear(table, [names, *body], why, _traits(body, is_recording))
-    speakers = by_role["speaker"]
-    return Columns(
-        audio=audio,
-        texts=(best[0], *texts[len(best) :]),
-        speaker=_first([i for i in speakers if distinct[i] > 1] or speakers),
-        split=_first(by_role["split"]),
-        id=_first([i for i in by_role["id"] if i != audio and distinct[i] == len(body)]),
-        header=tuple(names),
-        width=len(names),
-    )
+    speakers = [i for i in by_role["speaker"] if distinct[i] > 1] or by_role["speaker"]
+    ids = [i for i in by_role["id"] if i != audio and distinct[i] == len(body)]
+    others = {"speaker": _first(speakers), "split": _first(by_role["split"]), "id": _first(ids)}
+    texts = (best[0], *texts[len(best) :])
+    return Columns(audio=audio, texts=texts, **others, header=tuple(names), width=len(names))
 
 
 def _text_rank(name: str) -> int:
@@ -186,8 +169,6 @@ def _text_rank(name: str) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What the values of a column look like."""
-
     values: list[str]  # those that are not empty
     recordings: float  # share of them that name a recording
     # "empty", "split", "language", "style", "number", "sentences", "few" short values or "?"
@@ -267,11 +248,11 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
         return "several columns hold sentences"
     if not texts:
         return "no column looks like sentences"
-    unknown = [i for i in rest if traits[i].kind == "?"]
+    unknown, speakers, languages, splits = (
+        [i for i in rest if traits[i].kind == kind] for kind in ("?", "few", "language", "split")
+    )
     if unknown:
         return f"column {unknown[0] + 1} could be a speaker, or another text"
-    speakers = [i for i in rest if traits[i].kind == "few"]
-    languages = [i for i in rest if traits[i].kind == "language"]
     if len(speakers) > 1:
         return "several columns could be the speaker"
     several = any(len(set(traits[i].values)) > 1 for i in languages)
@@ -279,13 +260,8 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
         speakers = speakers or languages[:1]
     if not speakers and several:
         return "a column could be the speaker or the language"
-    return Columns(
-        audio=audio,
-        texts=tuple(texts[::-1]),
-        speaker=_first(speakers),
-        split=_first([i for i in rest if traits[i].kind == "split"]),
-        width=width,
-    )
+    others = {"speaker": _first(speakers), "split": _first(splits)}
+    return Columns(audio=audio, texts=tuple(texts[::-1]), **others, width=width)
 
 
 def _is_pair(traits: list[Trait]) -> bool:
@@ -340,17 +316,17 @@ def _unclear(table: Path, rows: list[list[str]], why: str, traits: list[Trait]) 
     guesses = [names.get(trait.kind, "-") for trait in traits]
     guesses[_audio_column(traits)] = "audio"
     shown = "\n  ".join(_shown(row) for row in rows[:3])
-    several = ""
-    split = ""
-    if guesses.count("text") > 1:
-        several = "; of several `text` the last is spoken"
-        split = " If they are one text with separators in it, quote the texts, or separate by |."
-    return DatasetError(
+    columns = "|".join(guesses)
+    message = (
         f"{table}: it is not clear what its {len(traits)} columns hold: {why}. Its first rows:\n"
-        f"  {shown}\nThey look like {'|'.join(guesses)}. Say what they are, in this order "
-        f"({', '.join(ROLES[:-1])}, or - for a column to leave out{several}): "
-        f"{SETTING.format(columns='|'.join(guesses))}.{split}"
+        f"  {shown}\nThey look like {columns}. Say what they are, in this order "
+        f"({', '.join(ROLES[:-1])}, or - for a column to leave out; of several `text` the last is "
+        f'spoken): COLUMNS = "{columns}" in the second cell of 01_data_prep, --columns "{columns}",'
+        f' or --set manifest.columns="{columns}".'
     )
+    if guesses.count("text") > 1:
+        message += " If they are one text with separators in it, quote the texts, or separate by |."
+    return DatasetError(message)
 
 
 def _shown(row: list[str]) -> str:

@@ -1,7 +1,6 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
-which, by the limits in `ManifestConfig`. Rows are kept in manifest.jsonl, findings in ledger.jsonl.
+No row is dropped silently: each is an `Utterance` (manifest.jsonl) or a `Finding` (ledger.jsonl).
 """
 
 import collections
@@ -52,6 +51,7 @@ FIXES = {
 
 MAX_LISTED = 8  # refused rows in a message
 MAX_KINDS = 3  # reasons in a summary
+MAX_ROWS = 20  # of a table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,7 @@ class DataReport:
     kept: Sequence[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
-    # By path; for charts.
-    measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)
+    measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)  # by path
 
     @property
     def kept_s(self) -> float:
@@ -165,32 +164,24 @@ class DataReport:
         return [finding for finding in self.refused if finding.kind == "too long"]
 
     def before_segmentation(self) -> "DataReport":
-        """Return the report without too long clips, which are split once there is a recogniser.
-
-        If no other clip is kept to train one on, the report is returned unchanged.
-        """
-        if not self.kept:
-            return self
-        refused = [finding for finding in self.refused if finding.kind != "too long"]
-        return dataclasses.replace(self, refused=refused)
+        """Leave out too long clips, if others are kept: they train the recogniser that splits."""
+        others = [finding for finding in self.refused if finding.kind != "too long"]
+        return dataclasses.replace(self, refused=others) if self.kept else self
 
     def with_clips(self, clips: list[Utterance]) -> "DataReport":
-        """Return the report after refused recordings were split into `clips`.
-
-        A clip has the table line of its recording, of which only the seconds in no clip are lost.
-        """
+        """Return the report after refused recordings were split into `clips`, of their lines."""
         clips_s = collections.Counter()
         for clip in clips:
             clips_s[clip.file, clip.line] += clip.seconds
         refused = []
         for finding in self.refused:
             used_s = clips_s[finding.file, finding.line]
-            if used_s:
-                reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
-                left_s = finding.seconds - used_s
-                finding = dataclasses.replace(finding, seconds=left_s, reason=reason)
-            if not used_s or finding.seconds > 0:
+            left_s = finding.seconds - used_s
+            if not used_s:
                 refused.append(finding)
+            elif left_s > 0:
+                reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
+                refused.append(dataclasses.replace(finding, seconds=left_s, reason=reason))
         kept = Spool(itertools.chain(self.kept, clips)) if clips else self.kept
         return dataclasses.replace(self, kept=kept, refused=refused)
 
@@ -200,18 +191,17 @@ class DataReport:
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.max_rejected_percent:
             kinds = list(by_kind(self.refused).items())[:MAX_KINDS]
-            counts = [f"{kind} {len(same):,} times" for kind, same in kinds]
+            counts = ", ".join(f"{kind} {len(same):,} times" for kind, same in kinds)
             raise DatasetError(
-                f"{self.lost_percent:.1f} % of the hours was refused, {', '.join(counts)} "
+                f"{self.lost_percent:.1f} % of the hours was refused, {counts} "
                 f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
-                f"All of them: {where}. Fix them, or continue without them: "
-                "raise MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command "
-                f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
-                f"voice: ARGS='--set ...')."
+                f"All of them: {where}. Fix them, or continue without them: raise "
+                "MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command line "
+                f"--set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
+                "voice: ARGS='--set ...')."
             )
 
     def _first_refused(self) -> str:
-        """Return the number of refused rows, and a line for each of the longest."""
         worst = sorted(self.refused, key=lambda finding: -finding.seconds)
         lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
         for row in worst[:MAX_LISTED]:
@@ -234,22 +224,19 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     return dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
 
 
-def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[str, ...]]:
+def findings_table(findings: list[Finding]) -> list[tuple[str, ...]]:
     """Return table rows, the headings first, then the longest clips; [] for no findings."""
-    if not findings:
-        return []
     rows = [("where", "id", "seconds", "reason", "fix")]
-    for finding in sorted(findings, key=lambda f: -f.seconds)[:max_rows]:
-        where = f"{finding.file}:{finding.line}"
+    for finding in sorted(findings, key=lambda f: -f.seconds)[:MAX_ROWS]:
         seconds = f"{finding.seconds:.1f}" if finding.seconds else "?"
+        where = f"{finding.file}:{finding.line}"
         rows.append((where, finding.id, seconds, finding.reason, finding.cure))
-    if len(findings) > max_rows:
-        rows.append((f"and {len(findings) - max_rows:,} more", "", "", "", ""))
-    return rows
+    if len(findings) > MAX_ROWS:
+        rows.append((f"and {len(findings) - MAX_ROWS:,} more", "", "", "", ""))
+    return rows if findings else []
 
 
 def write_data_report(report: DataReport, into: Path) -> None:
-    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
     write_manifest(report.kept, into)
     write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
     write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
@@ -262,10 +249,7 @@ IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
 class Spool(Sequence):
-    """`values` in a temporary file, 8 bytes each in memory, read again whenever they are used.
-
-    So what is changed in a value is not kept; a slice is a list.
-    """
+    """`values` in a temporary file, 8 bytes each in memory, read again (unchanged) for each use."""
 
     def __init__(self, values: Iterable = ()):
         self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
@@ -300,9 +284,8 @@ class Spool(Sequence):
             return io.BytesIO(self.file.read(self.starts[end] - self.starts[first]))
 
     def __eq__(self, other) -> bool:
-        if not isinstance(other, Sequence) or len(self) != len(other):
-            return False
-        return all(a == b for a, b in zip(self, other))
+        same_size = isinstance(other, Sequence) and len(self) == len(other)
+        return same_size and all(a == b for a, b in zip(self, other))
 
     __hash__ = None
 
@@ -314,9 +297,7 @@ def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
     return rows_where(rows, lambda row: row.split == split)
 
 
-def rows_where(
-    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
-) -> Sequence[Utterance]:
+def rows_where(rows: Iterable[Utterance], wanted: Callable) -> Sequence[Utterance]:
     chosen = filter(wanted, rows)
     return Spool(chosen) if isinstance(rows, Spool) else list(chosen)
 

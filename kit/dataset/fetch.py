@@ -1,8 +1,7 @@
 """Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub.
 
-Rows of Parquet files and of the hub are written as an LJSpeech folder. Names and paths in them are
-never used and no code of a dataset is ever run. `datasets` streams the rows; soundfile decodes,
-since decoding with `datasets` needs torchcodec and FFmpeg.
+Rows of Parquet files and of the hub are written as an LJSpeech folder. Their names and paths are
+never used, no code of a dataset is run, and soundfile decodes: `datasets` would need FFmpeg.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
 HUB = "hf://"
 PARQUET = ".parquet"
-ROWS_AT_ONCE = 32  # of a Parquet file
+NEEDS_DATASETS = "needs the package datasets: pip install datasets."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,8 @@ def fetch_dataset(
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
-    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
-    Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
-    how much is streamed, and from which columns. Raises DatasetError when there is nothing, no
-    dataset, or several, or when `unpack` fails.
+    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION) become a folder under
+    `into`. Raises DatasetError when there is no dataset, or several, or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -85,10 +82,8 @@ def fetch_dataset(
     try:
         _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        files = []
-        for file in sorted(source.rglob(f"*{PARQUET}")):
-            if not any(part.startswith(".") for part in file.relative_to(source).parts):
-                files.append(file)
+        below = sorted(source.rglob(f"*{PARQUET}"))
+        files = [f for f in below if "/." not in f"/{f.relative_to(source).as_posix()}"]
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -110,21 +105,14 @@ def fetch_dataset(
 def _unpack_parquet(
     source: Path, files: list[Path], into: Path, hub: HubConfig, progress: Callable
 ) -> Path:
-    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it.
-
-    The splits are those in the files' names and folders: train-00000-of-00002.parquet. An
-    interrupted call is resumed, a finished one does nothing. Raises DatasetError without pyarrow,
-    and for files that are damaged or hold no audio.
-    """
+    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it."""
     try:
         import pyarrow.parquet  # noqa: F401 (optional)
     except ImportError as error:
-        raise DatasetError(
-            f"{files[0]} is a Parquet file, which needs the package datasets: pip install datasets."
-        ) from error
+        raise DatasetError(f"{files[0]} is a Parquet file, which {NEEDS_DATASETS}") from error
     splits: dict[str, list[Path]] = {}
     base = source if source.is_dir() else source.parent
-    for file in files:
+    for file in files:  # such as train-00000-of-00002.parquet, or one in train/
         named = [p for p in reversed(file.relative_to(base).parts) if has_known_split(p)]
         split = canonical_split(Path(named[0]).stem.split(".")[0]) if named else "train"
         splits.setdefault(split.split("-")[0], []).append(file)
@@ -135,8 +123,8 @@ def _unpack_parquet(
         clips = from_huggingface(_parquet_rows(parts), folder / split, hub, progress)
         for line in (clips / "metadata.csv").read_text(encoding="utf-8").split("\n")[:-1]:
             name, text, _, speaker = line.split("|")
-            row = {"audio": f"{split}/wavs/{name}.wav", "text": text, "speaker": speaker}
-            lines.append({**row, "split": split})
+            audio = f"{split}/wavs/{name}.wav"
+            lines.append({"audio": audio, "text": text, "speaker": speaker, "split": split})
         for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
             skipped = json.loads(line)
             lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
@@ -150,7 +138,7 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file) as table:
-                for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                for batch in table.iter_batches(batch_size=32):  # rows
                     yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
             raise DatasetError(f"{file} cannot be read: {error}: download it again") from error
@@ -160,7 +148,6 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
 
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
-MIN_FREE_BYTES = 2**28  # of disk space, before each clip
 PART = "rows.part"  # a JSON line for each row so far: its clip, or why it is skipped
 
 
@@ -175,23 +162,24 @@ class Position:
 
 
 def from_huggingface(
-    rows: Iterable[dict],
-    into: Path,
-    config: HubConfig,
-    progress: Callable = lambda *_: None,
+    rows: Iterable[dict], into: Path, config: HubConfig, progress: Callable = lambda *_: None
 ) -> Path:
-    """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
+    """Write `rows` as an LJSpeech folder `into`, with skipped.jsonl; resume an interrupted call.
 
-    A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
-    (L, C), "sampling_rate": Hz}, and text. An interrupted call is resumed; a finished one does
-    nothing. `progress(rows, total)` after each row, with `rows` + 1 for an unknown total. Raises
-    DatasetError when the stream fails or no row can be used, DiskError when the disk is full.
+    A row has a text, and audio as {"bytes": …} or {"array": (L,) or (L, C), "sampling_rate": Hz}.
+    Raises DatasetError when the stream fails or no row can be used, DiskError for a full disk.
     """
     into = Path(into)
     make_folder(into / "wavs")
     key = digest(dataclasses.replace(config, save_every=1))
-    if _finished(into, key):
+    mark = into / "complete"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return into
+    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
+        raise DatasetError(
+            f"{into} holds a dataset made with other settings, or by something else: move or "
+            "delete it, or write into another folder."
+        )
     place = _position(into, key)
     limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
     total = _count(rows)
@@ -214,23 +202,9 @@ def from_huggingface(
 
 
 def _count(rows: Iterable[dict]) -> int | None:
-    """Return the number of rows, None where it is unknown."""
-    if hasattr(rows, "__len__"):
-        return len(rows)
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
-
-
-def _finished(into: Path, key: str) -> bool:
-    mark = into / "complete"
-    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
-        return True
-    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
-        raise DatasetError(
-            f"{into} holds a dataset made with other settings, or by something else: move or "
-            "delete it, or write into another folder."
-        )
-    return False
+    known = getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
+    return len(rows) if hasattr(rows, "__len__") else known
 
 
 def _position(into: Path, key: str) -> Position:
@@ -251,7 +225,7 @@ def _position(into: Path, key: str) -> Position:
 
 
 def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
-    """Yield `rows` from `place` on. Raises DatasetError for whatever fails in the source."""
+    """Yield `rows` from `place` on."""
     try:
         if place.stream and hasattr(rows, "load_state_dict"):
             rows.load_state_dict(place.stream)  # `skip` would download all rows before
@@ -269,7 +243,7 @@ def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
 def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
     """Write the clip of a row; return its line of PART."""
     name = f"{number:08d}"
-    require_disk(into, MIN_FREE_BYTES)
+    require_disk(into, 2**28)
     try:
         text, speaker = _read_text(row, config)
         wave, rate = _read_audio(row, config)
@@ -300,7 +274,6 @@ def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Return `text` without what a table would need to quote."""
     text = text.encode(errors="replace").decode()  # replaces lone surrogates
     return " ".join(text.replace("|", " ").replace("\0", " ").split())
 
@@ -311,8 +284,7 @@ def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
     if isinstance(audio, dict) and audio.get("bytes"):
         wave, rate = _decoded(audio["bytes"])
     elif isinstance(audio, dict) and audio.get("array") is not None:
-        wave = _samples(audio["array"])
-        rate = audio.get("sampling_rate")
+        wave, rate = _samples(audio["array"]), audio.get("sampling_rate")
     else:
         got = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
         raise DatasetError(
@@ -345,8 +317,7 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
         Path(path).write_bytes(data)
         try:
             with open_audio(path) as (file, length):
-                seconds = length.expected / file.samplerate
-                channels = file.channels
+                seconds, channels = length.expected / file.samplerate, file.channels
             if seconds > MAX_SECONDS or channels > MAX_CHANNELS:
                 raise DatasetError(
                     f"{size} declare {seconds:.3g} s in {channels} channels: at most "
@@ -365,8 +336,7 @@ def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: Bi
     lines.flush()
     os.fsync(lines.fileno())
     place.bytes = lines.tell()
-    saved = {"key": key, "position": dataclasses.asdict(place)}
-    write_atomic(into / "position.json", json.dumps(saved))
+    write_atomic(into / "position.json", json.dumps({"key": key, "position": vars(place)}))
 
 
 def _finish(into: Path, key: str) -> Path:
@@ -385,17 +355,11 @@ def _finish(into: Path, key: str) -> Path:
 
 
 def open_huggingface(name: str, config: str | None, split: str):
-    """Stream a dataset of the Hugging Face hub, or of a local folder, without decoding audio.
-
-    `name` may end in @ and a revision (a tag or a commit). Raises DatasetError when the `datasets`
-    package is missing, the name is unknown, or there is no network.
-    """
+    """Stream a dataset of the hub (`name` or name@revision), or a local one, without decoding."""
     try:
         import datasets  # optional
     except ImportError as error:
-        raise DatasetError(
-            "Streaming from the Hugging Face hub needs the package datasets: pip install datasets."
-        ) from error
+        raise DatasetError(f"Streaming from the Hugging Face hub {NEEDS_DATASETS}") from error
     name, _, revision = name.partition("@")
     try:
         rows = datasets.load_dataset(

@@ -1,10 +1,8 @@
 """Read datasets in the usual layouts into the same rows.
 
-LJSpeech (`metadata*.csv` and `wavs/`), Common Voice (`validated.tsv` or `train.tsv`, `dev.tsv`,
-`test.tsv`, and `clips/`), JSON manifests, Kaldi, any other table that names recordings (tables.py),
-and texts in files of their own (text_files.py). The layout is recognised by the files in the
-folder; to support another one, add a `DatasetLayout` to `LAYOUTS`. A line that cannot be used
-becomes a finding that names table, line and fix. Originals are only read.
+The layout is recognised by the files in the folder; to support another one, add a `DatasetLayout`
+to `LAYOUTS`. A line that cannot be used becomes a finding that names table, line and fix. Originals
+are only read.
 """
 
 import collections
@@ -19,56 +17,22 @@ import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
+from kit.dataset import recordings as paths
+from kit.dataset import tables as table_files
 from kit.dataset import text_files
-from kit.dataset.data_report import (
-    Finding,
-    ManifestConfig,
-    Spool,
-    rows_in_split,
-    values_repeated,
-)
+from kit.dataset.data_report import Finding, ManifestConfig, Spool, rows_in_split, values_repeated
 from kit.dataset.manifest import Utterance
-from kit.dataset.recordings import (
-    Record,
-    Recordings,
-    bad_row,
-    canonical_split,
-    check_record,
-    has_known_split,
-    has_suffix,
-    is_phonemes,
-    label_of,
-    speakers_in_names,
-    speakers_of_folders,
-    split_of_table,
-    stays_inside,
-)
-from kit.dataset.tables import (
-    HEAD_BYTES,
-    SAMPLE_ROWS,
-    TABLE_SUFFIXES,
-    encoding_problem,
-    iter_lines,
-    json_tables,
-    read_head,
-    read_json,
-    read_tables,
-    tables_of_recordings,
-)
+from kit.dataset.recordings import Record, Recordings, bad_row
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
-MAX_TABLES = 100
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
-MAX_DEPTH = 6  # of folders in which tables are looked for
 MIN_HELD_OUT = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The rows of a dataset's tables, before any recording is opened."""
-
     layout: str  # its name and its tables
     rows: Spool
     refused: list[Finding]
@@ -76,8 +40,6 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetLayout:
-    """One layout of a dataset: how it is recognised, described and read."""
-
     name: str
     folder: str  # description of a folder in this layout
     row: str  # description of a table's line
@@ -91,10 +53,8 @@ class DatasetLayout:
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     """Read the rows of a folder, or of a single table, in any known layout.
 
-    Splits are those of the dataset; where none is held out, a stable hash of the id holds out
-    `held_out_percent` of the training rows. Raises DatasetError when `source` is not a dataset or
-    has no rows, a table lacks a column or it is not clear which column is what, or the recordings'
-    folder is gone.
+    Splits are those of the dataset, and what `hold_out` chooses. Raises DatasetError when `source`
+    is not a dataset or has no rows, columns are missing or unclear, or the recordings are gone.
     """
     source = Path(source)
     layout, tables = recognise(source)
@@ -121,7 +81,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             "and may this user read it?"
         ) from error
     has_speakers = any(record.speaker for record in records)
-    speakers = {} if has_speakers else speakers_of_folders(record.file for record in records)
+    speakers = {} if has_speakers else paths.speakers_of_folders(record.file for record in records)
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
     folders = {base: Recordings(base) for base in {record.base for record in records}}
@@ -138,7 +98,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
         for record in records:
             if speakers:
                 record = dataclasses.replace(record, speaker=speakers[record.file])
-            row = check_record(record, folders[record.base], config)
+            row = paths.check_record(record, folders[record.base], config)
             if isinstance(row, Finding):
                 refused.append(row)
             else:
@@ -146,26 +106,23 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
 
     rows, repeated = without_repeats(Spool(valid_rows()))
     if not (has_speakers or speakers):
-        speakers = speakers_in_names(row.audio for row in rows)
+        speakers = paths.speakers_in_names(row.audio for row in rows)
         if speakers:
             rows = Spool(dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
-    names = join_names([label_of(table, tables) for table in tables], 8)
+    names = join_names([paths.label_of(table, tables) for table in tables], 8)
     beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
     if beside:
         notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
-    return Dataset(
-        layout="; ".join([f"{layout.name}: {names}", *notes]),
-        rows=hold_out(rows, config),
-        refused=refused + repeated,
-    )
+    description = "; ".join([f"{layout.name}: {names}", *notes])
+    return Dataset(layout=description, rows=hold_out(rows, config), refused=refused + repeated)
 
 
 def _require_words(records: Spool) -> None:
-    """Raise DatasetError where most texts are phonemes or pinyin."""
-    spoken = list(itertools.islice((record for record in records if record.text), SAMPLE_ROWS))
-    phonemes = [record for record in spoken if is_phonemes(record.text)]
+    with_text = (record for record in records if record.text)
+    spoken = list(itertools.islice(with_text, table_files.SAMPLE_ROWS))
+    phonemes = [record for record in spoken if paths.is_phonemes(record.text)]
     if 2 * len(phonemes) > len(spoken):
         first = phonemes[0]
         raise DatasetError(
@@ -178,10 +135,7 @@ def _require_words(records: Spool) -> None:
 
 
 def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Leave out the rows of a recording with several texts, and all but the first of an id.
-
-    Returns a finding for each.
-    """
+    """Leave out, with findings, rows of a recording with several texts and repeated ids."""
     audio_repeats = values_repeated(hash(row.audio) for row in rows)
     id_repeats = values_repeated(hash(row.id) for row in rows)
     if not audio_repeats and not id_repeats:
@@ -216,14 +170,11 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
     return Spool(kept()), findings
 
 
-def hold_out(
-    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
-) -> Sequence[Utterance]:
+def hold_out(rows: Sequence, config: ManifestConfig, count: int = 0) -> Sequence[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
-    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
-    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
-    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    A stable hash of the id chooses `held_out_percent`, or at least the lesser of MIN_HELD_OUT and a
+    tenth, and one of two. `count` is the number of training rows before some were rejected.
     """
     train = rows_in_split(rows, "train")
     known = collections.Counter()
@@ -234,19 +185,19 @@ def hold_out(
     percent = config.held_out_percent
     count = max(count, len(train))
     minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
-    chosen: set[str] = set()
+    chosen = set()
     for row in _by_hash(train):
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break
         own = _letters(row)
+        # Training keeps a row, and each letter.
         if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
             chosen.add(row.id)
             known.subtract(own)
 
     def moved(row: Utterance) -> Utterance:
-        if row.split != "train" or row.id not in chosen:
-            return row
-        return dataclasses.replace(row, split="held_out")
+        is_moved = row.split == "train" and row.id in chosen
+        return dataclasses.replace(row, split="held_out") if is_moved else row
 
     return Spool(map(moved, rows))
 
@@ -266,41 +217,36 @@ def _letters(row: Utterance) -> set[str]:
 def require_training_rows(rows: Iterable[Utterance]) -> None:
     """Raise DatasetError, which names the splits, where rows have splits and none is `train`."""
     counts = collections.Counter(row.split for row in rows)
-    if not counts or counts["train"]:
-        return
-    splits = [f"`{name}` ({n:,} rows)" for name, n in counts.most_common()]
-    raise DatasetError(
-        f"No row is in the split `train`. The splits are {join_names(splits)}: from the names of "
-        "the tables, or from a column `split`. Rename what to train on (a table to train.csv or "
-        "train.jsonl, LJSpeech's to metadata_train.csv), or name one table as DATA."
-    )
+    if counts and not counts["train"]:
+        splits = join_names([f"`{name}` ({n:,} rows)" for name, n in counts.most_common()])
+        raise DatasetError(
+            f"No row is in the split `train`. The splits are {splits}: from the names of the "
+            "tables, or from a column `split`. Rename what to train on (a table to train.csv or "
+            "train.jsonl, LJSpeech's to metadata_train.csv), or name one table as DATA."
+        )
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
-    descriptions = []
+    message = ""
     for table in tables:
-        head = read_head(table)
-        what = f"{table} has {table.stat().st_size:,} bytes and no rows"
+        head = table_files.read_head(table)
+        message += f"{table} has {table.stat().st_size:,} bytes and no rows"
         if head.strip():
             first = head.split(b"\n")[0].decode(errors="replace").strip()
-            what += f" below its first line, {shorten(repr(first), 120)}"
+            message += f" below its first line, {shorten(repr(first), 120)}"
         if b"\r" in head and b"\n" not in head:
-            what += "; its lines end in carriage returns alone: save it with the line ends of Unix"
-        descriptions.append(what)
-    return f"{'; '.join(descriptions)}. Expected {layout.row}."
+            message += "; its lines end in carriage returns alone: save it with Unix line ends"
+        message += ". "
+    return f"{message}Expected {layout.row}."
 
 
 def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
-    """Return the layout and the tables of a folder, or of a single table.
-
-    The tables may also be in subfolders: of splits, such as train/ and test/, or in any, as long as
-    all are of one layout. Raises DatasetError, which lists what was expected and what is there.
-    """
+    """Return layout and tables. Raises DatasetError, with what was expected and what is there."""
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        result = _tables_of(source) or _tables_below(source)
+        result = _tables_of(source) or _tables_below(source)  # all of one layout
         if not result and text_files.folders_of_texts(source):
             result = TEXTS, [source]
         if not result:  # VITS has filelists/ beside the recordings
@@ -321,17 +267,15 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     elif source.exists():
         content = f"a file {source.name}"
     content = content.encode(errors="replace").decode()  # names that are not UTF-8
-    hint = _hint(source)
     expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in (*LAYOUTS, TEXTS))
     raise DatasetError(
         f"{source} is not a dataset in a known layout (docs/extending.md shows how to add "
-        f"one): expected {expected}; found {content}.{hint}"
+        f"one): expected {expected}; found {content}.{_hint(source)}"
     )
 
 
 def _hint(source: Path) -> str:
-    """Return what to do about the commonest reasons why `source` is no dataset; "" for others."""
-    if source.is_file() and has_suffix(source.name):
+    if source.is_file() and paths.has_suffix(source.name):
         return " That is a single recording: name the folder or the table with its text."
     folder = source if source.is_dir() else source.parent
     if not folder.is_dir():
@@ -341,15 +285,15 @@ def _hint(source: Path) -> str:
         suffix = path.suffix.lower()
         if suffix in DOCUMENTS:
             return f" {path.name} is a document: export it as CSV UTF-8, a recording a line."
-        if suffix not in TABLE_SUFFIXES or not path.is_file():
+        if suffix not in table_files.TABLE_SUFFIXES or not path.is_file():
             continue
         try:
-            lines = list(iter_lines(path, HEAD_BYTES))
+            lines = list(table_files.iter_lines(path, table_files.HEAD_BYTES))
         except DatasetError as error:
             return f" {error}"
         for line in lines:
             names = (cell.strip(' "') for cell in re.split(r"[|;,\t]", line))
-            problem, fix = encoding_problem(line)
+            problem, fix = table_files.encoding_problem(line)
             if problem and any(map(recordings.lists, names)):
                 return f" A line of {path.name} has this problem: {problem}. So {fix}."
     count = len(recordings.paths()) if source.is_dir() else 0
@@ -363,8 +307,7 @@ def _hint(source: Path) -> str:
 
 
 def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    """Return the tables in a folder, or in its subfolders with the names of splits."""
-    children = [c for c in sorted(folder.iterdir()) if has_known_split(c.name) and c.is_dir()]
+    children = [c for c in sorted(folder.iterdir()) if paths.has_known_split(c.name) and c.is_dir()]
     for folders in ([folder], children):
         for layout in LAYOUTS:
             beside = [f for f in folders if (f / layout.beside).is_dir()]
@@ -375,8 +318,7 @@ def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
 
 
 def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
-    datasets: dict[Path, tuple[DatasetLayout, list[Path]]] = {}
+    datasets = {}
     for folder in _folders_below(source):
         result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
         if result:
@@ -390,7 +332,7 @@ def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
     return (layouts.pop(), tables) if tables else None
 
 
-def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+def _folders_below(source: Path, depth: int = 6) -> Iterator[Path]:
     for child in sorted(source.iterdir()):
         hidden = child.name.startswith((".", "__MACOSX")) or non_utf8_problem(child)
         if depth and child.is_dir() and not hidden:
@@ -401,41 +343,39 @@ def _folders_below(source: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
 def _ljspeech_tables(folder: Path) -> list[Path]:
     """Return the splits, or the table of all rows, which repeats them, without its copies."""
     tables = sorted(folder.glob("metadata*.csv"))
-    if any(split_of_table(table.stem) == "train" for table in tables):
+    if any(paths.split_of_table(table.stem) == "train" for table in tables):
         return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
-    usual = [t for t in tables if t.stem == "metadata" or has_known_split(t.stem)]
+    usual = [t for t in tables if t.stem == "metadata" or paths.has_known_split(t.stem)]
     return usual if folder / "metadata.csv" in tables else tables
 
 
 def _common_voice_tables(folder: Path) -> list[Path]:
     """Return the splits where there are any; validated.tsv repeats their rows."""
-    splits = [folder / name for name in ("train.tsv", "dev.tsv", "test.tsv")]
-    tables = splits if splits[0].is_file() else [folder / "validated.tsv"]
-    return [table for table in tables if table.is_file()]
+    has_splits = (folder / "train.tsv").is_file()
+    names = ("train.tsv", "dev.tsv", "test.tsv") if has_splits else ("validated.tsv",)
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
     """Read tables; an id is the clip's name, a speaker 12 of 128 hex digits: enough to tell."""
-    for line in read_tables(tables, config):
+    for line in table_files.read_tables(tables, config):
         if isinstance(line, Record):
-            name = line.audio.rsplit(".", 1)[0] if stays_inside(line.audio) else ""
+            name = line.audio.rsplit(".", 1)[0] if paths.stays_inside(line.audio) else ""
             yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
         elif isinstance(line, Finding):
             yield line
 
 
 def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
-    """Return the tables in a folder that name recordings there, or in `audio_root`.
-
-    Those with the name of a split, if any: a list of all rows would repeat them.
-    """
-    files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLE_SUFFIXES]
+    """Return the tables that name recordings in `folder` or `audio_root`."""
+    files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in table_files.TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
+    if len(files) > 100 or text_files.has_own_texts(files, folder):
         return []
-    tables = tables_of_recordings(files, audio_root)
-    splits = [path for path in tables if has_known_split(path.stem)]
-    return splits if any(canonical_split(p.stem) == "train" for p in splits) else tables
+    tables = table_files.tables_of_recordings(files, audio_root)
+    # A list of all rows would repeat those of splits.
+    splits = [path for path in tables if paths.has_known_split(path.stem)]
+    return splits if any(paths.canonical_split(p.stem) == "train" for p in splits) else tables
 
 
 # Tried last: the tables of other layouts are texts, too.
@@ -455,7 +395,7 @@ LAYOUTS = (
         suffixes=(".csv",),
         beside="wavs",
         tables=_ljspeech_tables,
-        read=read_tables,
+        read=table_files.read_tables,
     ),
     DatasetLayout(
         name="Common Voice",
@@ -471,8 +411,8 @@ LAYOUTS = (
         folder="manifest.jsonl with {audio, text} a line",
         row="{audio, text} in every line",
         suffixes=(".jsonl", ".json"),
-        tables=json_tables,
-        read=read_json,
+        tables=table_files.json_tables,
+        read=table_files.read_json,
     ),
     DatasetLayout(
         name="Kaldi",
@@ -486,8 +426,8 @@ LAYOUTS = (
         name="table",
         folder="a CSV, TSV or | table that names recordings beside it",
         row="a recording and its text in every line",
-        suffixes=TABLE_SUFFIXES,
+        suffixes=table_files.TABLE_SUFFIXES,
         tables=_other_tables,
-        read=read_tables,
+        read=table_files.read_tables,
     ),
 )

@@ -44,8 +44,6 @@ PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of a table, parsed but not yet checked."""
-
     file: str
     line: int
     id: str  # "": that of its recording's path
@@ -76,10 +74,7 @@ class Recordings:
         self.base = Path(base)
 
     def find(self, name: str) -> str:
-        """Return the path of the recording `name`, or "" where there is none, or several.
-
-        It must be in the folder that `name` gives, as far as that is below `base`.
-        """
+        """Return the recording `name` in the folder it gives, "" for none or several."""
         if not name or len(name) > MAX_PATH_CHARACTERS or "\0" in name:
             return ""
         if stays_inside(name):
@@ -104,20 +99,18 @@ class Recordings:
             return False
         parts = _parts(name)
         for tail, _ in self._same_name(parts):
-            shared = min(len(parts), len(tail))
-            if is_absolute(name) or tuple(parts[-shared:]) == tail[-shared:]:
+            if is_absolute(name) or all(a == b for a, b in zip(parts[::-1], tail[::-1])):
                 return True
         return False
 
     def paths(self) -> list[str]:
-        """Return the paths of all recordings."""
+        """Return the paths of all recordings, one for each spelling without suffix."""
         paths = {}
         for relative in self._paths:
             paths.setdefault(_spelling(relative), os.path.join(self.base, relative))
         return sorted(paths.values())
 
     def id_of(self, path: str) -> str:
-        """Return the path below `base` without its suffix."""
         return Path(os.path.splitext(os.path.relpath(path, self.base))[0]).as_posix()
 
     def problem(self, name: str) -> str:
@@ -139,9 +132,8 @@ class Recordings:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
         names = [os.path.relpath(path, self.base) for path in self.paths()]
         examples = ", ".join(names[:SHOWN]) or "no recordings"
-        if len(names) > SHOWN:
-            examples += f" and {len(names) - SHOWN:,} more"
-        return f"{reason}; {folder}/ holds {examples}"
+        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+        return f"{reason}; {folder}/ holds {examples}{more}"
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
@@ -150,10 +142,8 @@ class Recordings:
 
     def _matches(self, name: str) -> list[str]:
         parts = _parts(name)
-        if ".." in parts:
-            return []
         matches = []
-        for tail, path in self._same_name(parts):
+        for tail, path in self._same_name(parts) if ".." not in parts else ():
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
             known = not before or is_absolute(name) or before[-1:] == _parts(self.base.name)
@@ -169,7 +159,7 @@ class Recordings:
         hashes, order = self._by_name
         name = hash(parts[-1])
         first, end = (np.searchsorted(hashes, name, side) for side in ("left", "right"))
-        same: dict[str, tuple[tuple[str, ...], str]] = {}
+        same = {}
         for relative in (self._paths[int(i)] for i in order[first:end]):
             tail = tuple(_parts(relative))
             if tail[-1] == parts[-1]:
@@ -178,9 +168,8 @@ class Recordings:
 
     @cached_property
     def _paths(self) -> Spool:
-        """The paths of all recordings below `base`, in the order of `_walk`; may be millions."""
-        suffixes = KNOWN_SUFFIXES
-        return Spool(p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
+        """The paths of all recordings below `base`; may be millions."""
+        return Spool(_walk(self.base, KNOWN_SUFFIXES))
 
     @cached_property
     def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
@@ -193,14 +182,11 @@ class Recordings:
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """{stem: path below `base`} of audio in formats that the kit does not read."""
-        suffixes = UNREADABLE_SUFFIXES
-        paths = (p for p in _walk(self.base) if os.path.splitext(p)[1].lower() in suffixes)
-        return {_parts(path)[-1]: path for path in paths}
+        return {_parts(path)[-1]: path for path in _walk(self.base, UNREADABLE_SUFFIXES)}
 
 
-def _walk(base: Path) -> Iterator[str]:
-    """Yield the files below `base` as relative paths, in order, without hidden ones."""
-    order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
+def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files with `suffixes` below `base`, relative, in this order in each folder."""
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -209,11 +195,9 @@ def _walk(base: Path) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        files.sort()
-        files.sort(key=lambda f: order.get(os.path.splitext(f)[1].lower(), 99))
-        for file in files:
-            if not file.startswith("."):
-                yield os.path.relpath(os.path.join(folder, file), base)
+        ends = [(os.path.splitext(f)[1].lower(), f) for f in files if not f.startswith(".")]
+        for _, file in sorted((suffixes.index(end), f) for end, f in ends if end in suffixes):
+            yield os.path.relpath(os.path.join(folder, file), base)
 
 
 def _parts(name: str) -> list[str]:
@@ -240,7 +224,6 @@ def _only(paths: list[str], name: str) -> str:
 
 
 def has_suffix(name: str) -> bool:
-    """Tell whether a path ends like a recording's."""
     return os.path.splitext(name)[1].lower() in (*KNOWN_SUFFIXES, *UNREADABLE_SUFFIXES)
 
 
@@ -258,9 +241,8 @@ def stays_inside(name: str) -> bool:
 def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool]:
     """Return the folder that the paths `names` start from, and whether to search its subfolders.
 
-    It is `usual` if most names are there; else `folder`, a folder below it with recordings, or
-    `folder` with its subfolders, whichever has most; and `usual` again where most are nowhere.
-    Where two folders have as many, a name that is in both is in neither.
+    It is `usual` if most names are there, or nowhere; else `folder`, one below it, or `folder` with
+    its subfolders, whichever has most. Of two with as many, a name that is in both is in neither.
     """
 
     def count(base: Path, below: bool = False) -> int:
@@ -270,11 +252,9 @@ def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool
 
     if not names or 2 * count(usual) >= len(names):
         return usual, False
-    below = Recordings(folder).folders()[:5]
-    counts = {base: count(base) for base in (folder, *below)}
+    counts = {base: count(base) for base in (folder, *Recordings(folder).folders()[:5])}
     best = max(counts, key=counts.get)
-    in_subfolders = count(folder, below=True)
-    if in_subfolders > counts[best]:
+    if count(folder, below=True) > counts[best]:
         return folder, True
     if 2 * counts[best] < len(names):
         return usual, False
@@ -315,8 +295,8 @@ def check_record(
     elif not audio and not stays_inside(record.audio):
         inside = record.base.name or str(record.base)
         reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
-        fix = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
-        fix += f"{os.path.dirname(record.audio) or '...'})"
+        root = f"--set manifest.audio_root={os.path.dirname(record.audio) or '...'}"
+        fix = f"give a path below it; paths start from `audio_root` ({root})"
     elif not stays_inside(name):
         reason = f"the id must be a name, not a path out of a folder: {name!r}"
     elif record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
@@ -333,15 +313,9 @@ def check_record(
     if reason:
         place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
         return Finding(**place, kind=kind, reason=reason, cure=fix)
-    return Utterance(
-        id=name,
-        audio=audio,
-        text=text,
-        speaker="speaker" if record.speaker.lower() in ("", "nan") else record.speaker,
-        split=record.split or "train",
-        line=record.line,
-        file=record.file,
-    )
+    speaker = "speaker" if record.speaker.lower() in ("", "nan") else record.speaker
+    own = {"id": name, "audio": audio, "text": text, "speaker": speaker}
+    return Utterance(**own, split=record.split or "train", line=record.line, file=record.file)
 
 
 # --- splits and speakers, by the names of tables and folders --------------------------------------
@@ -354,8 +328,7 @@ HELD_OUT = frozenset(
 TEST = frozenset({"test", "testing", "testset"})
 # Folders that divide the recordings of one person.
 PARTS = re.compile(
-    r"(book|chapter|ch|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+",
-    re.I,
+    r"(?i)(book|chapter|ch|part|dis[ck]|cd|take|session|batch|vol(ume)?|day|lesson|unit)[ _-]*\d+"
 )
 GENDERS = frozenset({"male", "female", "m", "f"})  # folders of several speakers each
 
@@ -365,10 +338,9 @@ def _words(name: str) -> set[str]:
 
 
 def canonical_split(name: str) -> str:
-    """Return "train" or "held_out" for the usual names of these, any other name as it is.
+    """Return "train" or "held_out" for names like train_manifest and Validation, others as is.
 
-    In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
-    `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
+    What names both (ESPnet's train_dev) is not trained on.
     """
     words = _words(name)
     if words & HELD_OUT or {"held", "out"} <= words:
@@ -382,10 +354,7 @@ def known_split(name: str) -> bool:
 
 
 def split_of_table(stem: str) -> str:
-    """Return the split that a table's name says it holds: `metadata_test-clean` holds test-clean.
-
-    "" for `metadata` alone, which is all of a dataset.
-    """
+    """Return test-clean for `metadata_test-clean`, "" for `metadata`, which is all of a dataset."""
     return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
 
 
@@ -408,10 +377,7 @@ def split_of_folders(label: str) -> str:
 
 
 def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
-    """Return {label of a table or text: its folder}, where the folders can be speakers.
-
-    That is the first folder in which the paths differ, without those of splits and of chapters.
-    """
+    """Return {label of a table or text: the first folder that differs, if it can be a speaker}."""
     folders = {}
     without_gender = {}
     for label in set(labels):
@@ -422,12 +388,9 @@ def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
 
 
 def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
-    """Return {recording: speaker}, where it is in a folder whose name is in its own name, too.
-
-    AISHELL has S0002/BAC009S0002W0122.wav, MLS 10/20/10_20_000001.flac. {} where there is just one.
-    """
+    """Return {recording: speaker}, a folder whose name is in its own name, too; {} for just one."""
     names = {}
-    for path in paths:
+    for path in paths:  # as S0002/BAC009S0002W0122.wav of AISHELL, 10/20/10_20_000001.flac of MLS
         *folders, name = Path(path).parts
         known = [f for f in folders if len(f) > 1 and re.search(r"\d", f) and f in name]
         names[path] = [folder for folder in known if not PARTS.fullmatch(folder)][:1]
@@ -437,10 +400,7 @@ def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _first_difference(folders: dict[str, list[str]]) -> dict[str, str]:
-    depth = 0
-    while folders and all(len(parts) > depth for parts in folders.values()):
-        names = {label: parts[depth] for label, parts in folders.items()}
-        if len(set(names.values())) > 1:
-            return names
-        depth += 1
+    for names in zip(*folders.values()):  # at each depth that all have
+        if len(set(names)) > 1:
+            return dict(zip(folders, names))
     return {}

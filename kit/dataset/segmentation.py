@@ -22,15 +22,8 @@ from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import non_utf8_problem
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset.alignment import (
-    AlignedToken,
-    LongAligner,
-    Pause,
-    Token,
-    WindowReader,
-    read_tokens,
-    unmatched_tokens,
-)
+from kit.dataset import alignment
+from kit.dataset.alignment import AlignedToken, Pause, Token, WindowReader
 from kit.dataset.manifest import Utterance, write_lines
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
@@ -38,7 +31,6 @@ NEAR_S = 0.4  # a pause further from a word has something else in between
 LOSS_COST = 10.0  # of a second in no clip; a clip that ends within a sentence costs 1
 JOIN_COST = 0.2  # of each further sentence in one clip
 EXCERPT_WORDS = 12  # in the reason of a loss
-ROUNDING_S = 0.001  # error of adding up seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +49,6 @@ class SegmentConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of one recording: a clip with its text, or a loss with its reason."""
-
     start_s: float
     end_s: float
     text: str = ""
@@ -111,28 +101,23 @@ def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -
     allowed[0] |= first.start_s <= EDGE_S
     allowed[-1] &= last.after.start_s - last.end_s <= NEAR_S
     allowed[-1] |= last.end_s >= total_s - EDGE_S
-    return [
-        Boundary(pause=pause, allowed=ok, ends_sentence=end)
-        for pause, ok, end in zip(pauses, allowed, ends)
-    ]
+    places = zip(pauses, allowed, ends)
+    return [Boundary(pause=pause, allowed=ok, ends_sentence=end) for pause, ok, end in places]
 
 
 def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) of boundaries that enclose clips.
-
-    Minimises seconds lost, then sentences broken, then sentences joined.
-    """
+    """Return the pairs (i, j) of boundaries around clips, with the least cost."""
+    begins_s = [place.beginning_s(config.margin_s) for place in places]
     best: list[tuple[float, int, bool]] = [(0.0, 0, False)]  # cost, previous boundary, is a clip
-    for j in range(1, len(places)):
-        lost_s = _seconds_between(places[j - 1], places[j], config)
-        options = [(best[j - 1][0] + LOSS_COST * lost_s, j - 1, False)]
+    for j, last in enumerate(places[1:], 1):
+        end_s = last.ending_s(config.margin_s)
+        options = [(best[j - 1][0] + LOSS_COST * (end_s - begins_s[j - 1]), j - 1, False)]
         joined = 0
         for i in range(j - 1, -1, -1):
-            length_s = _seconds_between(places[i], places[j], config)
-            if length_s > config.max_s:
+            if end_s - begins_s[i] > config.max_s:
                 break
-            if places[i].allowed and places[j].allowed and length_s >= config.min_s:
-                cost = (not places[j].ends_sentence) + JOIN_COST * joined
+            if places[i].allowed and last.allowed and end_s - begins_s[i] >= config.min_s:
+                cost = (not last.ends_sentence) + JOIN_COST * joined
                 options.append((best[i][0] + cost, i, True))
             joined += places[i].ends_sentence
         best.append(min(options))
@@ -146,17 +131,10 @@ def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[in
     return clips[::-1]
 
 
-def _seconds_between(first: Boundary, last: Boundary, config: SegmentConfig) -> float:
-    return last.ending_s(config.margin_s) - first.beginning_s(config.margin_s)
-
-
 def plan_segments(
     aligned: list[AlignedToken], tokens: list[Token], total_s: float, config: SegmentConfig
 ) -> tuple[list[Span], list[Span]]:
-    """Return clips and losses, which together cover `total_s` seconds exactly.
-
-    Text that was not recognised is a loss, of 0 seconds where a clip covers its place.
-    """
+    """Return clips and losses (0 s for a text within a clip), which cover `total_s` exactly."""
     clips = []
     used = set()
     for run in split_runs(aligned, tokens, config):
@@ -165,23 +143,25 @@ def plan_segments(
             numbers = range(run[i].number, run[j - 1].number + 1)
             used.update(numbers)
             previous_end_s = clips[-1].end_s if clips else 0.0
-            clips.append(
-                Span(
-                    start_s=max(previous_end_s, places[i].beginning_s(config.margin_s)),
-                    end_s=min(total_s, places[j].ending_s(config.margin_s)),
-                    text=" ".join(tokens[n].text for n in numbers),
-                )
-            )
-    reasons = [
-        *_unrecognised_text(aligned, tokens, total_s),
-        *_unused_words(aligned, tokens, used, config),
-    ]
-    return clips, _losses(clips, reasons, total_s)
-
-
-def _losses(clips: list[Span], reasons: list[Span], total_s: float) -> list[Span]:
-    """Return each stretch between clips with the `reasons` that overlap it."""
-    losses = []
+            start_s = max(previous_end_s, places[i].beginning_s(config.margin_s))
+            end_s = min(total_s, places[j].ending_s(config.margin_s))
+            text = " ".join(tokens[n].text for n in numbers)
+            clips.append(Span(start_s=start_s, end_s=end_s, text=text))
+    reasons = []  # runs of tokens with letters between recognised ones, then recognised ones
+    numbers = [-1, *(item.number for item in aligned), len(tokens)]
+    starts_s = [0.0, *(item.end_s for item in aligned)]
+    ends_s = [*(item.start_s for item in aligned), total_s]
+    for last, stop, start_s, end_s in zip(numbers, numbers[1:], starts_s, ends_s):
+        if any(token.ids for token in tokens[last + 1 : stop]):
+            reason = f"not recognised as written: {_excerpt(tokens[last + 1 : stop])}"
+            reasons.append(Span(start_s=start_s, end_s=end_s, reason=reason))
+    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
+        run = list(group)
+        if not in_clip:
+            words = _excerpt(tokens[run[0].number : run[-1].number + 1])
+            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
+            reasons.append(Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason))
+    losses = []  # each stretch between clips, with the reasons that overlap it
     edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
     gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 1e-6]
     for start_s, end_s in gaps:
@@ -190,34 +170,12 @@ def _losses(clips: list[Span], reasons: list[Span], total_s: float) -> list[Span
         reason = "; ".join(r.reason for r in own) or "a pause, or sound the transcript lacks"
         losses.append(Span(start_s=start_s, end_s=end_s, reason=reason))
     covered = [dataclasses.replace(r, end_s=r.start_s) for r in reasons]
-    return sorted(losses + covered, key=lambda span: span.start_s)
+    return clips, sorted(losses + covered, key=lambda span: span.start_s)
 
 
-def _unrecognised_text(
-    aligned: list[AlignedToken], tokens: list[Token], total_s: float
-) -> Iterator[Span]:
-    for numbers in unmatched_tokens(tokens, aligned):
-        before_s = [item.end_s for item in aligned if item.number < numbers.start]
-        after_s = [item.start_s for item in aligned if item.number >= numbers.stop]
-        reason = f"not recognised as written: {_excerpt(tokens, numbers)}"
-        yield Span(start_s=(before_s or [0.0])[-1], end_s=(after_s or [total_s])[0], reason=reason)
-
-
-def _unused_words(
-    aligned: list[AlignedToken], tokens: list[Token], used: set[int], config: SegmentConfig
-) -> Iterator[Span]:
-    """Yield runs of recognised words that are in no clip."""
-    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
-        run = list(group)
-        if not in_clip:
-            words = _excerpt(tokens, range(run[0].number, run[-1].number + 1))
-            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
-            yield Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason)
-
-
-def _excerpt(tokens: list[Token], numbers: range) -> str:
-    words = [tokens[n].text for n in numbers]
-    return " ".join(words[:EXCERPT_WORDS]) + (" …" if len(words) > EXCERPT_WORDS else "")
+def _excerpt(tokens: list[Token]) -> str:
+    words = [token.text for token in tokens[:EXCERPT_WORDS]]
+    return " ".join(words) + " …" * (len(tokens) > EXCERPT_WORDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,12 +231,11 @@ def _read_transcript(path: Path) -> str:
 
 
 def missing_audio(reader: WindowReader) -> list[Span]:
-    """Return what the header declares and the file lacks."""
     if not reader.extent.problem:
         return []
-    expected_s = reader.extent.expected / reader.rate
     reason = f"the recording is {reader.extent.problem}"
-    return [Span(start_s=reader.total_s, end_s=expected_s, reason=reason)]
+    end_s = reader.extent.expected / reader.rate
+    return [Span(start_s=reader.total_s, end_s=end_s, reason=reason)]
 
 
 def seconds_of(audio: Path) -> float:
@@ -291,8 +248,6 @@ def seconds_of(audio: Path) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
-    """Splits recordings at pauses between the words that `recognizer` finds."""
-
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
     language: str
@@ -304,19 +259,15 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[UnusedAudio]:
-        """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
+        """Split recordings under `folder` that have a .txt into an LJSpeech folder; return losses.
 
-        Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. Recordings that an
-        earlier call finished are not processed again; the processes of `group` share the others.
-        `progress(seconds done, total)` counts audio. Raises DatasetError where there is nothing to
-        split, DiskError before it starts when the disk is too small, KitError where another process
-        failed.
+        What an earlier call finished stays. `progress(done, total)` counts seconds. Raises
+        DatasetError without recordings, DiskError before it starts, KitError of other processes.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
-        names = unique_names(folder, paths)
-        recordings = [self._recording(path, name) for path, name in zip(paths, names)]
-        results = self._segment(recordings, into, progress, group)
+        sources = [(path, name, None) for path, name in zip(paths, unique_names(folder, paths))]
+        results = self._segment(sources, into, progress, group)
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
         losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
         write_losses(into, losses)
@@ -330,18 +281,11 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[Utterance]:
-        """Split the recordings of `rows`, too long for the model, into clips under `into`.
-
-        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
-        ID_0001, ID_0002 ... Originals are only read.
-        """
+        """Split the recordings of `rows` into clips ID_0001 ... of their speaker, split, line."""
         clips = Path(into) / "clips"
-        recordings = [
-            self._recording(Path(row.audio), f"{number:06d}", row.text)
-            for number, row in enumerate(rows, 1)
-        ]
+        sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]
         utterances = []
-        for row, result in zip(rows, self._segment(recordings, clips, progress, group)):
+        for row, result in zip(rows, self._segment(sources, clips, progress, group)):
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
@@ -349,59 +293,53 @@ class Segmenter:
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
-    def _recording(self, audio: Path, name: str, text: str | None = None) -> "LongRecording":
-        content = file_state(audio.with_suffix(".txt")) if text is None else text
-        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
-        key = files.digest(name, file_state(audio), content, *settings)
-        seconds = seconds_of(audio)
-        return LongRecording(audio=audio, text=text, name=name, key=key, seconds=seconds)
-
     def _segment(
-        self, recordings: list["LongRecording"], into: Path, progress: Callable, group: WorkGroup
+        self, sources: list[tuple], into: Path, progress: Callable, group: WorkGroup
     ) -> list[dict]:
-        """Write the clips of `recordings` to `into`/wavs; return rows and losses of each."""
+        """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
+        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
+        common = {"into": into, "cuts": self.cuts, "language": self.language}
+        recordings = []
+        for audio, name, text in sources:
+            content = file_state(audio.with_suffix(".txt")) if text is None else text
+            own = {"audio": audio, "seconds": seconds_of(audio), "name": name, "text": text}
+            key = files.digest(name, file_state(audio), content, *settings)
+            recordings.append(LongRecording(**common, **own, key=key))
         files.make_folder(into / "wavs")
         files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
-        todo = [r for r in recordings if files.read_result(r.result_file(into), r.key) is None]
+        todo = [r for r in recordings if files.read_result(r.result_file, r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
 
         def advance(done_s: float) -> None:
             now_s = before_s + done_s
-            complete = total_s - now_s < ROUNDING_S
-            progress(total_s if complete else now_s, total_s)
+            progress(total_s if total_s - now_s < 0.001 else now_s, total_s)  # rounding errors
 
         if before_s:
             advance(0.0)
         if todo:
-            shares = group.split_evenly(todo)
-            jobs = [partial(_segment_share, own, into, self.cuts, self.language) for own in shares]
+            jobs = [partial(_segment_share, share) for share in group.split_evenly(todo)]
             group.do(jobs, self.recognizer, advance)
-        return [files.read_result(r.result_file(into), r.key) for r in recordings]
+        return [files.read_result(r.result_file, r.key) for r in recordings]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongRecording:
+    into: Path
+    cuts: SegmentConfig
+    language: str
     audio: Path
-    text: str | None = None  # None: that of the .txt beside it
-    name: str  # prefix of its clips
-    key: str  # changes with the recording, its transcript, the recogniser and the settings
     seconds: float
+    name: str  # prefix of its clips
+    text: str | None  # None: that of the .txt beside it
+    key: str  # changes with the recording, its transcript, the recogniser and the settings
 
-    def result_file(self, into: Path) -> Path:
-        """Return the file that is written once all clips are there."""
-        return into / "cut" / f"{self.name}.json"
+    @property
+    def result_file(self) -> Path:
+        return self.into / "cut" / f"{self.name}.json"
 
 
-def _segment_share(
-    recordings: list[LongRecording],
-    into: Path,
-    cuts: SegmentConfig,
-    language: str,
-    recognizer: SpeechRecognizer,
-    advance: Callable[[float], None],
-) -> None:
-    """Split the recordings of one process of a group."""
+def _segment_share(recordings: list, recognizer: SpeechRecognizer, advance: Callable) -> None:
     for recording in recordings:
         reported_s = 0.0
 
@@ -411,22 +349,15 @@ def _segment_share(
                 advance(now_s - reported_s)
                 reported_s = now_s
 
-        make = partial(_segment, recording, into, cuts, language, recognizer, report)
-        files.cached_result(recording.result_file(into), recording.key, make)
+        make = partial(_segment, recording, recognizer, report)
+        files.cached_result(recording.result_file, recording.key, make)
         advance(recording.seconds - reported_s)
 
 
-def _segment(
-    recording: LongRecording,
-    into: Path,
-    cuts: SegmentConfig,
-    language: str,
-    recognizer: SpeechRecognizer,
-    progress: Callable,
-) -> dict:
+def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: Callable) -> dict:
     """Write the clips of one recording to wavs/; return table rows and losses."""
     audio = recording.audio
-    wavs = into / "wavs"
+    wavs = recording.into / "wavs"
     for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
         leftover.unlink()  # of other settings, or an interrupted call
     rows = []
@@ -437,11 +368,11 @@ def _segment(
                 text = _read_transcript(audio.with_suffix(".txt"))
             try:
                 reader = stack.enter_context(WindowReader(audio, recognizer))
-                tokens = read_tokens(text, recognizer, language)
-                aligned = LongAligner(reader, tokens).run(progress)
+                tokens = alignment.read_tokens(text, recognizer, recording.language)
+                aligned = alignment.LongAligner(reader, tokens).run(progress)
             except (soundfile.LibsndfileError, DatasetError) as error:
                 raise DatasetError(f"cannot be read as audio: {error}") from error
-            clips, losses = plan_segments(aligned, tokens, reader.total_s, cuts)
+            clips, losses = plan_segments(aligned, tokens, reader.total_s, recording.cuts)
             losses += missing_audio(reader)
         except DatasetError as error:
             clips = []

@@ -1,9 +1,8 @@
-"""Read a dataset's table whatever tool wrote it.
+"""Read a dataset's table: encoding, separator, quoting, header and columns are recognised.
 
-Encoding, separator, quoting, header and columns are recognised. LJSpeech's tables are not quoted
-and their texts have double quotes in them; pandas, Excel and the Hugging Face hub quote fields that
-hold a separator or a line end. A table is only taken for a quoted one if that gives more rows of
-equal length.
+LJSpeech's tables are not quoted, with double quotes in their texts; pandas, Excel and the Hugging
+Face hub quote fields that hold a separator or a line end. A table is only taken for a quoted one if
+that gives more rows of equal length.
 """
 
 import collections
@@ -21,45 +20,25 @@ from pathlib import Path
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import special_file_kind
 from kit.base.formatting import non_utf8_problem
-from kit.dataset.columns import (
-    Columns,
-    IsRecording,
-    find_columns,
-    names_columns,
-    parse_columns,
-    role_of,
-)
+from kit.dataset import recordings as paths
+from kit.dataset.columns import Columns, IsRecording, find_columns, is_header, parse_roles, role_of
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
-from kit.dataset.recordings import (
-    Record,
-    Recordings,
-    bad_row,
-    canonical_split,
-    choose_base,
-    known_split,
-    label_of,
-    split_of,
-    stays_inside,
-)
+from kit.dataset.recordings import Record, Recordings, bad_row, label_of, split_of
 from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
-SEPARATORS = ("|", "\t", ";", ",")
-NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}
+NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # of separators
 QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
 HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
 NO_TEXT = re.compile(r"[\d.,:\s-]*|\w+://\S*")
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 Lines = Callable[[], Iterator[str]]  # each call reads the file again
-UNIX_ENDS = "save the table with the line ends of Unix, or of Windows"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row: its cells, or the reason why it cannot be used."""
-
     line: int  # its first, from 1
     cells: list[str]
     problem: str = ""
@@ -74,6 +53,7 @@ class RawTable:
     separator: str
     width: int
     count: int  # of rows
+    is_recording: IsRecording
     split: Callable[[], Iterator[TableRow]]  # reads the file again: rows may be millions
 
     def rows(self) -> Iterator[TableRow]:
@@ -84,7 +64,6 @@ class RawTable:
             yield row
 
     def good(self) -> Iterator[TableRow]:
-        """Yield the rows that have all columns, and no others."""
         return (row for row in self.rows() if not row.problem and len(row.cells) == self.width)
 
     @cached_property
@@ -97,43 +76,48 @@ class RawTable:
         step = max(1, self.good_count // SAMPLE_ROWS)
         return [row.cells for row in itertools.islice(self.good(), None, None, step)]
 
-    def most_recordings(self, sample: list[list[str]], is_recording: IsRecording) -> int:
+    def most_recordings(self, sample: list[list[str]]) -> int:
         """Return how many values name a recording, in the column with the most of them."""
-        return max(sum(is_recording(cells[i]) for cells in sample) for i in range(self.width))
+        return max(sum(map(self.is_recording, column)) for column in zip(*sample))
+
+    @cached_property
+    def rating(self) -> float:
+        """How much sense this way to split a table makes, 0 to 2: known names, and recordings."""
+        if self.width < 2 or not self.sample:
+            return 0.0
+        share = self.most_recordings(self.sample) / len(self.sample)
+        return (is_header(self.sample[0]) + share) * self.good_count / self.count
 
 
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read tables with any separator, with or without a header, once their columns are known.
-
-    Tables of the same shape are looked at together: a small one tells too little.
-    """
+    """Read tables once their columns are known: of one shape together, as one may be small."""
     groups: dict[tuple, list[RawTable]] = {}
     checks = {}
     for path in tables:
         folders = _folders(path, config)
         is_recording = checks.setdefault(folders, _recording_check(*folders))
-        raw = read_table(path, is_recording, len(parse_columns(config.columns)))
+        raw = read_table(path, is_recording, len(parse_roles(config.columns)))
         first = [cell.lower() for row in itertools.islice(raw.rows(), 1) for cell in row.cells]
-        header = first if names_columns(first) else []
+        header = first if is_header(first) else []
         groups.setdefault((raw.separator, raw.width, *header), []).append(raw)
     for group in groups.values():
-        is_recording = checks[_folders(group[0].path, config)]
         columns = None
         usable = [raw for raw in group if raw.width > 1 and raw.good_count]
         if usable:
-            first = next(usable[0].good()).cells
+            one = usable[0]
+            first = next(one.good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
-            columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
-            plain = usable[0].separator == "|" and columns.audio == 0 and not columns.header
+            columns = find_columns(one.path, sample, first, config.columns, one.is_recording)
+            plain = one.separator == "|" and columns.audio == 0 and not columns.header
             if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
-                yield f"columns {columns} separated by {NAMES[usable[0].separator]}{header}"
+                yield f"columns {columns} separated by {NAMES[one.separator]}{header}"
         for raw in group:
-            if columns is None:
+            if columns:
+                yield from _records(raw, columns, tables, config)
+            else:
                 for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
-            else:
-                yield from _records(raw, columns, tables, config, is_recording)
 
 
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
@@ -149,17 +133,14 @@ def _recording_check(folder: Path, usual: Path) -> IsRecording:
 
 
 def _records(
-    raw: RawTable,
-    columns: Columns,
-    tables: list[Path],
-    config: ManifestConfig,
-    is_recording: IsRecording,
+    raw: RawTable, columns: Columns, tables: list[Path], config: ManifestConfig
 ) -> Iterator[Record | Finding]:
     label = label_of(raw.path, tables)
     split = split_of(raw.path, tables)
     folder, usual = _folders(raw.path, config)
     names = [cells[columns.audio] for cells in raw.sample]
-    base, in_subfolders = choose_base(usual, folder, names)
+    base, in_subfolders = paths.choose_base(usual, folder, names)
+    place = {"file": label, "base": base, "in_subfolders": in_subfolders}
     prefix = label.removesuffix(raw.path.name)
 
     def cell(row: TableRow, index: int | None) -> str:
@@ -169,7 +150,7 @@ def _records(
     audio_folder = has_header and columns.header[columns.audio].lower() == "file_name"
     rows = itertools.chain(itertools.islice(raw.rows(), has_header, None), [None])
     for row, following in itertools.pairwise(rows):
-        if not row.problem and following and _continues(row, following, raw, is_recording):
+        if not row.problem and following and _continues(row, following, raw):
             reason = f"line {following.line} looks like the rest of its text"
             fix = "write the text in one line, or in double quotes"
             yield bad_row(label, row.line, row.cells[columns.audio], reason, fix)
@@ -179,52 +160,39 @@ def _records(
             continue
         audio = row.cells[columns.audio]
         own_split = cell(row, columns.split)
-        if audio_folder and not own_split and known_split(audio.split("/")[0]):
+        if audio_folder and not own_split and paths.known_split(audio.split("/")[0]):
             own_split = audio.split("/")[0]  # as the Hugging Face hub reads its AudioFolder
-        name = cell(row, columns.id) or (audio if stays_inside(audio) else "")
-        yield Record(
-            file=label,
-            line=row.line,
-            id=prefix + name if name and "\\" not in name else "",
-            audio=audio,
-            base=base,
-            text=next((row.cells[i] for i in columns.texts if row.cells[i]), ""),
-            speaker=cell(row, columns.speaker),
-            split=canonical_split(own_split) or split,
-            in_subfolders=in_subfolders,
-        )
+        name = cell(row, columns.id) or (audio if paths.stays_inside(audio) else "")
+        name = prefix + name if name and "\\" not in name else ""
+        own = {"id": name, "audio": audio, "speaker": cell(row, columns.speaker)}
+        own["text"] = next((row.cells[i] for i in columns.texts if row.cells[i]), "")
+        own_split = paths.canonical_split(own_split) or split
+        yield Record(**place, **own, line=row.line, split=own_split)
 
 
-def _continues(
-    row: TableRow, following: TableRow, raw: RawTable, is_recording: IsRecording
-) -> bool:
+def _continues(row: TableRow, after: TableRow, raw: RawTable) -> bool:
     """Tell whether the line after a row is the rest of the row's text."""
-    if following.problem or len(row.cells) != raw.width:
+    if after.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    if len(following.cells) < raw.width or (opened and raw.separator not in QUOTED):
-        return not any(map(is_recording, following.cells))
-    return False
+    fits = len(after.cells) < raw.width or (opened and raw.separator not in QUOTED)
+    return fits and not any(map(raw.is_recording, after.cells))
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
-    """Return the finding about a row that is broken, or has other columns than the others."""
     name = row.cells[0] if row.cells else ""
-    reason, fix = row.problem, row.fix
-    if not reason and columns is None:
-        reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
-        fix = "write id|text: no separator (| , ; or a tab) was found"
-    elif not reason:
+    if row.problem:
+        return bad_row(label, row.line, name, row.problem, row.fix)
+    reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
+    fix = "write id|text: no separator (| , ; or a tab) was found"
+    if columns:
         reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
         fix = f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
     return bad_row(label, row.line, name, reason, fix)
 
 
 def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Path]:
-    """Return the files of which most rows name recordings, unlike a README's; by their beginning.
-
-    All are in one folder. Where some have a text, those with figures and paths alone are left out.
-    """
+    """Return the files of one folder of which most rows name recordings, by their beginning."""
     if not files:
         return []
     root = str(audio_root) if audio_root else ""
@@ -237,13 +205,13 @@ def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Pat
         except (DatasetError, OSError):
             continue
         sample = raw.sample[1:] or raw.sample  # without a header
-        if raw.width > 1 and 2 * raw.most_recordings(sample, is_recording) >= len(sample) > 0:
+        if raw.width > 1 and len(sample) > 0 and 2 * raw.most_recordings(sample) >= len(sample):
             tables.append(path)
             columns = zip(*sample, strict=True)
             spoken = [sum(not NO_TEXT.fullmatch(cell) for cell in column) for column in columns]
             if sum(2 * count > len(sample) for count in spoken) > 1:  # the recording, and its text
                 with_text.append(path)
-    return with_text or tables
+    return with_text or tables  # others may hold figures and paths alone
 
 
 # --- from bytes to rows -------------------------------------------------------------------------
@@ -254,40 +222,26 @@ def read_table(
 ) -> RawTable:
     """Return the table at `path`, split by the separator that makes most sense of it.
 
-    That is the one that gives a header with known names, or most rows of equal length of which a
-    column names recordings. With a `width` only ways that give so many columns are tried, if there
-    are any; with `max_bytes` only its beginning is read. Raises DatasetError for a file that cannot
-    be a table.
+    Ways that give `width` columns come first; with `max_bytes` only its beginning is read. Raises
+    DatasetError for a file that cannot be a table.
     """
     lines = partial(iter_lines, path, max_bytes)
     ways = []
-    for separator in SEPARATORS:
+    for separator in NAMES:
         way = _split_table(path, lines, separator, is_recording)
-        if _rate(way, is_recording) >= 1 and width in (0, way.width):
+        if way.rating >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording
         ways.append(way)
     ways = [way for way in ways if way.width == width] or ways
-    best = max(ways, key=lambda way: _rate(way, is_recording))
-    if _rate(best, is_recording) > 0:
-        return best
+    best = max(ways, key=lambda way: way.rating)
     several = [way for way in ways if way.width > 1 and way.good_count == way.count]
-    return (several or ways)[0]
-
-
-def _rate(table: RawTable, is_recording: IsRecording) -> float:
-    """Return how much sense a way to split a table makes, 0 to 2."""
-    if table.width < 2 or not table.sample:
-        return 0.0
-    named = names_columns(table.sample[0])
-    share = table.most_recordings(table.sample, is_recording) / len(table.sample)
-    return (named + share) * table.good_count / table.count
+    return best if best.rating > 0 else (several or ways)[0]
 
 
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
     """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
 
-    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
-    is an empty line; what `max_bytes` cuts off is left out.
+    Behind the last line end is an empty line; what `max_bytes` cuts off is left out.
     """
     kind = special_file_kind(path)
     if kind:
@@ -296,7 +250,7 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
         mark = file.read(4)
         if mark.startswith(b"PK\x03\x04"):
             raise DatasetError(f"{path} is a spreadsheet or an archive: export it as CSV UTF-8.")
-        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))
+        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16 of Excel and Windows
         file.seek(0)
         data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
         cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes
@@ -312,12 +266,13 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
 
 def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecording) -> RawTable:
     """Split lines into rows, as quoted fields where the rows then fit together better."""
+    raw_table = partial(_raw_table, path, separator, is_recording)
     if separator in QUOTED:
-        return _raw_table(path, separator, partial(_quoted_rows, lines, separator))
-    literal = _raw_table(path, separator, partial(_literal_rows, lines, separator))
+        return raw_table(partial(_quoted_rows, lines, separator))
+    literal = raw_table(partial(_literal_rows, lines, separator))
     if not any('"' in line for line in lines()):
         return literal
-    quoted = _raw_table(path, separator, partial(_quoted_rows, lines, separator))
+    quoted = raw_table(partial(_quoted_rows, lines, separator))
     odd = literal.count - literal.good_count
     firsts = (row.cells[0] for row in literal.good())
     all_quoted = bool(literal.good_count) and all(
@@ -333,9 +288,9 @@ def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecor
     return literal
 
 
-def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
+def _raw_table(path: Path, separator: str, is_recording: IsRecording, split: Callable) -> RawTable:
     """Count the rows and columns: the usual number, or a header's, without empty ones behind."""
-    first: TableRow | None = None
+    first = None
     widths = collections.Counter()
     filled = 0  # columns, up to the last one that is not always empty
     for row in split():
@@ -346,11 +301,12 @@ def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow
     count = widths.total()
     del widths[-1]
     width = max(widths, key=lambda width: (widths[width], width), default=0)
-    if first and names_columns(first.cells):
+    if first and is_header(first.cells):
         width = len(first.cells)
     if filled < width:
         width = max(filled, min(width, 2))
-    return RawTable(path=path, separator=separator, width=width, count=count, split=split)
+    own = {"path": path, "separator": separator, "is_recording": is_recording, "split": split}
+    return RawTable(**own, width=width, count=count)
 
 
 def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
@@ -363,7 +319,7 @@ def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         # Else one row would get another's text.
         if not reason and sum(separator in part for part in text.split("\r")) > 1:
             reason = "a carriage return between what looks like two rows"
-            fix = UNIX_ENDS
+            fix = "save the table with the line ends of Unix, or of Windows"
         yield TableRow(line=number, cells=cells, problem=reason, fix=fix)
 
 
@@ -376,10 +332,10 @@ def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            last = reader.line_num
             reason = f"broken quotes ({error})"
-            if last > line:
-                reason += f": a double quote opens in line {line} and the row ends in line {last}"
+            if reader.line_num > line:
+                ends = f"the row ends in line {reader.line_num}"
+                reason += f": a double quote opens in line {line} and {ends}"
             fix = 'write a double quote inside a quoted field twice: ""'
             yield TableRow(line=line, cells=[], problem=reason, fix=fix)
             continue
@@ -406,26 +362,20 @@ AUDIO_KEYS = (
 TEXT_KEYS = "text sentence transcription transcript normalized_text".split()
 SPEAKER_KEYS = "speaker speaker_id speaker_name spk client_id".split()
 SPACE = b"\xef\xbb\xbf \r\n\t"  # before a JSON text
-MAX_JSON_BYTES = 2**26  # of a file that is read at once
 
 
 def json_tables(folder: Path) -> list[Path]:
     """Return the manifests; among files called .json, those of NeMo and not a configuration."""
-    one = folder / "manifest.jsonl"
-    if one.is_file():
-        return [one]
-    lines = sorted(folder.glob("*.jsonl"))
-    if lines:
-        return lines
-    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
+    if (folder / "manifest.jsonl").is_file():
+        return [folder / "manifest.jsonl"]
     recordings = Recordings(folder)
+    files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
     # Whisper and Emilia write one for each recording.
-    files = [path for path in files if not recordings.find(path.stem)]
-    return [path for path in files if _is_manifest(path, recordings)]
+    files = (path for path in files if not recordings.find(path.stem))
+    return sorted(folder.glob("*.jsonl")) or [p for p in files if _is_manifest(p, recordings)]
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, which tell its kind."""
     with open(path, "rb") as file:
         return file.read(4096)
 
@@ -455,7 +405,9 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
         names = [_audio(values) for values in records[:: max(1, len(records) // SAMPLE_ROWS)]]
         parts = {str(_audio(values)) for values in records if values.get("offset")}
         folder = Path(config.audio_root or table.parent)
-        base, in_subfolders = choose_base(folder, folder, [n for n in names if isinstance(n, str)])
+        names = [name for name in names if isinstance(name, str)]
+        base, in_subfolders = paths.choose_base(folder, folder, names)
+        place = {"file": label, "base": base, "in_subfolders": in_subfolders}
         for number, values in lines:
             if isinstance(values, BadRecord):
                 yield bad_row(label, number, "", values.reason)
@@ -468,20 +420,13 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
             speaker = _value(values, SPEAKER_KEYS, "speaker")
             if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
                 audio = str(Path(audio).relative_to(base.absolute()))
-            usual_id = ""
-            if stays_inside(audio) and "\\" not in audio:
-                usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
-            yield Record(
-                file=label,
-                line=number,
-                id=str(values.get("id") or usual_id),
-                audio=audio,
-                base=base,
-                text=_value(values, TEXT_KEYS, "text"),
-                speaker="" if speaker is None else str(speaker),
-                split=canonical_split(str(values.get("split") or "")) or split,
-                in_subfolders=in_subfolders,
-            )
+            name = values.get("id")
+            if not name and paths.stays_inside(audio) and "\\" not in audio:
+                name = label.removesuffix(table.name) + os.path.splitext(audio)[0]
+            own = {"id": str(name or ""), "audio": audio, "text": _value(values, TEXT_KEYS, "text")}
+            own["speaker"] = "" if speaker is None else str(speaker)
+            own["split"] = paths.canonical_split(str(values.get("split") or "")) or split
+            yield Record(**place, **own, line=number)
 
 
 def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
@@ -497,7 +442,7 @@ def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:
 
 def _records_of_object(path: Path) -> list[dict]:
     """Return the rows of {id: text}, {id: {...}} or {"data": [{...}, ...]}; [] for another file."""
-    if path.stat().st_size > MAX_JSON_BYTES:
+    if path.stat().st_size > 2**26:  # too much to read at once
         return []
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))

@@ -1,8 +1,7 @@
 """Texts in files of their own: one for each recording, or lists of `id text`.
 
-`c0.wav` with `c0.txt`, `c0.lab` or Whisper's `c0.json`, beside it or in other folders (VCTK,
-LibriTTS); LibriSpeech's `*.trans.txt`, Kaldi's `text` alone, JSUT's `id:text`, Festival's
-`( id "text" )`; Kaldi's `wav.scp` with `text` and `utt2spk`.
+`c0.wav` with `c0.txt`, `c0.lab` or Whisper's `c0.json`, beside it or elsewhere (VCTK, LibriTTS);
+LibriSpeech's `*.trans.txt`, Kaldi's `text` (and `wav.scp`), JSUT's `id:text`, Festival's list.
 """
 
 import functools
@@ -44,9 +43,9 @@ def folders_of_texts(folder: Path) -> list[Path]:
     if not recordings.folders():
         return []
     paths = list(_text_paths(folder))
-    step = max(1, len(paths) // SAMPLE)
-    own = any(_own_recording(path, folder, recordings) for path in paths[::step])
-    return [folder] if own or any(_is_list(path, folder, at) for path in paths[::step]) else []
+    some = paths[:: max(1, len(paths) // SAMPLE)]
+    own = any(_own_recording(path, folder, recordings) for path in some)
+    return [folder] if own or any(_is_list(path, folder, at) for path in some) else []
 
 
 def has_own_texts(files: list[Path], folder: Path) -> bool:
@@ -57,9 +56,7 @@ def has_own_texts(files: list[Path], folder: Path) -> bool:
     return len(own) > 1 or len(own) == len(files) > 0
 
 
-def read_text_files(
-    folders: list[Path], config: ManifestConfig
-) -> Iterator[Record | Finding | str]:
+def read_text_files(folders: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
     """Read the texts below `folders`; a recording without one becomes a finding."""
     at = functools.cache(Recordings)
     for folder in folders:
@@ -80,13 +77,12 @@ def read_text_files(
                 if isinstance(record, Record):
                     named.add(recordings.find_below(record.audio))
                 yield record
-        for audio, path in sorted(texts.items()):
-            if audio not in named:
-                yield _own_record(path, audio, folder, labels)
+        for audio in sorted(texts.keys() - named):
+            yield _own_record(texts[audio], audio, folder, labels)
         named.update(texts)
         for audio in recordings.paths():
-            second = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
-            if audio not in named and second not in named:
+            first = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
+            if named.isdisjoint((audio, first)):
                 reason = f"no text: neither {Path(audio).stem}.txt nor a list names it"
                 fix = "write it, or let `python -m kit transcribe` do it"
                 yield bad_row(folder.name, 1, recordings.id_of(audio), reason, fix)
@@ -103,18 +99,16 @@ def _text_paths(folder: Path) -> Iterator[Path]:
 
 def _ending(path: Path) -> str:
     """Return the ending of a text's name; ENDINGS[1] for those of lists without one."""
-    endings = [ending for ending in ENDINGS if path.name.lower().endswith(ending)]
-    if endings:
-        return max(endings, key=len)
-    return ENDINGS[1] if path.suffix.lower() in LIST_SUFFIXES else ENDINGS[-1]
+    other = ENDINGS[1] if path.suffix.lower() in LIST_SUFFIXES else ENDINGS[-1]
+    endings = (ending for ending in ENDINGS if path.name.lower().endswith(ending))
+    return max(endings, key=len, default=other)
 
 
 def _own_recording(path: Path, folder: Path, recordings: Recordings) -> str:
     """Return the recording of the same name: beside the text, else the nearest in other folders."""
     if not path.name.lower().endswith(_ending(path)):
         return ""
-    stem = path.relative_to(folder).as_posix()[: -len(_ending(path))]
-    parts = stem.split("/")
+    parts = path.relative_to(folder).as_posix()[: -len(_ending(path))].split("/")
     tails = ["/".join(parts[first:]) for first in range(len(parts))]
     paths = (recordings.find_below(tail + end) for tail in tails for end in MICROPHONES)
     return next(filter(None, paths), "")
@@ -130,8 +124,8 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
             return bad_row(label, 1, "", reason, fix)
         if path.suffix.lower() in SUBTITLES:
             # The number of the next cue, or its name, is behind an empty line.
-            cues = [re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in CUES.split(text)[2::2]]
-            text = " ".join(cues)
+            cues = CUES.split(text)[2::2]
+            text = " ".join(re.split(r"\n\s*\n", cue.strip("\n"))[0] for cue in cues)
         elif path.suffix.lower() == ".json":
             values = json.loads(text)
             segments = [segment["text"] for segment in values.get("segments") or []]
@@ -143,8 +137,7 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
     except (ValueError, TypeError, KeyError, AttributeError):
         text, reason, fix = "", 'an object with a "text" expected, as Whisper writes', ""
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
-        reason = "a line of a table in a text file of its own"
-        fix = "write what is said, and nothing else"
+        reason, fix = "a line of a table in a text file of its own", "write what is said alone"
     elif TIMES.match(text):
         reason, fix = "labels with times, not a text", "write what is said"
     if reason:
@@ -209,8 +202,8 @@ def _id_lines(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, id, what follows it) of each line; [] where there is no such file."""
     lines = []
     for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
-        name, *rest = line.split(maxsplit=1) or [""]
-        if name:
+        if line.strip():
+            name, *rest = line.split(maxsplit=1)
             lines.append((number, name, "".join(rest).strip()))
     return lines
 
@@ -252,14 +245,6 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
             if reason:
                 yield bad_row(label, number, name, reason, fix)
                 continue
-            yield Record(
-                file=label,
-                line=number,
-                id=name,
-                audio=audio,
-                base=base,
-                text=text,
-                speaker=speaker,
-                split=split_of(table, tables),
-                in_subfolders=in_subfolders,
-            )
+            place = {"file": label, "line": number, "base": base, "in_subfolders": in_subfolders}
+            split = split_of(table, tables)
+            yield Record(**place, id=name, audio=audio, text=text, speaker=speaker, split=split)

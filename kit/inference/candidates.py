@@ -1,12 +1,9 @@
 """Rank candidates: by the attention of the alignment head, and by a CTC network that reads codes.
 
 A voice that skips or repeats a word first attends elsewhere in the text. The first score is that of
-the best monotonic path through the attention from the first text token to the last (monotonic
-alignment search, Kim et al. 2020).
-
-The CTC network (Graves et al. 2006) from audio codes to characters is trained on the codes of the
-recordings and their texts, and never sees the GPT. TorToiSe ranks candidates by CLVP (Betker 2023);
-CTC can be trained on a few hours of speech.
+the best monotonic path through the attention (monotonic alignment search, Kim et al. 2020).
+The CTC network (Graves et al. 2006) is trained on the recordings' codes and texts, and never sees
+the GPT. TorToiSe ranks by CLVP (Betker 2023); CTC can be trained on a few hours of speech.
 
 Shapes: B rows, P prompt, Q codes with START, T text tokens with START and STOP, D width, N codes, A
 alphabet + blank.
@@ -38,10 +35,7 @@ BATCH_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 def alignment_scores(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> list[float]:
-    """Return how well each row of `codes` (N,) follows its text: nats a code, 0 is the best.
-
-    Rows with fewer codes than text tokens get the worst score.
-    """
+    """Return how well each row of codes (N,) follows its text, in nats a code; 0 is the best."""
     longest = decoder.config.latents + max(map(len, texts)) + max(map(len, codes))
     rows = max(1, BATCH_ELEMENTS[decoder.device.type] // (longest * 4 * decoder.config.width))
     scores = []
@@ -56,16 +50,12 @@ def alignment_scores(
 def text_attention(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the alignment head's attention to the text, (B, Q, T) in fp32, and text tokens (B,).
-
-    Shorter texts are padded with zeros on the left.
-    """
+    """Return the alignment head's fp32 attention (B, Q, T), padded left, and text tokens (B,)."""
     c = decoder.config
     layer, head = decoder.alignment_head
     x, padding = decoder.prompt(texts, cond)
-    prompt = x.shape[1]
-    padded = pad_sequence(list(codes), batch_first=True, padding_value=c.stop_code)
-    padded = padded.to(decoder.device)
+    start = x.shape[1] - 1  # index of the codes' START
+    padded = pad_sequence(codes, batch_first=True, padding_value=c.stop_code).to(decoder.device)
     code_index = torch.arange(1, padded.shape[1] + 1, device=decoder.device)
     x = torch.cat((x, decoder.embed(padded, code_index).float()), dim=1)
     b, count, d = x.shape
@@ -78,19 +68,16 @@ def text_attention(
     q, k, _ = decoder.layers[layer].qkv(x, b)
     tokens = torch.tensor([len(text) + 2 for text in texts])
     longest = int(tokens.max())
-    start = prompt - 1  # index of the codes' START
     q = q[:, head, start:].float() * q.shape[-1] ** -0.5
     scores = q @ k[:, head, start - longest : start].float().mT
-    padding = torch.arange(longest) < (longest - tokens)[:, None]
-    padding = padding[:, None].to(scores.device)
-    return scores.masked_fill(padding, float("-inf")).softmax(-1), tokens
+    unused = torch.arange(longest) < (longest - tokens)[:, None, None]  # (B, 1, T)
+    return scores.masked_fill(unused.to(scores.device), float("-inf")).softmax(-1), tokens
 
 
 def best_path_scores(attention: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean log-attention (B,) along the best path from the first token to the last.
 
-    `attention` (B, Q, T) and `tokens` (B,) as from `text_attention`; only the first `lengths` (B,)
-    codes count. Each code stays at a token or moves to the next.
+    Each of the first `lengths` (B,) codes stays at a token or moves to the next.
     """
     log_attention = (attention + FLOOR).log()
     longest = attention.shape[2]
@@ -129,16 +116,16 @@ class CodeReaderConfig(FitConfig):
         require_within(self, 1, 8192, "width")
         require_within(self, 1, 64, "blocks")
         require_within(self, 1, 1000, "most_repeats")
-        require_least(self, 1, "batch", "batch_frames")
         require_within(self, 1e-12, 10, "lr")
+        require_least(self, 1, "batch", "batch_frames")
         require_least(self, 0, "rows")
 
 
 class CodeReader(nn.Module):
     """Codes -> characters of one `alphabet`; index 0 is the CTC blank.
 
-    A code is a tuple of numbers with `levels` values each (FSQ), and each number has an embedding.
-    For other codecs `levels` is (vocabulary size,).
+    A code is a tuple of numbers, each with an embedding for its `levels` values (FSQ) and one for a
+    masked code. For other codecs `levels` is (vocabulary size,).
     """
 
     def __init__(self, config: CodeReaderConfig, alphabet: str, levels: tuple):
@@ -146,15 +133,13 @@ class CodeReader(nn.Module):
         self.config = config
         self.alphabet = alphabet
         self.levels = tuple(levels)
-        # One more embedding each, for a masked code.
         self.embeddings = nn.ModuleList(nn.Embedding(n + 1, config.width) for n in self.levels)
         self.blocks = nn.Sequential(*(ConvNeXtBlock(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
 
     def forward(self, codes: Tensor) -> Tensor:  # (B, N) -> (B, N, A) log-probabilities
-        """Codes below 0 are masked."""
-        known = codes >= 0
+        known = codes >= 0  # the others are masked
         rest = codes.clamp(min=0)
         h = 0
         for levels, embedding in zip(self.levels, self.embeddings):
@@ -188,8 +173,8 @@ class CodeReader(nn.Module):
     ) -> Tensor:
         """Return the CTC loss (B,) of `row` (B, N) in nats a letter; infinite if too short."""
         targets = [character_ids(self.alphabet, text) for text in texts]
-        counts = torch.tensor([len(target) for target in targets])
-        lengths = torch.tensor([len(c) for c in codes])
+        counts = torch.tensor(list(map(len, targets)))
+        lengths = torch.tensor(list(map(len, codes)))
         # (N, B, A); on the CPU, because CTC's gradient on a GPU is not deterministic.
         log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()
         how = {"reduction": "none", "zero_infinity": zero_infinity}
@@ -205,14 +190,9 @@ def pad_codes(codes: list[Tensor]) -> Tensor:
 
 def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:
     """Write the reader; `parts` maps tokenizer and codec files to their SHA-256."""
-    save_module(
-        path,
-        reader,
-        config=dataclasses.asdict(reader.config),
-        alphabet=reader.alphabet,
-        levels=reader.levels,
-        parts=parts or {},
-    )
+    config = dataclasses.asdict(reader.config)
+    facts = {"alphabet": reader.alphabet, "levels": reader.levels, "parts": parts or {}}
+    save_module(path, reader, config=config, **facts)
 
 
 def load_reader(path: Path) -> CodeReader:
@@ -229,10 +209,7 @@ def _from_header(header: dict) -> CodeReader:
 
 
 def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
-    """Load the reader in a run's `folder`; None if missing or trained with other `parts`.
-
-    Raises KitError if it is damaged.
-    """
+    """Load a run's reader; None if missing or of other `parts`. Raises KitError if damaged."""
     path = Path(folder) / READER
     if not path.is_file():
         return None

@@ -23,6 +23,8 @@ from kit.inference.generate import GenerateConfig, generate
 from kit.inference.linear_formats import FORMATS, weight_bytes
 from kit.inference.voice import Voice
 
+# Text ids and codes of a recording, without START and STOP, and a reference's log-mel (M, T).
+RecordedExample = tuple[list[int], list[int], Tensor]
 # How much a format may change to be chosen.
 MIN_AGREEMENT = 0.98  # share of positions with the same most likely code
 MAX_ADDED_CER = 0.01  # over the first format's
@@ -46,15 +48,6 @@ class InferConfig:
             known = all(name in FORMATS for name in getattr(self, field))
             require(known, self, field, f"must be of {', '.join(FORMATS)}.")
         require_within(self, 1, 100_000, "lengths", "batches", "rows", "sentences")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordedExample:
-    """One recording as ids, for teacher forcing."""
-
-    text: list[int]  # ids without START and STOP
-    codes: list[int]  # of the recording, without START and STOP
-    cond: Tensor  # (M, T) log-mel of a reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +77,7 @@ class FormatResult:
 def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
     """Return the first `count` held-out recordings, each its own reference."""
     return [
-        RecordedExample(
-            text=cache.texts[i].tolist(),
-            codes=cache.codes[i].tolist(),
-            cond=torch.from_numpy(cache.references[i]),
-        )
+        (cache.texts[i].tolist(), cache.codes[i].tolist(), torch.from_numpy(cache.references[i]))
         for i in cache.rows_in_split("held_out")[:count].tolist()
     ]
 
@@ -96,15 +85,14 @@ def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
 @torch.inference_mode()
 def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
     """Return logits (N + 1, V) of every code of `row` and its STOP."""
-    cond = row.cond[None].float().to(decoder.device)
-    x, padding = decoder.prompt([row.text], cond)
-    logits, cache = decoder.prefill(x, padding, len(row.codes) + 1)
+    text, codes, mel = row
+    x, padding = decoder.prompt([text], mel[None].float().to(decoder.device))
+    logits, cache = decoder.prefill(x, padding, len(codes) + 1)
     all_logits = [logits.clone()]
-    codes = torch.tensor(row.codes, device=decoder.device)
-    for position, code in enumerate(codes, start=1):
+    for position, code in enumerate(torch.tensor(codes, device=decoder.device), start=1):
         logits = decoder.decode_one(code[None], position, cache)
         all_logits.append(logits.clone())  # a CUDA graph overwrites its output
-    decoder.release(cache)
+    decoder.memory.release(cache)
     return torch.cat(all_logits)
 
 
@@ -112,12 +100,9 @@ def compare_decoders(
     full: Decoder,
     small: Decoder,
     rows: list[RecordedExample],
-    full_logits: list[Tensor] | None = None,
+    full_logits: list[Tensor] | None = None,  # `teacher_forced_logits`, if already computed
 ) -> FormatDifference:
-    """Return how `small` differs from `full` on `rows`. Raises ValueError without rows.
-
-    `full_logits`: the `teacher_forced_logits` of `full`, if already computed.
-    """
+    """Return how `small` differs from `full` on `rows`. Raises ValueError without rows."""
     if not rows:
         raise ValueError("There are no rows to compare on: hold out some recordings.")
     if full_logits is None:
@@ -194,10 +179,7 @@ def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> 
 
 
 def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> dict[str, Voice]:
-    """Return `voice` in every format, by name; the first is the reference.
-
-    A format that this machine cannot run is left out, with a printed reason.
-    """
+    """Return `voice` in every format that this machine can run; print why it cannot run another."""
     variants = [(name, name, False) for name in formats]
     variants += [(f"{name}, compiled", name, True) for name in compiled]
     voices = {}
@@ -263,18 +245,11 @@ def choose_format(formats: list[FormatResult]) -> tuple[FormatResult, str]:
 def formats_table(formats: list[FormatResult]) -> list[tuple[str, ...]]:
     """Return table rows: a header, then one for each format."""
     header = ("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")
-    rows = [
-        (
-            f.name,
-            f"{f.codes_per_s:,.0f}",
-            f"{f.speedup:.2f}x",
-            f"{f.weight_bytes / 1e6:.1f}",
-            f"{f.cost.top1_agreement:.2%}",
-            f"{f.cost.mean_logit_error:.3f} (worst {f.cost.max_logit_error:.2f})",
-            f"{f.cer:.1%}",
-            f"{f.warm_up_s:.0f} s" if f.warm_up_s else "none",
-            f.ran,
-        )
-        for f in formats
-    ]
-    return [header, *rows]
+    rows = [header]
+    for f in formats:
+        error = f"{f.cost.mean_logit_error:.3f} (worst {f.cost.max_logit_error:.2f})"
+        warm_up = f"{f.warm_up_s:.0f} s" if f.warm_up_s else "none"
+        speed = f"{f.codes_per_s:,.0f}", f"{f.speedup:.2f}x", f"{f.weight_bytes / 1e6:.1f}"
+        quality = f"{f.cost.top1_agreement:.2%}", error, f"{f.cer:.1%}"
+        rows.append((f.name, *speed, *quality, warm_up, f.ran))
+    return rows

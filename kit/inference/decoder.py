@@ -97,14 +97,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """`model` prepared for decoding, on the model's device. `ran` says in which format, and why.
-
-    `traceable` takes layers that `torch.export` can trace.
-    """
+    """`model` prepared for decoding on its device; `ran` says in which format, and why."""
 
     def __init__(
         self, model: SpeechGPT, config: DecoderConfig = DecoderConfig(), traceable: bool = False
-    ):
+    ):  # traceable: by torch.export
         super().__init__()
         set_cuda_defaults()
         self.config = model.config
@@ -128,8 +125,7 @@ class Decoder(nn.Module):
         if model.config.conformers:  # IndexTTS2's cached generation gives its first code position 2
             positions = torch.cat((positions[:1], positions[2:], positions[-1:]))
         self.code_position = nn.Buffer(positions.to(self.dtype))
-        layers = [DecoderLayer(layer, linear, self.dtype) for layer in model.gpt.h]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(DecoderLayer(each, linear, self.dtype) for each in model.gpt.h)
         self.ln_f, self.ln_f_bias = norm(model.gpt.ln_f, self.dtype)
         self.final_norm, self.final_norm_bias = norm(model.final_norm, self.dtype)
         self.code_head = linear(model.code_head, self.dtype)
@@ -168,7 +164,7 @@ class Decoder(nn.Module):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, for each batch size."""
-        return self.compiled is not None and self.compiled.compiles
+        return bool(self.compiled and self.compiled.compiles)
 
     def fall_back_to_eager(self, reason: str) -> None:
         """Run eager steps from now on, and add `reason` to `ran`."""
@@ -210,50 +206,35 @@ class Decoder(nn.Module):
             require_finite_mel(cond)
             unique, index = cond.unique_consecutive(dim=0, return_inverse=True)
             return self.conditioner(unique)[index]
-        by_id = {}
-        for segments in cond:  # rows of one speaker share the list
-            if id(segments) not in by_id:
-                by_id[id(segments)] = mean_latents(self.conditioner, segments)
-        return torch.stack([by_id[id(segments)] for segments in cond])
+        by_id = {id(segments): segments for segments in cond}  # rows of one speaker share the list
+        means = {key: mean_latents(self.conditioner, each) for key, each in by_id.items()}
+        return torch.stack([means[id(segments)] for segments in cond])
 
     def prefill(self, x: Tensor, padding: list[int], longest: int) -> tuple[Tensor, KVCache]:
-        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes.
-
-        If states are kept, `cache.state` (B, D) is the one that predicts the first code.
-        """
-        # Never full: that would be one more case to compile.
-        cache = self.new_cache(padding, x.shape[1] + longest + 1)
-        try:
-            return self.read(x, cache), cache
-        except BaseException:  # the caller has no cache to release
-            self.release(cache)
-            raise
-
-    def read(self, x: Tensor, cache: KVCache) -> Tensor:
-        """Write prompts (B, P, D) to `cache`; return logits (B, V) of the next code."""
+        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes."""
         b, count, d = x.shape
-        mask = self.causal_mask(cache.mask, count)
-        x = x.reshape(b * count, d).to(self.dtype)
-        for layer, (k, v) in zip(self.layers, cache.layers):
-            x = layer(x, k, v, 0, mask)
-        cache.length = count
-        state = self.final_state(x.view(b, count, d)[:, -1])
-        cache.state = state if self.keeps_states else None
-        return self.code_head(state).float()
-
-    def new_cache(self, padding: list[int], positions: int) -> KVCache:
-        """Return a cache of `positions` for each row, the first `padding` of them masked."""
-        rows = len(padding)
         # Several rows: the same graph with or without padding.
-        masked = any(padding) or (rows > 1 and not self.can_drop_rows)
+        masked = any(padding) or (b > 1 and not self.can_drop_rows)
         mask = self.padding_mask(padding) if masked else None
-        return self.memory.new_cache(rows, positions, mask)
+        # Never full: that would be one more case to compile.
+        cache = self.memory.new_cache(b, count + longest + 1, mask)
+        try:
+            mask = self.causal_mask(mask, count)
+            x = x.reshape(b * count, d).to(self.dtype)
+            for layer, (k, v) in zip(self.layers, cache.layers):
+                x = layer(x, k, v, 0, mask)
+            cache.length = count
+            state = self.final_state(x.view(b, count, d)[:, -1])
+            cache.state = state if self.keeps_states else None
+            return self.code_head(state).float(), cache
+        except BaseException:  # the caller has no cache to release
+            self.memory.release(cache)
+            raise
 
     def padding_mask(self, padding: list[int]) -> Tensor:
         """Return a mask (B, 1, 1, N), -inf at padding."""
-        padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
-        mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
-        return mask[:, None, None].to(self.cache_dtype)
+        padded = self.counter < torch.tensor(padding, device=self.device)[:, None, None, None]
+        return torch.where(padded, float("-inf"), 0.0).to(self.cache_dtype)
 
     def causal_mask(self, mask: Tensor | None, count: int) -> Tensor | None:
         """Return `mask` for the first `count` positions as queries, causal; None stays None."""
@@ -265,17 +246,10 @@ class Decoder(nn.Module):
         mask.diagonal(dim1=-2, dim2=-1).zero_()
         return mask.to(self.cache_dtype)
 
-    def release(self, cache: KVCache) -> None:
-        self.memory.release(cache)
-
     def tidy(self) -> None:
         """Free the memory of large batches; keep that of a single text for the next one."""
         self.memory.tidy()
         self.row_limit = None
-
-    def rows_that_fit(self) -> int | None:
-        """Return how many rows' caches fit in free memory; None: no known limit."""
-        return self.memory.rows_that_fit(self.max_positions)
 
     def free_memory(self) -> None:
         """Free all memory that no text is using, after memory ran out."""
@@ -285,14 +259,10 @@ class Decoder(nn.Module):
             torch.cuda.empty_cache()
 
     def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
-        """Return logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows.
-
-        If states are kept, `cache.state` (B, D) is the one that predicts it.
-        """
-        input_pos = cache.length
-        cache.length += 1
+        """Return logits (B, V) of the code after `codes` (B,), the `code_index`-th of each row."""
         step = self.compiled or self.step
-        output = step(codes, code_index, input_pos, cache.layers, cache.mask)
+        cache.length += 1
+        output = step(codes, code_index, cache.length - 1, cache.layers, cache.mask)
         if not self.keeps_states:
             return output
         logits, cache.state = output
@@ -306,10 +276,7 @@ class Decoder(nn.Module):
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`decode_one` as one graph: the arguments are tensors and two positions.
-
-        Returns logits (B, V); if states are kept, also the state (B, D) they are computed from.
-        """
+        """`decode_one` as one graph: logits (B, V); if states are kept, also their state (B, D)."""
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache
             keys = layers[0][0]
@@ -337,11 +304,9 @@ class Decoder(nn.Module):
 
 def mean_latents(conditioner: Conditioner, segments: list[Tensor]) -> Tensor:
     """Return the mean latents (K, D) of a reference's segments (M, T), as XTTS-v2 does."""
-    latents = []
     for mel in segments:
         require_finite_mel(mel)
-        latents.append(conditioner(mel[None])[0])
-    return torch.stack(latents).mean(0)
+    return torch.stack([conditioner(mel[None])[0] for mel in segments]).mean(0)
 
 
 def require_finite_mel(mel: Tensor) -> None:

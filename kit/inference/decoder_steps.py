@@ -1,29 +1,23 @@
 """The KV cache, and decoder steps that write into it: compiled on a CPU, CUDA graphs on a GPU.
 
 The cache is allocated once for a text, written in place, and its memory reused by the next text.
-Each batch size is prepared on first use; if that fails, the decoder falls back to eager steps and
-says why.
+Each batch size is prepared on first use; if that fails, eager steps run, and `ran` says why.
 
 Shapes: B batch, Q new positions, N positions of the cache, H heads, d width of a head.
 """
 
 import dataclasses
+import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kit.base.compiler import (
-    best_seconds,
-    capture_graph,
-    compiler_errors,
-    gpu_tuning,
-    not_compiled_note,
-    quiet_inductor,
-)
+from kit.base import compiler
 from kit.base.hardware import is_oom
 from kit.base.tensor_file import checksum
 
@@ -39,7 +33,7 @@ class KVCache:
     memory: list[Tensor]  # the flat tensor of each layer, to be reused
     mask: Tensor | None  # (B, 1, 1, N), -inf at padding; None: no padding
     length: int = 0  # positions written
-    state: Tensor | None = None  # (B, D) of the last position, if the decoder keeps states
+    state: Tensor | None = None  # (B, D) that predicts the next code, if the decoder keeps states
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of this mask (B,), in place."""
@@ -78,6 +72,7 @@ class CacheMemory:
         self.layers = decoder.config.layers
         self.heads = decoder.config.heads
         self.head_width = decoder.config.width // decoder.config.heads
+        self.max_positions = decoder.max_positions
         self.dtype = decoder.cache_dtype
         self.device = decoder.device
         # At most one entry. A dict because its pop is atomic: no two threads get the same memory.
@@ -93,8 +88,7 @@ class CacheMemory:
         layers = [tuple(flat[:size].view(shape)) for flat in memory]
         return KVCache(layers=layers, memory=memory, mask=mask)
 
-    def size(self, rows: int, positions: int) -> int:
-        """Return the number of elements of one layer."""
+    def size(self, rows: int, positions: int) -> int:  # elements of one layer
         return 2 * rows * self.heads * positions * self.head_width
 
     def allocate(self, size: int) -> list[Tensor]:
@@ -109,28 +103,22 @@ class CacheMemory:
             self.spare.clear()
 
     def clear(self) -> None:
-        """Free all memory that no cache is using."""
         self.spare.clear()
 
     def idle_bytes(self) -> int:
         return sum(flat.nbytes for memory in self.spare.values() for flat in memory)
 
-    def rows_that_fit(self, positions: int) -> int | None:
-        """Return how many rows of `positions` fit in free memory; None on a CPU, which can swap."""
+    def rows_that_fit(self) -> int | None:
+        """Return how many rows fit in free memory; None on a CPU, which can swap."""
         if self.device.type != "cuda":
             return None
-        row_bytes = self.layers * self.size(1, positions) * self.dtype.itemsize
-        available = free_bytes(self.device) + self.idle_bytes()
+        free, total = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(self.device) * total) - reserved
+        cached = reserved - torch.cuda.memory_allocated(self.device)  # by PyTorch's allocator
+        available = min(free, max(0, allowed)) + cached + self.idle_bytes()
+        row_bytes = self.layers * self.size(1, self.max_positions) * self.dtype.itemsize
         return int(CACHE_SHARE * available) // row_bytes
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process can still allocate on a GPU."""
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved
-    unused = reserved - torch.cuda.memory_allocated(device)  # cached by PyTorch's allocator
-    return min(free, max(0, allowed)) + unused
 
 
 # While one thread compiles, no other may run compiled code. Reentrant: Python may collect a dropped
@@ -177,36 +165,32 @@ class CompiledSteps(PreparedSteps):
         case = len(codes), torch.get_num_threads()
         return self.run(case, codes, code_index, input_pos, layers, mask)
 
-    def warm_up(
-        self, case: Case, codes: Tensor, code_index: int, input_pos: int, layers, mask
-    ) -> Step:
+    def warm_up(self, case: Case, *args) -> Step:
         """Return the fastest step for this case."""
+        codes, _, input_pos, layers, mask = args
         torch._dynamo.mark_static(codes, 0)
-        for keys_and_values in layers:
-            for tensor in keys_and_values:
-                for dim in (0, 1, 3):
-                    torch._dynamo.mark_static(tensor, dim)  # only the length may change
+        for tensor, dim in itertools.product(itertools.chain(*layers), (0, 1, 3)):
+            torch._dynamo.mark_static(tensor, dim)  # only the length may change
         # 0 and 1 would be specialised as constants.
         args = (codes, 2, max(2, input_pos), layers, mask)
         try:
-            with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
-                tuned_s = best_seconds(lambda: self.tuned(*args))
-            if tuned_s <= best_seconds(lambda: self.decoder.step(*args)):
+            with compiler.quiet_inductor(self.frozen, freezing=True, max_autotune=True):
+                tuned_s = compiler.best_seconds(lambda: self.tuned(*args))
+            if tuned_s <= compiler.best_seconds(lambda: self.decoder.step(*args)):
                 return self.tuned
             # On a busy machine tuning may pick a slow kernel.
-            with quiet_inductor(self.frozen, freezing=True):
+            with compiler.quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
-        except compiler_errors() as error:
-            self.decoder.fall_back_to_eager(not_compiled_note(first_line(error)))
+        except compiler.compiler_errors() as error:
+            self.decoder.fall_back_to_eager(compiler.not_compiled_note(first_line(error)))
             return self.decoder.step
 
 
 class CudaGraphSteps(PreparedSteps):
     """Steps as CUDA graphs, also compiled if `compiles`, by number of rows and positions.
 
-    Graphs have fixed shapes and memory: positions are tensors, keys and values are in the first
-    rows of the one cache that `memory` has for graphs.
+    Shapes and memory are fixed: positions are tensors, the cache is the first rows of `memory`'s.
     """
 
     def __init__(self, decoder, compiles: bool):
@@ -227,13 +211,10 @@ class CudaGraphSteps(PreparedSteps):
         return self.run(case, codes, index, position, layers, mask)
 
     def bucket(self, positions: int) -> int:
-        """Return how many positions a step attends to, of which `positions` are written.
-
-        All of them if a separate graph would save less than half a bucket, or if steps are
-        compiled, which is slow for each length.
-        """
+        """Return how many positions a step attends to, of which `positions` are written."""
         longest = self.decoder.max_positions
         rounded = -(-positions // BUCKET) * BUCKET
+        # Compiling is slow for each length, and a graph should save at least half a bucket.
         return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
 
     def warm_up(self, case: Case, *args) -> Step:
@@ -241,13 +222,13 @@ class CudaGraphSteps(PreparedSteps):
         decoder = self.decoder
         if self.compiles:
             try:
-                tuning = gpu_tuning(torch.cuda.get_device_capability(decoder.device))
-                with quiet_inductor(**tuning):
+                tuning = compiler.gpu_tuning(torch.cuda.get_device_capability(decoder.device))
+                with compiler.quiet_inductor(**tuning):
                     return self.graph(self.tuned, case, args)
-            except compiler_errors() as error:
+            except compiler.compiler_errors() as error:
                 raise_if_oom(error)
                 self.compiles = False
-                decoder.ran += not_compiled_note(first_line(error))
+                decoder.ran += compiler.not_compiled_note(first_line(error))
         try:
             return self.graph(decoder.step, case, args)
         except RuntimeError as error:
@@ -256,9 +237,8 @@ class CudaGraphSteps(PreparedSteps):
             return decoder.step
 
     def graph(self, step: Step, case: Case, args: tuple) -> "StepGraph":
-        graphs = (ready for ready in self.ready.values() if isinstance(ready, StepGraph))
-        first = next(graphs, None)
-        return StepGraph(step, case[1], args, first.graph.pool() if first else None)
+        pools = (each.graph.pool() for each in self.ready.values() if isinstance(each, StepGraph))
+        return StepGraph(step, case[1], args, next(pools, None))
 
 
 class GraphMemory(CacheMemory):
@@ -278,8 +258,7 @@ class GraphMemory(CacheMemory):
 
     @property
     def in_use(self) -> bool:
-        user = self.user
-        return user is not None and user() is not None
+        return self.user is not None and self.user() is not None
 
     def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
         with COMPILE_LOCK:
@@ -287,8 +266,7 @@ class GraphMemory(CacheMemory):
                 return super().new_cache(rows, positions, mask)
             if rows > self.rows:
                 self.drop()
-                longest = self.steps.decoder.max_positions
-                self.graphs_memory = self.allocate(self.size(rows, longest))
+                self.graphs_memory = self.allocate(self.size(rows, self.max_positions))
                 self.rows = rows
             shape = (2, self.rows, self.heads, -1, self.head_width)
             layers = [tuple(flat.view(shape)[:, :rows]) for flat in self.graphs_memory]
@@ -326,8 +304,8 @@ class GraphMemory(CacheMemory):
         idle = [] if self.in_use else self.graphs_memory
         return super().idle_bytes() + sum(flat.nbytes for flat in idle)
 
-    def rows_that_fit(self, positions: int) -> int | None:
-        limit = super().rows_that_fit(positions)
+    def rows_that_fit(self) -> int | None:
+        limit = super().rows_that_fit()
         return limit if limit is None or self.in_use else max(limit, self.rows)
 
 
@@ -340,19 +318,17 @@ class StepGraph:
     """
 
     def __init__(self, step: Step, positions: int, args: tuple, pool):
-        codes, code_index, input_pos, layers, mask = args
+        *inputs, layers, mask = args  # codes, code_index, input_pos
         self.last_mask = mask
-        self.inputs = [t.clone() for t in (codes, code_index, input_pos)]
+        self.inputs = [tensor.clone() for tensor in inputs]
         self.mask = None if mask is None else mask[..., :positions].clone()
         attended = [(k[:, :, :positions], v[:, :, :positions]) for k, v in layers]
-        self.graph, self.output = capture_graph(
-            lambda: step(*self.inputs, attended, self.mask), pool
-        )
+        work = partial(step, *self.inputs, attended, self.mask)
+        self.graph, self.output = compiler.capture_graph(work, pool)
 
-    def __call__(
-        self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask
-    ) -> Output:
-        for static, value in zip(self.inputs, (codes, code_index, input_pos)):
+    def __call__(self, *args) -> Output:
+        *inputs, _, mask = args
+        for static, value in zip(self.inputs, inputs):
             static.copy_(value)
         if mask is not self.last_mask:  # all steps of a text share one mask
             self.mask.copy_(mask[..., : self.mask.shape[-1]])

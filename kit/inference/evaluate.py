@@ -2,9 +2,7 @@
 
 It speaks held-out sentences and a recogniser transcribes them. A transcript is aligned with its
 text by the cheapest edit path over words (Levenshtein), in which two words may also become one or
-one two.
-
-Shapes: L samples.
+one two. Shapes: L samples.
 """
 
 import collections
@@ -30,6 +28,8 @@ from kit.text.normalize import letters
 from kit.text.sentences import SpokenPart
 
 OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
+WAVES = 25  # transcribed together
+SAMPLES = 3  # saved of each variant
 
 KINDS = {
     "left out": "a word of the text that is missing",
@@ -75,13 +75,11 @@ class Scores:
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "transcripts"}
 
 
-def transcribe(
-    recognizer: SpeechRecognizer, waves: list[Tensor], sample_rate: int, batch: int = 25
-) -> list[str]:
+def transcribe(recognizer: SpeechRecognizer, waves: list[Tensor], sample_rate: int) -> list[str]:
     """Return the transcript of each waveform (L,) at `sample_rate` Hz; "" for silence."""
     transcripts = []
-    for start in range(0, len(waves), batch):
-        transcripts += recognizer.transcribe_waves(waves[start : start + batch], sample_rate)
+    for start in range(0, len(waves), WAVES):
+        transcripts += recognizer.transcribe_waves(waves[start : start + WAVES], sample_rate)
     return transcripts
 
 
@@ -96,14 +94,10 @@ def score(
     texts = [row.text for row in rows]
     speech = voice.speak(texts, [row.speaker for row in rows], config, batch)
     sample_rate = voice.codec.sample_rate
-    transcripts = transcribe(recognizer, [s.wave for s in speech], sample_rate)
+    transcripts = tuple(transcribe(recognizer, [s.wave for s in speech], sample_rate))
     seconds = [len(s.wave) / sample_rate for s in speech]
-    scores = Scores(
-        cer=cer(transcripts, texts),
-        transcripts=tuple(transcripts),
-        **ending_figures(rows, seconds, [s.stopped for s in speech]),
-    )
-    return scores, speech
+    endings = ending_figures(rows, seconds, [s.stopped for s in speech])
+    return Scores(cer=cer(transcripts, texts), transcripts=transcripts, **endings), speech
 
 
 def ending_figures(rows: list[Utterance], seconds: list[float], stopped: list[bool]) -> dict:
@@ -116,13 +110,11 @@ def ending_figures(rows: list[Utterance], seconds: list[float], stopped: list[bo
     }
 
 
-def score_codes(
-    voice: Voice, rows: list[Utterance], config: GenerateConfig, batch: int = 64
-) -> dict:
+def score_codes(voice: Voice, rows: list[Utterance], config: GenerateConfig) -> dict:
     """Return `ending_figures` of the codes of `rows`, for a codec that makes no sound."""
     parts = [SpokenPart(text=row.text, pause_s=0.0) for row in rows]
     speakers = [row.speaker for row in rows]
-    generated = voice.generate_parts(parts, speakers, voice.within(config), batch)
+    generated = voice.generate_parts(parts, speakers, voice.within(config), batch=64)
     seconds = [len(row.codes) / voice.codec.frame_rate for row in generated]
     return ending_figures(rows, seconds, [row.stopped for row in generated])
 
@@ -142,16 +134,12 @@ def gate_evaluator(
 
 
 def save_samples(
-    named: dict[str, tuple[list[str], list[Tensor]]],
-    split: str,
-    rate: int,
-    folder: Path,
-    most: int = 3,
+    named: dict[str, tuple[list[str], list[Tensor]]], split: str, rate: int, folder: Path
 ) -> list[dict]:
     """Write the first waveforms of each variant; return rows for the report. Raises DiskError."""
     rows = []
     for variant, (texts, waves) in named.items():
-        for i, (text, wave) in enumerate(itertools.islice(zip(texts, waves), most)):
+        for i, (text, wave) in enumerate(zip(texts[:SAMPLES], waves)):
             path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
             write_atomic(path, encode_wav(wave.numpy(), rate))
             rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
@@ -185,9 +173,8 @@ def gate_checks(
     """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
     cer_limit = f"at most {worst_cer:.1%}"
     blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = ""
-    if scores.cer > worst_cer:
-        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    unclear = unclear if scores.cer > worst_cer else ""
     return [
         Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
         Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
@@ -201,13 +188,10 @@ def ending_checks(figures: dict, fix: str) -> list[Check]:
     runaway_rate = figures["runaway_rate"]
     runaway = f"{runaway_rate:.1%} over twice as long"
     pace = f"{figures['duration_ratio']:.2f} times the recordings"
-    endless = runs_away = off_pace = ""
-    if eos_rate < 1:
-        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
-    if runaway_rate > 0.02:
-        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
-    if not 0.8 < figures["duration_ratio"] < 1.25:
-        off_pace = f"speech lasts {pace}"
+    endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}" if eos_rate < 1 else ""
+    runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    runs_away = runs_away if runaway_rate > 0.02 else ""
+    off_pace = "" if 0.8 < figures["duration_ratio"] < 1.25 else f"speech lasts {pace}"
     return [
         Check("ends its sentences", f"{eos_rate:.1%} of them", "all", endless),
         Check("does not run away", runaway, "at most 2.0%", runs_away),
@@ -262,8 +246,7 @@ def align_words(text: str, transcript: str) -> list[WordPair]:
         if options:
             best[i, j] = min(options, key=lambda option: option[0])
     pairs = []
-    i = len(words)
-    j = len(recognized_words)
+    i, j = len(words), len(recognized_words)
     while i or j:
         pair = best[i, j][1]
         pairs.append(pair)

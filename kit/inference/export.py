@@ -25,7 +25,7 @@ from kit.base.files import (
     write_atomic,
 )
 from kit.base.formatting import join_names, nearest, shorten
-from kit.base.hardware import set_cuda_defaults
+from kit.base.hardware import DTYPES, set_cuda_defaults
 from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors, save_tensors
 from kit.inference.candidates import READER, load_reader, save_reader
 from kit.inference.generate import GenerateConfig
@@ -42,13 +42,7 @@ CARD = "voice.json"
 MAX_CARD_BYTES = 2**24  # thousands of speakers
 # Of every voice; READER is optional.
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
-# In an int8 export the other weights are fp16.
-WEIGHTS = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int8": torch.float16,
-}
+WEIGHTS = DTYPES | {"int8": torch.float16}  # int8: of the other weights
 SCALE = ".scale"  # suffix of the name of an int8 weight's row scales
 FIX = "copy the folder again, or export the voice again."
 
@@ -133,7 +127,7 @@ def export_voice(
     """Write `voice` to `folder`, the GPT's weights as fp32, fp16, bf16 or int8.
 
     int8 quantises the linear layers of trunk and heads as `linear_formats.int8` does; the rest is
-    fp16. `sampling` are the recommended settings; None: the defaults. `licence` is that of the base
+    fp16. `sampling` are the recommended settings (None: the defaults), `licence` that of the base
     model, if it binds this voice, too. An existing README.md stays.
     Raises SpeechError for an unknown format, weights that overflow it, and if `folder` is a file.
     """
@@ -144,22 +138,15 @@ def export_voice(
     speakers = [*voice.references.items(), *voice.vectors.items()]
     damaged = [name for name, tensor in speakers if not torch.isfinite(tensor).all()]
     if damaged:
-        raise SpeechError(
-            f"The references of {damaged} are not finite: run notebook 02_train again."
-        )
+        raise SpeechError(f"The references of {damaged} are not finite: run 02_train again.")
     with atomic_folder(prepare(folder), (CARD,)) as new:
         with atomic_path(new / "model.safetensors") as file:
             save_tensors(tensors, file)
         save_codec(voice.codec, new / "codec.safetensors")
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
-        save_references(
-            voice.references,
-            new / "references.safetensors",
-            voice.habits,
-            voice.front_end.config,
-            voice.vectors,
-            voice.pieces,
-        )
+        path = new / "references.safetensors"
+        mel = voice.front_end.config
+        save_references(voice.references, path, voice.habits, mel, voice.vectors, voice.pieces)
         if voice.reader is not None:
             save_reader(voice.reader, new / READER)
         card = describe(voice, new, weights, sampling or GenerateConfig())
@@ -213,24 +200,21 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
                 f"{name} is not finite in {weights}: export as fp32. If that fails, too, the model "
                 "is damaged: train it again, or use an earlier checkpoint."
             )
+        tensors[name] = stored
         if is_int8:
             tensors[name], tensors[name + SCALE] = int8(stored)
-        else:
-            tensors[name] = stored
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return stored weights in fp32, int8 ones multiplied by their scales.
+    """Return stored weights in fp32; quantised again, int8 ones are the same, bit for bit.
 
-    Quantised again by `linear_formats.int8` they give the same numbers and scales, bit for bit.
     Raises KitError for scales without a matrix of as many rows.
     """
-    scales = {name: tensors[name] for name in tensors if name.endswith(SCALE)}
     # Copies: Windows cannot overwrite a file that is still memory-mapped.
-    weights = {name: t for name, t in tensors.items() if name not in scales}
-    state = {name: t.to(torch.float32, copy=True) for name, t in weights.items()}
-    for name, scale in scales.items():
+    state = {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}
+    for name in [name for name in state if name.endswith(SCALE)]:
+        scale = state.pop(name)
         weight = state.get(name.removesuffix(SCALE), torch.zeros(0))
         if weight.ndim != 2 or scale.shape != weight.shape[:1]:
             raise KitError(f"{shorten(name)} does not fit the weights it scales")
@@ -279,19 +263,10 @@ def read_card(folder: Path) -> Card:
     return card
 
 
-def verify(path: Path, recorded: dict) -> None:
-    if not path.is_file():
-        raise SpeechError(f"There is no {path}: {FIX}")
-    # The size first: a device that never ends has none.
-    if path.stat().st_size != recorded["bytes"] or file_digest(path) != recorded["sha256"]:
-        raise SpeechError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {FIX}")
-
-
 def load_export(folder: Path, device: str = "cpu") -> Voice:
-    """Load the voice that `export_voice` wrote to `folder`, after checking every file.
+    """Load what `export_voice` wrote, after checking every file; int8 weights in an int8 decoder.
 
-    Its decoder is int8 if the weights were stored as int8. Raises SpeechError naming the file that
-    is missing, damaged, too new or of another kind.
+    Raises SpeechError naming the file that is missing, damaged, too new or of another kind.
     """
     set_cuda_defaults()
     folder = Path(folder)
@@ -299,7 +274,12 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     files = {name.partition(".")[0]: folder / name for name in FILES}
     try:
         for name, recorded in card.files.items():
-            verify(folder / name, recorded)
+            path = folder / name
+            if not path.is_file():
+                raise SpeechError(f"There is no {path}: {FIX}")
+            # The size first: a device that never ends has none.
+            if path.stat().st_size != recorded["bytes"] or file_digest(path) != recorded["sha256"]:
+                raise SpeechError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {FIX}")
         language = language_code(card.language)
         voice = make_voice(
             load_references(files["references"], FIX),
@@ -315,9 +295,8 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     except SpeechError:
         raise
     except (OSError, KitError) as error:
-        raise SpeechError(
-            f"{folder} does not match {CARD} ({shorten(error, 400)}): {FIX}"
-        ) from error
+        reason = shorten(error, 400)
+        raise SpeechError(f"{folder} does not match {CARD} ({reason}): {FIX}") from error
     for part, actual, expected, what in (
         ("codec", voice.codec.sample_rate, card.sample_rate, "Hz"),
         ("references", voice.speakers, sorted(card.speakers), "as its speakers"),

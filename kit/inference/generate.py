@@ -2,9 +2,8 @@
 
 Codes are sampled with the filters of transformers, in its order. Every row has its own random
 stream, seeded by `seed` and its text, so a result does not depend on the other rows of its batch.
-
-Finished rows leave the batch. Each result says whether it ended by STOP or was truncated at its
-length limit; a truncated text is generated again at a lower temperature.
+Finished rows leave the batch. A text truncated at its length limit is generated again at a lower
+temperature.
 
 Shapes: R rows requested, B rows still active, V code vocabulary, K codes left after top-k, N codes,
 D width, P prompt. With classifier-free guidance every row goes through the model twice, 2B in all:
@@ -14,7 +13,7 @@ first with its text, then without.
 import dataclasses
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -32,8 +31,6 @@ from kit.model.sequence import GPTConfig
 # (text ids, codes (N,)) of several rows -> how badly each row's codes match its text, nats a letter
 TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
 MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
-MAX_CANDIDATES = 64
-MAX_RETRIES = 20  # each halves the temperature
 CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check is a GPU sync
 
 
@@ -69,8 +66,8 @@ class GenerateConfig:
         positive = self.repetition_penalty > 0
         require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
         require_within(self, 1, 100, "guidance_scale")
-        require_within(self, 1, MAX_CANDIDATES, "best_of")
-        require_within(self, 0, MAX_RETRIES, "retries")
+        require_within(self, 1, 64, "best_of")
+        require_within(self, 0, 20, "retries")
         require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
         require_within(self, 0, 1000, "max_codes_per_text_id")
 
@@ -83,14 +80,8 @@ class GenerateConfig:
     def rows_per_text(self) -> int:
         return self.best_of * (1 + self.uses_cfg)
 
-    def choices(self, vocabulary: int) -> int:
-        """Return the number of codes left after top-k."""
+    def choices(self, vocabulary: int) -> int:  # codes left after top-k
         return min(self.top_k or vocabulary, vocabulary)
-
-
-def apply_cfg(cond_logits: Tensor, uncond_logits: Tensor, guidance: float) -> Tensor:
-    """Move logits (B, V) towards those with the text (Ho & Salimans 2022)."""
-    return torch.lerp(uncond_logits, cond_logits, guidance)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -99,9 +90,7 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
-    """Return the K best of logits (B, V), best first, and their codes; -inf beyond top-p
-    (Holtzman et al. 2020).
-    """
+    """Return the K best logits, best first, and codes; -inf beyond top-p (Holtzman et al. 2020)."""
     temperature = max(config.temperature, MIN_TEMPERATURE)
     best, codes = (logits / temperature).topk(config.choices(logits.shape[-1]))
     if config.top_p < 1:
@@ -111,13 +100,11 @@ def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tenso
 
 
 def sample(logits: Tensor, config: GenerateConfig, noise: Tensor | None) -> Tensor:
-    """Return one code for each row of (B, V): the best if `noise` (B, K) is None, else a sample.
-
-    The largest of p / e, with exponential noise e, is a sample from p, without a GPU sync.
-    """
+    """Return one code for each row of (B, V): the best if `noise` (B, K) is None, else a sample."""
     if noise is None:
         return logits.argmax(-1)
     best, codes = filter_logits(logits, config)
+    # The largest of p / e, with exponential noise e, is a sample from p, without a GPU sync.
     return codes.gather(1, (best.softmax(-1) / noise).argmax(-1, keepdim=True))[:, 0]
 
 
@@ -187,21 +174,16 @@ class DecodedBatch:
             )
         results = []
         for row, codes in enumerate(self.codes.cpu()):
-            end = self.limits[row]
-            stops = (codes[: end + 1] == self.stop).nonzero()
+            limit = self.limits[row]
+            stops = (codes[: limit + 1] == self.stop).nonzero()
             stopped = len(stops) > 0
-            end = int(stops[0]) if stopped else end
+            end = int(stops[0]) if stopped else limit
             states = None
             if self.states is not None:  # a copy: a view would keep those of the whole batch
                 states = self.states[row, :end].to("cpu", torch.float32, copy=True)
-            result = GeneratedCodes(
-                codes=codes[:end],
-                stopped=stopped,
-                log_prob=float(log_probs[row, : end + stopped].mean()),
-                temperature=temperature,
-                states=states,
-            )
-            results.append(result)
+            fields = {"codes": codes[:end], "stopped": stopped, "states": states}
+            log_prob = float(log_probs[row, : end + stopped].mean())
+            results.append(GeneratedCodes(**fields, log_prob=log_prob, temperature=temperature))
         return results
 
 
@@ -284,47 +266,35 @@ def decode(
 ) -> list[GeneratedCodes]:
     """Return one candidate for every text, each from its own seed, in batches that fit in memory.
 
-    If memory runs out, the batch is decoded again in halves, from the same seeds. Raises
-    SpeechError if it is too small for one text.
+    If memory runs out, decodes again in halves. Raises SpeechError if it is too small for one text.
     """
     results = []
     while len(results) < len(texts):
         first = len(results)
-        count = batch_size_that_fits(decoder, config, len(texts) - first)
+        count = min(len(texts) - first, decoder.row_limit or len(texts))
+        limit = decoder.memory.rows_that_fit()
+        if limit is not None:
+            limit //= 1 + config.uses_cfg
+            if not decoder.can_drop_rows:  # batches are padded to a power of two
+                limit = 2 ** limit.bit_length() // 2
+            count = max(1, min(count, limit))
         rows = list(range(first, first + count))
         if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the first row
             rows += [first] * (2 ** (count - 1).bit_length() - count)
-        batch_texts = [texts[i] for i in rows]
-        batch_seeds = [seeds[i] for i in rows]
-        batch_cond = select_rows(cond, rows)
+        batch = [texts[i] for i in rows], select_rows(cond, rows)
         try:
-            stream = decode_stream(decoder, batch_texts, batch_cond, config, batch_seeds)
+            stream = decode_stream(decoder, *batch, config, [seeds[i] for i in rows])
             results += deque(stream, maxlen=1).pop().spoken(config.temperature)[:count]
             continue
         except (RuntimeError, MemoryError) as error:
             if count == 1 or not is_oom(error):
                 raise
-        # Outside the handler, where the error no longer holds on to tensors.
+        # Outside the handler, where the error no longer keeps tensors alive.
         decoder.row_limit = count // 2
         decoder.free_memory()
-        warnings.warn(
-            f"Out of memory with a batch of {count} texts: continuing with {count // 2}.",
-            category=Note,
-            stacklevel=2,
-        )
+        note = f"Out of memory with a batch of {count} texts: continuing with {count // 2}."
+        warnings.warn(note, category=Note, stacklevel=2)
     return results
-
-
-def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
-    rows = min(rows, decoder.row_limit or rows)
-    limit = decoder.rows_that_fit()
-    if limit is None:
-        return rows
-    if config.uses_cfg:
-        limit //= 2
-    if not decoder.can_drop_rows:  # batches are padded to a power of two
-        limit = 2 ** (limit.bit_length() - 1) if limit else 0
-    return max(1, min(rows, limit))
 
 
 @torch.inference_mode()
@@ -346,15 +316,17 @@ def decode_stream(
         count = len(texts)
         device = decoder.device
         limits = [length_limit(c, config, len(text)) for text in texts]
-        shape = (count, max(limits) + 1)
+        longest = max(limits) + 1
         batch = DecodedBatch(
-            codes=torch.full(shape, c.stop_code, device=device),
-            log_probs=torch.zeros(shape, device=device),
+            codes=torch.full((count, longest), c.stop_code, device=device),
+            log_probs=torch.zeros(count, longest, device=device),
             limits=limits,
             stop=c.stop_code,
         )
         if decoder.keeps_states:
-            batch.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
+            shape = (count, longest, c.width)
+            batch.states = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
         active = ActiveRows(
             rows=torch.arange(count, device=device),
             limits=torch.tensor(limits, device=device),
@@ -362,11 +334,8 @@ def decode_stream(
             seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
             x=x,
             padding=padding,
-            noise=Noise(seeds, config.choices(c.code_vocab), device)
-            if config.temperature
-            else None,
+            noise=noise,
         )
-        longest = batch.codes.shape[1]
         logits, cache = decoder.prefill(x, padding, longest)
         for n in range(longest):
             codes, log_probs = sample_codes(logits, active, config, c, n)
@@ -376,7 +345,7 @@ def decode_stream(
                 batch.states[active.rows, n] = cache.state[: len(codes)]
             batch.steps = n + 1
             active.done |= (codes == c.stop_code) | (active.limits <= n)
-            if decoder.device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
+            if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
                 yield batch
                 done = int(active.done.sum())
                 if done == len(active.done):
@@ -394,7 +363,7 @@ def decode_stream(
             else:
                 new = decoder.embed(repeat_for_cfg(codes, config), n + 1)
                 active.x = torch.cat((active.x, new[:, None]), dim=1)
-                decoder.release(cache)
+                decoder.memory.release(cache)
                 logits, cache = decoder.prefill(active.x, active.padding, 0)
     except (RuntimeError, MemoryError) as error:
         if len(texts) > 1 or not is_oom(error):
@@ -405,7 +374,7 @@ def decode_stream(
         ) from error
     finally:  # also if the caller stops listening early
         if cache is not None:
-            decoder.release(cache)
+            decoder.memory.release(cache)
 
 
 def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
@@ -443,7 +412,8 @@ def sample_codes(
     cond_logits = logits
     if config.uses_cfg:
         cond_logits, uncond_logits = logits.chunk(2)
-        logits = apply_cfg(cond_logits, uncond_logits, config.guidance_scale)
+        # Towards those with the text (Ho & Salimans 2022).
+        logits = torch.lerp(uncond_logits, cond_logits, config.guidance_scale)
         logits[:, c.start_code] = float("-inf")
     cond_logits[:, c.start_code] = float("-inf")
     log_probs = cond_logits.log_softmax(-1)
@@ -455,10 +425,8 @@ def sample_codes(
     return codes, log_probs.gather(1, codes[:, None])[:, 0]
 
 
-def select_rows(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
-    if isinstance(cond, Tensor):
-        return cond[list(rows)]
-    return [cond[row] for row in rows]
+def select_rows(cond: Conditioning, rows: list[int]) -> Conditioning:
+    return cond[rows] if isinstance(cond, Tensor) else [cond[row] for row in rows]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:

@@ -28,8 +28,8 @@ class PlainLinear(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
         weight, bias = parts(linear)
-        self.weight = nn.Buffer(weight.detach().to(dtype))
-        self.bias = nn.Buffer(bias.detach().to(dtype))
+        self.weight = nn.Buffer(weight.to(dtype))
+        self.bias = nn.Buffer(bias.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -38,8 +38,7 @@ class PlainLinear(nn.Module):
 class SplitByThread(PlainLinear):
     """For few rows, one matrix-vector product a thread over its share of the outputs; CPU only.
 
-    Three times as fast as MKL's own threads on some processors, half as fast on others:
-    `split_is_faster` measures it.
+    On some processors thrice as fast as MKL's threads, on others half: see `split_is_faster`.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -62,27 +61,21 @@ class OneDnn(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
         weight, bias = parts(linear)
-        weight = weight.detach().to(dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-        self.packed_bytes = weight.numel() * weight.element_size()
-        self.bias = nn.Buffer(bias.detach().to(dtype))
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), 1)
+        self.packed_bytes = weight.numel() * dtype.itemsize
+        self.bias = nn.Buffer(bias.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
 
 
 class Fbgemm16(nn.Module):
-    """fp16 weights packed by FBGEMM, matmuls and activations in fp32; CPU only.
-
-    For processors without bf16; at XTTS-v2's size faster than bf16, too.
-    """
+    """fp16 weights packed by FBGEMM, for CPUs; activations in fp32. On large models beats bf16."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
         weight, bias = parts(linear)
-        self.packed = torch.ops.quantized.linear_prepack_fp16(
-            weight.detach().float(), bias.detach().float()
-        )
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias.float())
         self.packed_bytes = 2 * weight.numel() + 4 * bias.numel()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +92,7 @@ class DynamicInt8(nn.Module):
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings(category=UserWarning, action="ignore"):  # torch will drop it
             quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
-        self.packed = torch.ops.quantized.linear_prepack(quantized, bias.detach().float())
+        self.packed = torch.ops.quantized.linear_prepack(quantized, bias.float())
         self.packed_bytes = rounded.numel() + 4 * (len(scale) + len(bias))
         # Without VNNI, pairs of products are added in 16 bits: 7-bit activations do not overflow.
         self.seven_bits = not torch.cpu._is_vnni_supported()
@@ -122,7 +115,7 @@ class WeightOnlyInt8(nn.Module):
         rounded, scale = int8(weight)
         self.weight = nn.Buffer(rounded)
         self.scale = nn.Buffer(scale.to(dtype))
-        self.bias = nn.Buffer(bias.detach().to(dtype))
+        self.bias = nn.Buffer(bias.to(dtype))
         # For many rows fp32 is ten times as fast as emulated bf16.
         emulated = weight.device.type == "cpu" and not has_bf16()
         self.matmul_dtype = torch.float32 if emulated else dtype
@@ -148,7 +141,7 @@ class CompiledInt8(nn.Module):
         rounded, scale = int8(weight)
         self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast for many inputs
         self.scale = nn.Buffer(scale.float())
-        self.bias = nn.Buffer(bias.detach().float())
+        self.bias = nn.Buffer(bias.float())
         self.exact = int8_matmul_is_exact()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,8 +227,7 @@ def split_is_faster(threads: int) -> bool:
 def int8_matmul_is_exact() -> bool:
     """Return whether int8 matmuls are exact on this CPU, measured with the largest values.
 
-    Without VNNI instructions oneDNN adds pairs of products in 16 bits, which overflow: a matmul of
-    random matrices was wrong by a fifth.
+    Without VNNI oneDNN adds pairs of products in 16 bits: random matmuls were wrong by a fifth.
     """
     largest = torch.full((64, 64), 127, dtype=torch.int8)
     return bool((torch._int_mm(largest, largest) == 64 * 127**2).all())
@@ -255,13 +247,13 @@ def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of everything `model` stores, packed weights included."""
     tensors = [*model.parameters(), *model.buffers()]
     packed = sum(getattr(m, "packed_bytes", 0) for m in model.modules())
-    return packed + sum(t.numel() * t.element_size() for t in tensors)
+    return packed + sum(t.nbytes for t in tensors)
 
 
 def parts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Return weight (O, I) and bias (O,), zeros if the layer has none."""
-    bias = linear.bias if linear.bias is not None else linear.weight.new_zeros(len(linear.weight))
-    return linear.weight, bias
+    """Return weight (O, I) and bias (O,), zeros if the layer has none, without gradients."""
+    weight = linear.weight.detach()
+    return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
 
 
 def int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -44,7 +43,6 @@ SCRIPT = "speak_onnx.py"
 FORMAT = 1  # of the folder
 WEIGHTS = ("fp32", "int8")
 INSTALL = "pip install onnx onnxscript onnxruntime"
-OPSET = 18
 MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
 # Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
 SAMPLING = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float)
@@ -52,7 +50,8 @@ SAMPLING |= dict.fromkeys(("top_k", "seed"), int)
 
 MANUAL = """# A speech GPT as two programs
 
-Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch {torch}.
+Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch
+{torch.__version__}.
 A .pt2 file may hold pickles, which run code when loaded: only load files that you trust.
 
 ```python
@@ -67,9 +66,9 @@ latents = load_file("latents.safetensors")  # of each speaker
 def speak(ids, speaker):
     codes = []
     logits, state, cache = prefill(torch.tensor(ids), latents[speaker])
-    for code_index in range(1, {codes}):
+    for code_index in range(1, {c.max_code}):
         code = logits.argmax(-1)  # greedy; or sample
-        if code == {stop}:  # STOP; without it the text is truncated
+        if code == {c.stop_code}:  # STOP; without it the text is truncated
             break
         codes.append(int(code))
         logits, state, new = decode_one(code, torch.tensor([code_index]), cache)
@@ -82,11 +81,11 @@ def speak(ids, speaker):
 | prefill | text (T,) int64, T from 1 to {longest}; latents {latents} | logits, state, cache |
 | decode_one | code (1,), code_index (1,) int64; cache | logits, state, entries to append |
 
-All others are float32: `logits` (1, {vocabulary}), START ({start}) is -inf; `state` is what they
-are computed from; `cache` (positions, {layers}, 2, {heads}, {head_width}), keys and values.
+All others are float32: `logits` (1, {c.code_vocab}), START ({c.start_code}) is -inf; `state` is
+what they are computed from; `cache` (positions, {c.layers}, 2, {c.heads}, {head}), keys and values.
 
 Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text normalised by
-`kit.text.normalize` (language `{language}`). The voice's codec decodes codes to audio.
+`kit.text.normalize` (language `{voice.language}`). The voice's codec decodes codes to audio.
 """
 
 
@@ -125,10 +124,7 @@ class Step(nn.Module):
 def run_layers(
     decoder: Decoder, x: Tensor, cache: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits (1, V), the state (1, D) and new keys and values (Q, layers, 2, H, d).
-
-    `x` (Q, D) are the new positions, `cache` (N, layers, 2, H, d) those before.
-    """
+    """Return logits (1, V), state (1, D), new keys and values (Q, layers, 2, H, d) of x (Q, D)."""
     new = []
     for index, layer in enumerate(decoder.layers):
         q, *written = layer.qkv(x, 1)  # (1, H, Q, d)
@@ -144,10 +140,7 @@ def run_layers(
 
 
 def traceable_parts(voice: Voice) -> tuple[dict[str, tuple], dict[str, Tensor]]:
-    """Return the graphs of the GPT on the CPU, and each speaker's latents (K, D).
-
-    A graph is a module, examples of its inputs, and which of their dimensions vary.
-    """
+    """Return graphs (module, example inputs, dimensions that vary) and each speaker's latents."""
     model = voice.model
     if model.final_norm.weight.device.type != "cpu":
         model = copy.deepcopy(model).cpu()
@@ -191,20 +184,8 @@ def export_program(voice: Voice, folder: Path) -> Path:
         with atomic_path(folder / f"{name}.pt2") as temporary, open(temporary, "wb") as file:
             torch.export.save(program, file)
     c = voice.model.config
-    manual = MANUAL.format(
-        torch=torch.__version__,
-        language=voice.language,
-        longest=c.max_text - 2,
-        latents=f"({c.latents}, {c.width})",
-        vocabulary=c.code_vocab,
-        start=c.start_code,
-        stop=c.stop_code,
-        codes=c.max_code,
-        layers=c.layers,
-        heads=c.heads,
-        head_width=c.width // c.heads,
-    )
-    write_atomic(folder / "README.md", manual)
+    sizes = {"longest": c.max_text - 2, "latents": (c.latents, c.width), "head": c.width // c.heads}
+    write_atomic(folder / "README.md", MANUAL.format(c=c, **sizes, torch=torch, voice=voice))
     return folder
 
 
@@ -221,7 +202,11 @@ def export_onnx(
     if weights not in WEIGHTS:
         known = " or ".join(WEIGHTS)
         raise KitError(f"ONNX weights are {known}, not {weights!r}.{nearest(weights, WEIGHTS)}")
-    quantization = require_packages()
+    try:
+        importlib.import_module("onnxscript")  # torch.onnx needs it
+        quantization = importlib.import_module("onnxruntime.quantization")
+    except ImportError as error:
+        raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
     require_supported(voice)
     graphs, latents = traceable_parts(voice)
     sound = {"codes": torch.ones(1, 7, dtype=torch.long)}
@@ -238,14 +223,17 @@ def export_onnx(
                 input_names=list(inputs),
                 output_names=["wave"] if name == "sound" else ["logits", "state", "new"],
                 dynamic_shapes={name: dynamic.get(name, {}) for name in inputs},
-                opset_version=OPSET,
+                opset_version=18,
                 dynamo=True,
                 external_data=False,
                 verbose=False,
             )
-        if weights == "int8":
-            for name in ("prompt.onnx", "step.onnx"):
-                quantize(quantization, new / name)
+        for name in ("prompt", "step") if weights == "int8" else ():
+            full = (new / f"{name}.onnx").rename(new / f"{name}.fp32")
+            # A scale per column; 8 bits would overflow on x86 processors without VNNI.
+            how = {"op_types_to_quantize": ["MatMul"], "per_channel": True, "reduce_range": True}
+            quantization.quantize_dynamic(full, new / f"{name}.onnx", **how)
+            full.unlink()
         np.savez(new / "latents.npz", latents=torch.stack(list(latents.values())).numpy())
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
@@ -269,15 +257,6 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def require_packages() -> ModuleType:
-    """Return onnxruntime's quantization. Raises KitError if a package is missing."""
-    try:
-        importlib.import_module("onnxscript")  # torch.onnx needs it
-        return importlib.import_module("onnxruntime.quantization")
-    except ImportError as error:
-        raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
-
-
 def require_supported(voice: Voice) -> None:
     """Raise KitError for a codec, tokenizer or size that the export does not support."""
     if not isinstance(voice.codec, MelCodec):
@@ -292,20 +271,6 @@ def require_supported(voice: Voice) -> None:
     size = sum(weight.numel() for weight in voice.model.parameters()) * 4
     if size > MAX_BYTES:
         raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
-
-
-def quantize(quantization: ModuleType, path: Path) -> None:
-    """Replace the matmuls with weights in the graph at `path` by int8 ones, a scale per column."""
-    full = path.with_suffix(".fp32")
-    path.rename(full)
-    quantization.quantize_dynamic(
-        full,
-        path,
-        op_types_to_quantize=["MatMul"],
-        per_channel=True,
-        reduce_range=True,  # 8 bits overflow on x86 processors without VNNI
-    )
-    full.unlink()
 
 
 def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:

@@ -71,10 +71,7 @@ class SpeechQueue:
         reference: tuple[Tensor, int] | None = None,
         streamed: bool = False,
     ) -> Job:
-        """Queue `text`; with a `reference`, waveform (L,) and sample rate, in that voice.
-
-        Raises SpeechError for a text, speaker or reference that cannot be used.
-        """
+        """Queue `text`, in the voice of a `reference`, waveform (L,) and Hz. Raises SpeechError."""
         parts = self.voice.parts(text)
         config = self.voice.within(config)
         if reference is None:
@@ -86,13 +83,8 @@ class SpeechQueue:
                 self.uploads += 1
                 speaker = f"upload {self.uploads}"
                 self.voice = self.voice.with_speaker(speaker, *reference)
-            job = Job(
-                parts=parts,
-                speaker=speaker,
-                config=config,
-                own_speaker=reference is not None,
-                streamed=streamed,
-            )
+            facts = {"speaker": speaker, "own_speaker": reference is not None}
+            job = Job(parts=parts, config=config, streamed=streamed, **facts)
             self.jobs.append(job)
             self.changed.notify()
         return job
@@ -115,7 +107,13 @@ class SpeechQueue:
                 for job in jobs:
                     job.chunks.put(error)
                     job.cancel()
-            self._return(jobs)
+            with self.changed:
+                for job in jobs:
+                    if job.done == len(job.parts) or job.cancelled:
+                        self._end(job)
+                    else:
+                        self.jobs.remove(job)
+                        self.jobs.append(job)
         with self.changed:
             for job in self.jobs:
                 job.chunks.put(SpeechError("The server was stopped before this text was spoken."))
@@ -137,15 +135,6 @@ class SpeechQueue:
             self._end(job)
         return bool(self.jobs) or self.closed
 
-    def _return(self, jobs: list[Job]) -> None:
-        with self.changed:
-            for job in jobs:
-                if job.done == len(job.parts) or job.cancelled:
-                    self._end(job)
-                else:
-                    self.jobs.remove(job)
-                    self.jobs.append(job)
-
     def _end(self, job: Job) -> None:
         self.jobs.remove(job)
         job.chunks.put(None)
@@ -159,9 +148,8 @@ class SpeechQueue:
         rows = self.voice.generate_parts(parts, speakers, jobs[0].config, BATCH_ROWS)
         for job, part, row in zip(jobs, parts, rows):
             wave = self.voice.sound(row.codes, row.states, job.speaker)
-            if len(job.parts) > 1:
-                wave = fade(wave, self.voice.codec.sample_rate)
-            job.chunks.put(wave)
+            one = len(job.parts) == 1
+            job.chunks.put(wave if one else fade(wave, self.voice.codec.sample_rate))
             self._finish_part(job, part, row.stopped)
 
     @torch.inference_mode()

@@ -36,7 +36,7 @@ from kit.text.normalize import normalize
 from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import BaseTokenizer
 
-PACE_TOLERANCE = 1.5  # the length limit over the slow pace of the recordings
+PACE_TOLERANCE = 1.5  # the length limit over the slow pace of the recordings; longer is babble
 MAX_REFERENCE_S = 30.0  # the rest of a longer reference is ignored
 STREAM_CODES = 4  # codes passed to the vocoder together
 
@@ -57,12 +57,10 @@ class Habits:
     @property
     def head(self) -> AlignmentHead | None:
         """The head of the model that follows the text, if known."""
-        if min(self.alignment_layer, self.alignment_head) < 0:
-            return None
-        return AlignmentHead(self.alignment_layer, self.alignment_head)
+        head = AlignmentHead(self.alignment_layer, self.alignment_head)
+        return head if min(head) >= 0 else None
 
     def with_alignment_head(self, head: AlignmentHead | None) -> "Habits":
-        """Return these with `head` as the alignment head."""
         layer, number = head or (-1, -1)
         return dataclasses.replace(self, alignment_layer=layer, alignment_head=number)
 
@@ -107,10 +105,7 @@ class Voice:
         return self
 
     def in_format(self, weights: str = "", compile: bool = False) -> "Voice":
-        """Return this voice with a decoder in CUDA graphs (on a GPU) or compiled.
-
-        `weights` is the number format; "": half precision on a GPU that has it, else fp32.
-        """
+        """Return this voice with a decoder in the number format `weights`; "": the device's own."""
         weights = weights or default_format(self.model.final_norm.weight.device)
         decoder = self._decoder(weights=weights, compile=compile, graphs=True)
         return dataclasses.replace(self, decoder=decoder)
@@ -182,17 +177,11 @@ class Voice:
         return True
 
     def within(self, config: GenerateConfig) -> GenerateConfig:
-        """Return `config` limited to what this voice supports.
-
-        Guidance needs `text_dropout`, `reread` a code reader. The length limit follows the pace of
-        the recordings: anything longer is babble.
-        """
+        """Return `config` limited to what this voice supports and to the pace of its recordings."""
         config = without_unsupported_cfg(config, self.model.config)
-        if self.reader is None:
-            config = dataclasses.replace(config, reread=0.0)
-        pace_limit = PACE_TOLERANCE * self.habits.pace or math.inf
-        limit = min(config.max_codes_per_text_id, pace_limit)
-        return dataclasses.replace(config, max_codes_per_text_id=limit)
+        reread = config.reread if self.reader else 0.0
+        limit = min(config.max_codes_per_text_id, PACE_TOLERANCE * self.habits.pace or math.inf)
+        return dataclasses.replace(config, reread=reread, max_codes_per_text_id=limit)
 
     def reference(self, speaker: str) -> Tensor:
         if speaker not in self.references:
@@ -212,17 +201,13 @@ class Voice:
         return [segments[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
-        """Return the waveform (L,) of codes (N,), on the CPU; 50 ms of silence for no codes.
-
-        `states` (N, D) predicted the codes; needed if the codec decodes from them.
-        """
+        """Return the waveform (L,) of codes (N,) with their states (N, D); of no codes, silence."""
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
         if not self.decodes_from_states:
             return self.codec.decode(codes[None])[0].cpu()
-        states = None if states is None else states[None]
-        speaker_vector = self.vector(speaker)[None]
-        return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
+        more = {"states": None if states is None else states[None]}
+        return self.codec.decode(codes[None], **more, speaker=self.vector(speaker)[None])[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
         if not self.codec.speaker_width:
@@ -252,7 +237,7 @@ class Voice:
                 f"Got {len(texts)} texts and {len(speakers)} speakers: pass one each, or one name."
             )
         for speaker in speakers:
-            self.reference(speaker)
+            self.reference(speaker)  # raises for an unknown speaker
         config = self.within(config)
         parts = [self.parts(text) for text in texts]
         all_parts = [part for text_parts in parts for part in text_parts]
@@ -278,12 +263,9 @@ class Voice:
     def generate_parts(
         self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
     ) -> list[GeneratedCodes]:
-        """Return the codes of every part, batched by length, the longest first to reuse memory.
-
-        `config` is one that `within` returned.
-        """
+        """Return every part's codes, batched by length; `config` is one that `within` returned."""
         ids = [self.ids(part.text) for part in parts]
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))  # long first: reuses memory
         decoder = self.ready()
         results = {}
         count = max(1, batch // config.rows_per_text)
@@ -302,8 +284,8 @@ class Voice:
     def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
         """Yield chunks (L,) of the waveform while its codes are being generated.
 
-        `best_of` and `retries` do not apply: audio cannot be taken back. Raises SpeechError
-        after the last chunk if a part was truncated at its length limit.
+        `best_of` and `retries` do not apply: audio cannot be taken back. Raises SpeechError at the
+        end if a part was truncated.
         """
         config = dataclasses.replace(self.within(config), best_of=1, retries=0)
         self.reference(speaker)
@@ -327,22 +309,21 @@ class Voice:
         audio = AudioStream(self.codec, speaker=vector)
         cond = self.conditioning([speaker], decoder.device)
         ids = self.ids(part.text)
-        seeds = [candidate_seed(config, ids, 0)]
         sent = 0  # codes
-        chunks = 0
-        for batch in decode_stream(decoder, [ids], cond, config, seeds):
+        fade_in = faded  # of the first chunk
+        for batch in decode_stream(decoder, [ids], cond, config, [candidate_seed(config, ids, 0)]):
             if batch.steps < sent + STREAM_CODES:
                 continue
             row = batch.spoken(config.temperature)[0]
             chunk = audio.push(row.codes[sent:], row.states_from(sent))
             sent = len(row.codes)
             if len(chunk):
-                yield fade(chunk, self.codec.sample_rate, start=faded and not chunks, end=False)
-                chunks += 1
+                yield fade(chunk, self.codec.sample_rate, start=fade_in, end=False)
+                fade_in = False
         row = batch.spoken(config.temperature)[0]
         audio.push(row.codes[sent:], row.states_from(sent))
         last = audio.finish() if len(row.codes) else self.sound(row.codes, row.states, speaker)
-        yield fade(last, self.codec.sample_rate, start=faded and not chunks, end=faded)
+        yield fade(last, self.codec.sample_rate, start=fade_in, end=faded)
         return row.stopped
 
 
@@ -358,9 +339,7 @@ def remark(speech: Speech, config: GenerateConfig) -> str:
     if not speech.stopped:
         return truncated_message(speech.text)
     if speech.temperature < config.temperature:
-        return (
-            f"Generated again at temperature {speech.temperature:g}: the first result had no end."
-        )
+        return f"Made again at temperature {speech.temperature:g}: the first result had no end."
     if speech.guidance < config.guidance_scale:
         return (
             "Generated without guidance: this voice was trained without text dropout. Train it "

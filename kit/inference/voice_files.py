@@ -35,10 +35,7 @@ STALE = (
     "`sound()` of notebook 02_train to train it again"
 )
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
-RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
-MAX_MELS = 1024
 MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
-MAX_VECTOR_WIDTH = 8192
 MAX_SPEAKERS = 100_000
 HEADER = {
     "front_end": (dict, 0, 100),
@@ -99,26 +96,30 @@ def load_voice(
     parts = {"model": model, "codec": codec, "tokenizer": tokenizer, "language": language}
     voice = make_voice(speakers, files, fix, **parts, habits=speakers.habits, note=note)
     hashes = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
-    require_training_files(files, hashes, fix)
+    # Two runs with one preset have the same sizes, but their ids mean different things.
+    expected = trained_with(files["model"])
+    for name, found in hashes.items():
+        if expected.get(name) not in (None, "", found):
+            raise SpeechError(
+                f"{folder / name} is not the one that {files['model']} was trained with: its ids "
+                f"mean something else. Restore that one, or {fix}"
+            )
     voice.reader = load_matching_reader(folder, hashes)
     return voice.to(device).in_format()
 
 
 def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
     """Load the voice of each set of weights in a run's folder: "raw", and "ema" if there is one."""
-    voices = {}
-    for name, file in WEIGHTS.items():
+    return {
+        name: load_voice(folder, file, language, device)
+        for name, file in WEIGHTS.items()
         # Missing raw weights (training has not finished) raise an error.
-        if name == "raw" or (Path(folder) / file).is_file():
-            voices[name] = load_voice(folder, file, language, device)
-    return voices
+        if name == "raw" or (Path(folder) / file).is_file()
+    }
 
 
 def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, **parts) -> Voice:
-    """Return the voice of `speakers` and `parts`, read from `files`.
-
-    Raises SpeechError, ending with `fix`, unless they fit together.
-    """
+    """Return the voice of parts read from `files`. Raises SpeechError unless they fit together."""
     voice = Voice(
         references=speakers.mels,
         front_end=make_front_end(speakers.front_end),
@@ -126,33 +127,12 @@ def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, 
         vectors=speakers.vectors,
         **parts,
     )
-    require_matching_parts(voice, files, fix)
-    return voice
-
-
-def require_training_files(files: dict[str, Path], hashes: dict[str, str], fix: str) -> None:
-    """Raise SpeechError unless tokenizer and codec are those that the model was trained with.
-
-    Two runs with one preset have the same sizes, but their ids mean different things.
-    """
-    expected = trained_with(files["model"])
-    for path in (files["tokenizer"], files["codec"]):
-        if expected.get(path.name) not in (None, "", hashes[path.name]):
-            raise SpeechError(
-                f"{path} is not the one that {files['model']} was trained with: its ids mean "
-                f"something else. Restore that one, or {fix}"
-            )
-
-
-def require_matching_parts(voice: Voice, files: dict[str, Path], fix: str) -> None:
-    """Raise SpeechError, ending with `fix`, unless the parts of `voice` fit together."""
     config = voice.model.config
     codec = voice.codec
-    front_end_mels = voice.front_end.config.n_mels
     sizes = [
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, config.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, config.code_vocab),
-        ("references", "mels of their front end", front_end_mels, config.n_mels),
+        ("references", "mels of their front end", speakers.front_end.n_mels, config.n_mels),
     ]
     frames = None
     for speaker, mel in voice.references.items():
@@ -179,6 +159,7 @@ def require_matching_parts(voice: Voice, files: dict[str, Path], fix: str) -> No
         )
     if not voice.references:
         raise SpeechError(f"{files['references']} has no speaker: {fix}")
+    return voice
 
 
 def save_finetuned_codec(codec: Codec, folder: Path, weights: list[Path]) -> None:
@@ -203,9 +184,8 @@ def load_finetuned_codec(folder: Path, weights: list[Path]) -> Codec | None:
     try:
         return load_codec(folder / SOUND)
     except KitError:
-        warnings.warn(
-            f"{folder / SOUND} is damaged: it is made again.", category=Note, stacklevel=2
-        )
+        note = f"{folder / SOUND} is damaged: it is made again."
+        warnings.warn(note, category=Note, stacklevel=2)
         return None
 
 
@@ -231,11 +211,8 @@ def save_references(
     vectors: dict[str, Tensor] | None = None,
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
-    """Write a `SpeakerReferences` to `path`: log-mels in fp16, vectors in fp32.
-
-    Raises SpeechError for a reserved speaker name.
-    """
-    for name in RESERVED:
+    """Write a `SpeakerReferences`, log-mels in fp16. Raises SpeechError for a reserved name."""
+    for name in ("__metadata__", VECTORS):  # the first is safetensors' own
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
@@ -259,17 +236,14 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
         parts = checked(parts, HEADER, "its header")
         vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
         for name, mel in tensors.items():
-            require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
-        what = "the tensor of speaker vectors"
-        require_matrix(what, vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
+            require_matrix(f"the reference of {name!r}", mel, 1024, MAX_FRAMES)
+        require_matrix("the tensor of speaker vectors", vectors, MAX_SPEAKERS, 8192)
         if len(vectors) != len(parts["vectors"]):
             raise KitError(f"it has {len(vectors)} vectors for {len(parts['vectors'])} speakers")
         for name, frames in parts["pieces"].items():
             total = tensors[name].shape[1] if name in tensors else 0
             if sum(frames) != total:
-                raise KitError(
-                    f"the reference of {name!r} has {total} frames, its segments {frames}"
-                )
+                raise KitError(f"reference of {name!r} has {total} frames, its segments {frames}")
         # Copies: Windows cannot overwrite a file that is still memory-mapped.
         return SpeakerReferences(
             mels={name: mel.clone() for name, mel in tensors.items()},

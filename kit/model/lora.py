@@ -1,15 +1,14 @@
 """LoRA (Hu et al. 2021): train small adapters beside a model's frozen matrices.
 
 A linear layer W becomes W + alpha / rank * B A with A (rank, in) and B (out, rank). B starts at 0,
-so the model starts bit-equal to its base. The base's tensor names stay; `merged` returns a plain
-model. With little data, adapters on all matrices of a layer learn as well as full fine-tuning,
-adapters on attention only do not, and an alpha of 32 suits any rank (Schulman et al. 2025, "LoRA
-Without Regret").
+so the model starts bit-equal to its base. With little data, adapters on all matrices of a layer
+learn as well as full fine-tuning, adapters on attention only do not, and an alpha of 32 suits any
+rank (Schulman et al. 2025, "LoRA Without Regret").
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +33,6 @@ TABLES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Size of the adapters, and the matrices of each layer that have one."""
-
     rank: int = 16
     alpha: float = 32.0  # adapters are scaled by alpha / rank
     dropout: float = 0.0  # of the adapters' input
@@ -45,16 +42,15 @@ class LoRAConfig:
         require_within(self, 1, 4096, "rank")
         require_least(self, 1e-3, "alpha")
         require_within(self, 0, 0.9, "dropout")
-        unknown = [name for name in self.targets if name not in TARGETS]
-        known = f"choose some of {', '.join(TARGETS)}."
-        require(not unknown and len(self.targets) > 0, self, "targets", known)
+        known = len(self.targets) > 0 and set(self.targets) <= set(TARGETS)
+        require(known, self, "targets", f"choose some of {', '.join(TARGETS)}.")
         require(len({*self.targets}) == len(self.targets), self, "targets", "name each once.")
 
 
 class LoRALinear(nn.Linear):
     """`base` with an adapter: x (..., in) -> (..., out). Shares the parameters of `base`."""
 
-    exact: Callable[[], Tensor] | None = None  # returns `weight` in fp32 if it is rounded
+    exact: Callable[[], Tensor] | None = None  # if `weight` is rounded: returns it in fp32
 
     def __init__(self, base: nn.Linear, config: LoRAConfig, generator: torch.Generator):
         super().__init__(base.in_features, base.out_features, device="meta")
@@ -72,28 +68,14 @@ class LoRALinear(nn.Linear):
         low = F.linear(self.drop(x), self.lora_A)  # (..., rank): the cheapest place to scale
         return F.linear(x, self.weight, self.bias) + F.linear(self.scale * low, self.lora_B)
 
-    def round_weight(self, dtype: torch.dtype, exact: Callable[[], Tensor]) -> None:
-        """Keep the frozen matrix in `dtype`; `exact()` returns it in fp32 for merging."""
-        self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
-        self.exact = exact
-
-    @torch.no_grad()
-    def merged_weight(self) -> Tensor:
-        """Return the equivalent matrix (out, in) in fp32, without dropout."""
-        weight = self.exact().to(self.lora_A.device) if self.exact else self.weight
-        return torch.addmm(weight, self.lora_B, self.lora_A, alpha=self.scale)
-
 
 def is_adapter(name: str) -> bool:
-    """Return whether `name` is a parameter of an adapter."""
     return name.endswith((".lora_A", ".lora_B"))
 
 
 def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
-    """Add an adapter to each target of `model`, in place; its output stays the same.
-
-    Uses a generator of its own, so torch's random state, and with it dropout, stays the same.
-    """
+    """Add an adapter to each target of `model`, in place; its output stays the same."""
+    # Its own generator, so that torch's random state, and with it dropout, stays the same.
     generator = torch.Generator(device="cpu").manual_seed(torch.initial_seed())
     for layer in model.gpt.h:
         for target in config.targets:
@@ -102,23 +84,20 @@ def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
             setattr(holder, name, LoRALinear(getattr(holder, name), config, generator))
 
 
-def adapted_layers(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
-    """Yield each layer of `model` with an adapter, and its name."""
-    for name, module in model.named_modules():
-        if isinstance(module, LoRALinear):
-            yield name, module
+def adapted_layers(model: SpeechGPT) -> list[tuple[str, LoRALinear]]:
+    return [(n, module) for n, module in model.named_modules() if isinstance(module, LoRALinear)]
 
 
+@torch.no_grad()
 def merged(model: SpeechGPT) -> SpeechGPT:
-    """Return a plain model with the adapters merged; `model` itself if it has none.
-
-    Other tensors are shared with `model`, so it is valid until `model` is trained further.
-    """
-    if not any(adapted_layers(model)):
+    """Return a plain model with adapters merged, valid until `model`, if it has any, trains on."""
+    if not adapted_layers(model):
         return model
-    state = {n: t.detach() for n, t in model.state_dict().items() if not is_adapter(n)}
+    state = {n: t for n, t in model.state_dict().items() if not is_adapter(n)}
     for name, module in adapted_layers(model):
-        state[f"{name}.weight"] = module.merged_weight()
+        weight = module.exact().to(module.lora_A.device) if module.exact else module.weight
+        added = torch.addmm(weight, module.lora_B, module.lora_A, alpha=module.scale)
+        state[f"{name}.weight"] = added  # (out, in) in fp32
     with torch.device("meta"):
         plain = SpeechGPT(model.config)
     plain.load_state_dict(state, assign=True)

@@ -37,18 +37,10 @@ POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weig
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
-def save_model(
-    model: SpeechGPT,
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    trained_with: dict[str, str] | None = None,
-) -> None:
-    """Write weights (as `dtype`) and configuration to one file, atomically.
-
-    `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
-    """
+def save_model(model: SpeechGPT, path: Path, trained_with: dict[str, str] | None = None) -> None:
+    """Write fp32 weights and configuration; `trained_with` is the SHA-256 of files by name."""
     config = dataclasses.asdict(model.config)
-    tensor_file.save_module(path, model, dtype, config=config, trained_with=trained_with or {})
+    tensor_file.save_module(path, model, config=config, trained_with=trained_with or {})
 
 
 def trained_with(path: Path) -> dict[str, str]:
@@ -76,36 +68,24 @@ def load_model(path: Path) -> SpeechGPT:
 def save_adapters(
     model: SpeechGPT, path: Path, lora: LoRAConfig, tables: dict[str, int], base_sha256: str
 ) -> None:
-    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32.
-
-    `base_sha256` is the `checksum` of the base model's tensors.
-    """
-    header = {
-        "config": dataclasses.asdict(model.config),
-        "lora": dataclasses.asdict(lora),
-        "tables": tables,
-        "base_sha256": base_sha256,
-    }
+    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32."""
+    header = {"config": dataclasses.asdict(model.config), "lora": dataclasses.asdict(lora)}
+    header |= {"tables": tables, "base_sha256": base_sha256}
     tensors = {n: t.cpu().contiguous() for n, t in adapter_tensors(model, tables).items()}
     write_atomic(path, tensor_file.file_bytes(tensors, header))
 
 
 def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
     """Return the adapters of `model`, and each of `tables` from the given row on."""
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        if is_adapter(name):
-            tensors[name] = tensor
-        elif name in tables:
-            tensors[name] = tensor[tables[name] :]
-    return tensors
+    return {
+        name: tensor[tables.get(name, 0) :]
+        for name, tensor in model.state_dict().items()
+        if is_adapter(name) or name in tables
+    }
 
 
 def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
-    """Return `base` with the adapters at `path` merged, in eval mode; `base` is not changed.
-
-    Raises DamagedFileError for a missing or damaged file and for another base.
-    """
+    """Return a copy of `base` with the adapters at `path` merged. Raises DamagedFileError."""
     path = Path(path)
     if not path.is_file():
         raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` writes one.")
@@ -114,8 +94,7 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         header = checked(header, ADAPTER_HEADER, "its header")
     except (OSError, KitError) as error:
         raise DamagedFileError(damaged_adapters(path, error)) from error
-    config = header["config"]
-    tables = header["tables"]
+    config, tables = header["config"], header["tables"]
     base_sha256 = tensor_file.checksum(base.state_dict())
     if base_sha256 != header["base_sha256"]:
         raise DamagedFileError(
@@ -154,13 +133,11 @@ def model_settings(base: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
-def warm_start_model(
-    config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]
-) -> SpeechGPT:
+def warm_start_model(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list]) -> SpeechGPT:
     """Return a model of `config` with the weights of `base`, and rows for what `base` lacks.
 
-    `spellings` maps each new text id to the ids of `base` that spell it. New positions keep their
-    random initialisation. Raises DamagedFileError if the two are not compatible.
+    `spellings` maps new text ids to the ids of `base` that spell them; new positions are random.
+    Raises DamagedFileError if the two are not compatible.
     """
     require_compatible(config, base.config)
     model = SpeechGPT(config)
@@ -177,10 +154,7 @@ def warm_start_model(
 
 
 def extend_positions(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
-    """Return `model` with the additional positions of `base`, so that texts can be as long.
-
-    Returns `model` itself if it has them all.
-    """
+    """Return `model` with the additional positions of `base`, if any: texts can be as long."""
     sizes = {name: max(getattr(m.config, name) for m in (model, base)) for name in POSITIONS}
     config = dataclasses.replace(model.config, **sizes)
     if config == model.config:

@@ -16,6 +16,7 @@ from kit.tuning.recommend import Trial
 
 Distance = Callable[[str, str], float]
 Draw = Callable[[Iterator, int], list]
+DRAWS = 2000  # of each chance that is measured
 
 
 def score(*checks: tuple[bool, str, str]) -> Result:
@@ -65,13 +66,11 @@ def warm_up(losses: Sequence[float], guess: float, margin: float = 0.3) -> Resul
 
 def error_rate(rate: Distance, spoken: list[tuple[str, str]], edit_distance: Distance) -> Result:
     """Notebook 03: `rate(text, transcript)` is the share of letters to correct."""
-    kinds = {
-        "the run's transcripts": spoken,
-        "an added or missing letter": [("voice", "oice"), ("voice", "vvoice"), ("voice", "voices")],
-        "empty strings": [("", ""), ("voice", ""), ("", "oh")],
-    }
+    letters = [("voice", "oice"), ("voice", "vvoice"), ("voice", "voices")]
+    empty = [("", ""), ("voice", ""), ("", "oh")]
+    kinds = ("the run's transcripts", "an added or missing letter", "empty strings")
     checks = []
-    for kind, pairs in kinds.items():
+    for kind, pairs in zip(kinds, (spoken, letters, empty)):
         got = f"all {len(pairs)} right"
         for text, transcript in pairs:
             wanted = edit_distance(transcript, text) / max(1, len(text))
@@ -81,15 +80,15 @@ def error_rate(rate: Distance, spoken: list[tuple[str, str]], edit_distance: Dis
     return score(*checks)
 
 
-def top_k(draw: Callable[[Tensor, int], int], logits: Tensor, k: int, draws: int = 2000) -> Result:
+def top_k(draw: Callable[[Tensor, int], int], logits: Tensor, k: int) -> Result:
     """Notebook 04: `draw(logits, k)` follows the probabilities of the best `k` of logits (V,)."""
     best, codes = logits.topk(k)
     wanted = dict(zip(codes.tolist(), best.softmax(-1).tolist()))
-    drawn = Counter(int(draw(logits, k)) for _ in range(draws))
+    drawn = Counter(int(draw(logits, k)) for _ in range(DRAWS))
     others = sum(count for code, count in drawn.items() if code not in wanted)
-    apart = sum(abs(drawn[code] / draws - p) for code, p in wanted.items()) + others / draws
+    apart = sum(abs(drawn[code] / DRAWS - p) for code, p in wanted.items()) + others / DRAWS
     return score(
-        (others == 0, f"only the best {k} codes", f"{others} of {draws} draws are others"),
+        (others == 0, f"only the best {k} codes", f"{others} of {DRAWS} draws are others"),
         (apart / 2 < 0.05, "their probabilities, within 5 %", f"{apart / 2:.0%} differ"),
     )
 
@@ -111,19 +110,20 @@ def switches(label: str, trials: Sequence[Trial]) -> Result:
     )
 
 
-def fair_sample(draw: Draw, count: int = 5, total: int = 20, draws: int = 2000) -> Result:
+def fair_sample(draw: Draw) -> Result:
     """Notebook 06: `draw(records, count)` takes records of a stream, all with the same chance."""
-    drawn = [draw(iter(range(total)), count) for _ in range(draws)]
+    count, total = 5, 20
+    drawn = [draw(iter(range(total)), count) for _ in range(DRAWS)]
     short = sum(len(set(each)) != count or len(each) != count for each in drawn)
     times = Counter(record for each in drawn for record in each)
-    share = count / total
-    deviation = math.sqrt(draws * share * (1 - share))
+    wanted = DRAWS * count / total  # times a record
+    deviation = math.sqrt(wanted * (1 - count / total))
     rarest, most = min(times[n] for n in range(total)), max(times.values(), default=0)
-    fair = max(draws * share - rarest, most - draws * share) < 6 * deviation
+    fair = max(wanted - rarest, most - wanted) < 6 * deviation
     held = most_held(draw, count)
     return score(
-        (short == 0, f"{count} records in each of {draws} draws", f"{short} draws are wrong"),
-        (fair, f"each record about {draws * share:.0f} times", f"{rarest} to {most}"),
+        (short == 0, f"{count} records in each of {DRAWS} draws", f"{short} draws are wrong"),
+        (fair, f"each record about {wanted:.0f} times", f"{rarest} to {most}"),
         (held <= count + 2, f"at most {count + 2} records held at once", f"{held}"),
     )
 
@@ -132,29 +132,28 @@ class Record:
     """A record that can be counted while something holds it."""
 
 
-def most_held(draw: Draw, count: int, total: int = 500) -> int:
-    """The most records of a stream of `total` that exist at once while `draw` reads it."""
+def most_held(draw: Draw, count: int) -> int:
+    """The most records of a stream of 500 that exist at once while `draw` reads it."""
     held = weakref.WeakSet()
-    most = 0
+    counts = [0]
 
     def records() -> Iterator[Record]:
-        nonlocal most
-        for _ in range(total):
+        for _ in range(500):
             record = Record()
             held.add(record)
-            most = max(most, len(held))
+            counts.append(len(held))
             yield record
 
     draw(records(), count)
-    return most
+    return max(counts)
 
 
-def new_tokens(picked: Collection[int], saved: dict[int, int], most: int = 10) -> Result:
-    """Notebook 07: few of the new tokens, that save 90 % of what so many can save at most."""
-    few = len(picked) == len({*picked} & saved.keys()) <= most
+def new_tokens(picked: Collection[int], saved: dict[int, int]) -> Result:
+    """Notebook 07: at most 10 of the new tokens, that save 90 % of what 10 can save at most."""
+    few = len(picked) == len({*picked} & saved.keys()) <= 10
     total = sum(saved.get(token, 0) for token in picked)
-    wanted = 0.9 * sum(sorted(saved.values())[-most:])
+    wanted = 0.9 * sum(sorted(saved.values())[-10:])
     return score(
-        (few, f"at most {most} new tokens, each once", f"{len(picked)}"),
+        (few, "at most 10 new tokens, each once", f"{len(picked)}"),
         (total >= wanted, f"{wanted:.0f} tokens saved", f"{total}"),
     )

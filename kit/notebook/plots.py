@@ -1,10 +1,7 @@
 """The charts of the notebooks, each a figure of its own with units on its axes.
 
-Everything is matplotlib's object-oriented interface on the Agg canvas: pyplot keeps one global
-figure that a second thread corrupts. The palette is Okabe and Ito's, with three colours darker: the
-colour-blind can distinguish them all, and each stands out from white (WCAG 2: 3 to 1). Lines and
-bars of several kinds also differ in style. No chart holds the text of a sentence, for the default
-font has no Ethiopic.
+All is matplotlib's object-oriented interface on the Agg canvas: pyplot keeps one global figure that
+a second thread corrupts. No chart holds the text of a sentence: the default font has no Ethiopic.
 """
 
 import base64
@@ -18,14 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
-    "#0072B2",
-    "#D97700",
-    "#009E73",
-    "#C43C00",
-    "#CC79A7",
-    "#1998EF",
-)
+# Okabe and Ito's, with three colours darker: the colour-blind can distinguish them all, and each
+# stands out from white (WCAG 2: 3 to 1).
+PALETTE = ("#0072B2", "#D97700", "#009E73", "#C43C00", "#CC79A7", "#1998EF")
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE
 INK = "#333333"
 PALE = "#8c8c8c"
 GRID = "#e6e6e6"
@@ -55,10 +48,6 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
-def shown_width_px(figure: Figure) -> int:
-    return round(figure.get_figwidth() * figure.dpi / 2)
-
-
 def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
     """One look for all: no frame on top and right, small grey ticks, ink-coloured labels."""
     for side in ("top", "right"):
@@ -67,16 +56,9 @@ def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
         axes.spines[side].set_color(PALE)
     axes.tick_params(labelsize=9, color=PALE, labelcolor=INK)
     axes.set_axisbelow(True)
-    if xlabel:
-        axes.set_xlabel(xlabel, fontsize=10, color=INK)
-    if ylabel:
-        axes.set_ylabel(ylabel, fontsize=10, color=INK)
-    if title:
-        axes.set_title(title, fontsize=11, color=INK, loc="left")
-
-
-HEATMAP_COLUMNS = 4
-CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
+    axes.set_xlabel(xlabel, fontsize=10, color=INK)
+    axes.set_ylabel(ylabel, fontsize=10, color=INK)
+    axes.set_title(title, fontsize=11, color=INK, loc="left")
 
 
 def number_text(number: float) -> str:
@@ -85,27 +67,22 @@ def number_text(number: float) -> str:
 
 
 def show(figure: Figure) -> None:
-    """Display `figure` in the notebook, sharp on dense screens, wherever in a cell.
-
-    A Figure made without pyplot has no picture of its own in a notebook: only its repr. The HTML
-    has the text to be read aloud; the plain PNG is for programs that show no HTML.
-    """
+    """Display `figure` anywhere in a cell: made without pyplot, it has no picture of its own."""
     import IPython.display
 
+    # The plain PNG is for programs that show no HTML.
     data = base64.b64encode(png(figure)).decode()
     views = {"text/plain": describe(figure), "text/html": picture_html(figure), "image/png": data}
     IPython.display.display(views, raw=True)
 
 
 def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
-    """`picture` as an image that is sharp on dense screens and never wider than the cell.
-
-    Read aloud, it is its description and `lines`, which are HTML.
-    """
+    """`picture` as an image, sharp and no wider than the cell; read aloud with `lines`, HTML."""
     words = ". ".join(filter(None, [html.escape(describe(picture)), *lines]))
     words = words.replace("\n", " ").replace("'", "&#x27;")
     data = base64.b64encode(png(picture)).decode()
-    size = f"style='max-width:100%' width={shown_width_px(picture)}"
+    width_px = round(picture.get_figwidth() * picture.dpi / 2)
+    size = f"style='max-width:100%' width={width_px}"
     return f"<img {size} alt='{words}' src='data:image/png;base64,{data}'>"
 
 
@@ -117,8 +94,7 @@ def describe(figure: Figure) -> str:
         bar_names = [label.get_text() for label in axes.get_yticklabels()]
         bar_values = [text.get_text() for text in axes.texts]
         if bar_values and len(bar_names) == len(bar_values):
-            bars_read = [f"{name} {value}" for name, value in zip(bar_names, bar_values)]
-            parts.append(", ".join(bars_read))
+            parts.append(", ".join(map(" ".join, zip(bar_names, bar_values))))
         parts.append(" by ".join(filter(None, [axes.get_ylabel(), axes.get_xlabel()])))
         if axes.get_legend():
             names = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -126,15 +102,10 @@ def describe(figure: Figure) -> str:
     return ". ".join(filter(None, parts))
 
 
-def histogram(
-    values,
-    label: str = "",
-    unit: str = "",
-    marks: dict[str, Sequence[float]] | None = None,
-) -> Figure:
+def histogram(values, label: str = "", unit: str = "", marks: dict | None = None) -> Figure:
     """How `values` are spread; the median is marked. A dict name -> values gives one axes each.
 
-    `marks` are values to draw a thin line at, by name.
+    `marks` are lists of values to draw a thin line at, by name.
     """
     groups = values if isinstance(values, dict) else {label: values}
     figure = new_figure(8, 2.6)
@@ -160,10 +131,7 @@ def bars(
     title: str = "",
     errors: Sequence[float] = (),
 ) -> Figure:
-    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so.
-
-    `errors` are drawn to both sides of the bars' ends.
-    """
+    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
     numbers = [math.nan if v is None else float(v) for v in values]
     figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
     axes = figure.subplots()
@@ -181,9 +149,8 @@ def bars(
     return figure
 
 
-def _value(axes, text: str, end: float, place: float, widest: float) -> None:
-    """`text` behind a horizontal bar that ends at `end`."""
-    axes.text(end + 0.01 * widest, place, text, va="center", fontsize=9, color=INK)
+def _value(axes, text: str, bar_end: float, place: float, widest: float) -> None:
+    axes.text(bar_end + 0.01 * widest, place, text, va="center", fontsize=9, color=INK)
 
 
 def _names(axes, names: Sequence[str], widest: float) -> None:
@@ -204,13 +171,12 @@ def memory_bars(
 ) -> Figure:
     """A training step's memory: its fullest moment against the device above, its parts below.
 
-    The parts are each at their largest, and not all there at once: together they are more than the
-    peak. `measured_bytes` is that of a real step, None where none was taken.
+    The parts, bytes by name, are each at their largest, and not all there at once: together they
+    are more than the peak. `measured_bytes` is that of a real step, None where none was taken.
     """
     parts = {name: size for name, size in parts.items() if size}
     figure = new_figure(8, 1.9 + 0.3 * len(parts))
-    heights = {"height_ratios": (1, 0.45 * len(parts))}
-    device, own = figure.subplots(2, 1, gridspec_kw=heights)
+    device, own = figure.subplots(2, height_ratios=(1, 0.45 * len(parts)))
     device.barh(0, device_bytes / GIB, color=GRID, height=0.7, label="device")
     device.barh(0, peak_bytes / GIB, color=BLUE, height=0.7, label="planned")
     if measured_bytes is not None:
@@ -220,8 +186,7 @@ def memory_bars(
     device.legend(frameon=False, fontsize=8, ncols=4, loc="upper right", bbox_to_anchor=(1, -0.3))
     tidy(device, "", "", title)
     device.set_xlabel("GiB", fontsize=10, color=INK, loc="left")
-    unit = "GiB" if peak_bytes >= GIB else "MiB"
-    unit_bytes = GIB if unit == "GiB" else 2**20
+    unit, unit_bytes = ("GiB", GIB) if peak_bytes >= GIB else ("MiB", 2**20)
     sizes = [size / unit_bytes for size in parts.values()]
     own.barh(range(len(parts)), sizes, color=BLUE, height=0.65)
     for place, size in enumerate(sizes):
@@ -231,23 +196,17 @@ def memory_bars(
     return figure
 
 
-def heatmaps(
-    maps: dict[str, np.ndarray], xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0
-) -> Figure:
-    """Grids (ys, xs) of numbers by name, one picture each, on one colour scale from `low` up.
-
-    A column is `width` wide.
-    """
+def heatmaps(maps: dict, xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0) -> Figure:
+    """Grids (ys, xs) by name, on one colour scale from `low` up; a column is `width` wide."""
     highest = max(float(grid.max()) for grid in maps.values())
-    lines = math.ceil(len(maps) / HEATMAP_COLUMNS)
-    columns = min(HEATMAP_COLUMNS, len(maps))
+    columns = min(4, len(maps))
+    lines = math.ceil(len(maps) / columns)
     figure = new_figure(max(4.0, 2.8 * columns), 2.4 * lines)
-    all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
-    for axes in all_axes:
+    all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes in all_axes[len(maps) :]:
         axes.set_axis_off()
     look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": low, "vmax": highest}
     for place, (axes, (name, grid)) in enumerate(zip(all_axes, maps.items())):
-        axes.set_axis_on()
         axes.imshow(grid, extent=(0, width * grid.shape[1], 0, grid.shape[0]), **look)
         last = place + columns >= len(maps)
         tidy(axes, xlabel if last else "", "" if place % columns else ylabel, name)
@@ -255,7 +214,7 @@ def heatmaps(
 
 
 def grouped_bars(
-    names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
+    names: Sequence[str], groups: dict[str, list], unit: str = "", title: str = ""
 ) -> Figure:
     """Horizontal bars from the top down, for each name one of every group, with their values."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
@@ -295,14 +254,16 @@ def curves(lines: dict[str, tuple], xlabel: str, ylabel: str, title: str = "") -
     return figure
 
 
+CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
+
+
 def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> Figure:
     """One row as the model reads it, a cell a token, and the log-mel (M, T) below its codes.
 
     `START text STOP START codes STOP STOP STOP`; equal ids of one kind have equal shades.
     """
     figure = new_figure(8, 2.9)
-    heights = {"height_ratios": (1, 3)}
-    row, sound = figure.subplots(2, sharex=True, gridspec_kw=heights)
+    row, sound = figure.subplots(2, sharex=True, height_ratios=(1, 3))
     text_end = 1 + len(text)
     code_start = text_end + 2
     code_end = code_start + len(codes)
@@ -322,9 +283,8 @@ def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> Non
     most = max([1, *ids])
     for place, number in enumerate(ids, start):
         axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)
-    middle = start + len(ids) / 2
-    label = f"{len(ids)} {name}"
-    axes.text(middle, 1.1, label, ha="center", va="bottom", fontsize=9, color=INK)
+    look = {"ha": "center", "va": "bottom", "fontsize": 9, "color": INK}
+    axes.text(start + len(ids) / 2, 1.1, f"{len(ids)} {name}", **look)
 
 
 def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> Figure:
@@ -334,8 +294,8 @@ def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> F
     kinds = ((kept, GREEN, "", "a clip"), (lost, PALE, "////", "in no clip"))
     for spans, colour, hatch, label in kinds:
         bars_s = [(start, end - start) for start, end in spans]
-        look = {"facecolor": colour, "edgecolor": "white", "hatch": hatch}
-        axes.broken_barh(bars_s, (0, 1), label=label, **look)
+        look = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "label": label}
+        axes.broken_barh(bars_s, (0, 1), **look)
     axes.set_yticks([])
     axes.set_ylim(0, 1.7)
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
@@ -347,10 +307,9 @@ def thin(rows: list[dict], most: int = 400) -> list[dict]:
     """About `most` rows: every n-th, the last, and each one with a validation loss or a note."""
     if len(rows) <= most:
         return rows
-    every = math.ceil(len(rows) / most)
-    last = len(rows) - 1
-    special = {i for i, r in enumerate(rows) if r.get("val_loss") is not None or r.get("note")}
-    return [r for i, r in enumerate(rows) if i % every == 0 or i == last or i in special]
+    kept = {*range(0, len(rows), math.ceil(len(rows) / most)), len(rows) - 1}
+    kept |= {i for i, r in enumerate(rows) if r.get("val_loss") is not None or r.get("note")}
+    return [rows[i] for i in sorted(kept)]
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
@@ -365,9 +324,8 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def column(rows: list[dict], key: str) -> np.ndarray:
-    """One field of every row as floats; what is missing is NaN."""
-    values = (row.get(key) for row in rows)
-    return np.array([math.nan if v is None else v for v in values], dtype=float)
+    """One field of every row as floats; what is missing or None is NaN."""
+    return np.array([row.get(key) for row in rows], dtype=float)
 
 
 def run_curves(rows: list[dict], live: bool = False) -> Figure:

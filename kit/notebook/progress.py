@@ -1,7 +1,6 @@
 """Progress of long work and of a training: share, speed, time left, and how it ended.
 
-In a notebook a person watches, a line is rewritten in place; run by a program, a new line is
-printed now and then. Counting is separate from drawing.
+In a notebook a person watches, a line is rewritten in place; a program gets a new one now and then.
 """
 
 import math
@@ -13,8 +12,6 @@ from IPython.display import display
 
 from kit.base.formatting import clock, describe_error, format_gib
 from kit.notebook.result import is_watched
-
-ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
 
 
 class Ticker:
@@ -44,15 +41,10 @@ class Ticker:
         ending = ""
         if done >= total:
             ending = f"done in {clock(took_s)}"
-        elif done and took_s >= ESTIMATE_AFTER_S:
+        elif done and took_s >= 3.0:  # earlier it would be mostly start-up, multiplied
             ending = f"{clock(took_s * (total - done) / done)} left"
-        parts = [
-            f"{self.label}: {done:,.0f} of {total:,.0f}",
-            f"{100 * done / total:.0f} %",
-            ending,
-            detail,
-        ]
-        return "   ".join(p for p in parts if p)
+        share = f"{self.label}: {done:,.0f} of {total:,.0f}   {100 * done / total:.0f} %"
+        return "   ".join(filter(None, (share, ending, detail)))
 
 
 class Pace:
@@ -77,16 +69,12 @@ class Pace:
         return (row["steps"] - row["step"]) / speed[0] if speed else None
 
 
-def session_age_s() -> float:
-    """Seconds since this process, in a notebook the kernel, was started."""
-    return time.time() - psutil.Process().create_time()
-
-
 def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, bool]:
     """(time to go against what is left of a session of so many hours, whether it is enough)."""
     if left_s is None or session_hours is None:
         return "", True
-    rest_s = max(0.0, session_hours * 3600 - session_age_s())
+    age_s = time.time() - psutil.Process().create_time()  # in a notebook, of the kernel
+    rest_s = max(0.0, session_hours * 3600 - age_s)
     text = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
     if left_s <= rest_s:
         return text, True

@@ -1,8 +1,8 @@
 """The recorder and the upload panel: how a person's recordings get to the kernel.
 
-The recorder shows sentences to read aloud, and each recording is checked as it is made. The browser
-records (`SCRIPT`) and sends a 16-bit WAV file as base64 through a hidden Textarea. Colab's widgets
-lose messages over 1 MB: there it comes in parts to a callback, and google.colab.files uploads.
+The browser records (`SCRIPT`) and sends a 16-bit WAV file as base64 through a hidden Textarea.
+Colab's widgets lose messages over 1 MB: there it comes in parts to a callback, and
+google.colab.files uploads.
 """
 
 import base64
@@ -16,17 +16,8 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import Javascript, display
 
-from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
-from kit.notebook.widgets import (
-    PANEL_LAYOUT,
-    Panel,
-    button,
-    message,
-    player,
-    set_tooltip,
-    uploaded_files,
-)
+from kit.notebook.widgets import Panel, button, message, player, set_tooltip, uploaded_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,10 +30,7 @@ class Take:
 
 
 class RecorderPanel(Panel):
-    """Shows the sentences of `prompts`, a RecordingFolder, that are left.
-
-    `colab`: in Colab's page.
-    """
+    """Shows the sentences left of `prompts`, a RecordingFolder. `colab`: in Colab's page."""
 
     def __init__(self, prompts, colab: bool = False):
         self.prompts = prompts
@@ -67,7 +55,7 @@ class RecorderPanel(Panel):
         row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
         row.layout.display = None if prompts.sentences else "none"
         rows = [self.place, self.prompt, self.control, row, self.status, self.player, self.sent]
-        self.box = widgets.VBox(rows, layout=PANEL_LAYOUT)
+        self.arrange(*rows)
         self.sent.observe(self._sent, "value")
         self.buttons["Keep"].on_click(lambda _: self._save())
         self.buttons["Back"].on_click(lambda _: self._show(self.number - 1))
@@ -80,7 +68,6 @@ class RecorderPanel(Panel):
         return f"{words} A notebook with a microphone records them into {self.folder}."
 
     def run(self) -> None:
-        """Show the panel, and start its script."""
         if self.colab:
             from google.colab import output
 
@@ -93,8 +80,7 @@ class RecorderPanel(Panel):
         """Take the next part of a recording, base64; the last one has it checked."""
         self.parts.append(text)
         if last:
-            recording = "".join(self.parts)
-            self.parts = []
+            recording, self.parts = "".join(self.parts), []
             self.receive(base64.b64decode(recording))
 
     def receive(self, wav: bytes) -> None:
@@ -105,18 +91,15 @@ class RecorderPanel(Panel):
         self.player.value = wav
         self.player.layout.display = None
         self.buttons["Keep"].disabled = True
-        try:
+        with self.errors_as_sentences():
             take = self.prompts.check(self.sentence, wav)
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        if take.problems:
-            self.buttons["Keep"].disabled = not take.usable
-            asked = "Record it again, or press Keep." if take.usable else "Record it again."
-            words = " ".join([*take.problems, asked])
-            self.status.value = message(words, "warn" if take.usable else "bad")
-        else:
-            self._save(f"{take.seconds:.1f} s")
+            if not take.problems:
+                self._save(f"{take.seconds:.1f} s")
+            elif take.usable:
+                self.buttons["Keep"].disabled = False
+                self.say(" ".join([*take.problems, "Record it again, or press Keep."]), "warn")
+            else:
+                self.say(" ".join([*take.problems, "Record it again."]), "bad")
 
     @property
     def over(self) -> bool:
@@ -134,14 +117,11 @@ class RecorderPanel(Panel):
                 self.sent.value = ""  # the script waits for this
 
     def _save(self, seconds: str = "as it is") -> None:
-        try:
+        with self.errors_as_sentences():
             self.prompts.save(self.sentence, self.wav)
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
-        self._next()
-        self.status.value = message(words, "good")
+            words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
+            self._next()
+            self.say(words, "good")
 
     def _skip(self) -> None:
         if not self.prompts.done(self.sentence):
@@ -150,11 +130,10 @@ class RecorderPanel(Panel):
 
     def _next(self) -> None:
         """Show the next sentence that is neither recorded nor skipped."""
-        sentences = self.prompts.sentences
-        number = self.number + 1
-        while number < len(sentences) and self.prompts.done(sentences[number]):
-            number += 1
-        self._show(number)
+        self.number += 1
+        while not self.over and self.prompts.done(self.sentence):
+            self.number += 1
+        self._show(self.number)
 
     def _show(self, number: int) -> None:
         self.number = number
@@ -169,8 +148,8 @@ class RecorderPanel(Panel):
             self.place.value = message(words, "good") if total else message(NO_SENTENCES, "warn")
             self.prompt.value = ""
             return
-        words = f"Sentence {number + 1} of {total}. {self.prompts.progress()}"
-        self.place.value = message(words, "info")
+        place = f"Sentence {number + 1} of {total}. {self.prompts.progress()}"
+        self.place.value = message(place, "info")
         style = "font-size:22px;line-height:1.5;padding:10px 4px"
         self.prompt.value = f'<div dir="auto" style="{style}">{html.escape(self.sentence)}</div>'
 
@@ -287,9 +266,6 @@ document.addEventListener("click", event => {
 })();"""
 
 
-FOLDERS = 300  # of a Drive, offered at most: listing them takes its time
-
-
 class UploadPanel(Panel):
     """`receive(file)` takes each uploaded file; it moves or reads it.
 
@@ -300,8 +276,8 @@ class UploadPanel(Panel):
     def __init__(
         self,
         folder: Path,
-        receive: Callable[[Path], None],
-        content: Callable[[Path], str],
+        receive: Callable,
+        content: Callable,
         drive: Path | None = None,
         colab: bool = False,
     ):
@@ -332,7 +308,7 @@ class UploadPanel(Panel):
             set_tooltip(self.drive, "A folder of your Drive")
             self.drive.observe(self._chosen, "value")
             rows.append(self.drive)
-        self.box = widgets.VBox([*rows, self.status], layout=PANEL_LAYOUT)
+        self.arrange(*rows, self.status)
 
     def describe(self) -> str:
         return self.content(self.folder)
@@ -342,11 +318,9 @@ class UploadPanel(Panel):
         if not files:
             return
         with tempfile.TemporaryDirectory() as folder:
-            paths = []
             for name, content in files:
-                paths.append(Path(folder) / Path(name).name)
-                paths[-1].write_bytes(content)
-            self._take(paths)
+                (Path(folder) / Path(name).name).write_bytes(content)
+            self._take([Path(folder) / Path(name).name for name, _ in files])
         self.upload.set_trait("value", type(self.upload.value)())  # else it stays in memory
 
     def _upload_on_colab(self) -> None:
@@ -358,28 +332,22 @@ class UploadPanel(Panel):
         self._take([Path(name) for name in names])
 
     def _take(self, paths: list[Path]) -> None:
-        try:
+        with self.errors_as_sentences():
             for path in paths:
                 self.receive(path)
-            self.status.value = message(self.describe(), "good")
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
+            self.say(self.describe(), "good")
 
     def _chosen(self, change: dict) -> None:
-        folder = Path(change["new"] or self.folder)
-        try:
-            self.status.value = message(self.content(folder), "info")
-        except OSError as error:
-            self.status.value = message(describe_error(error), "bad")
+        with self.errors_as_sentences():
+            self.say(self.content(Path(change["new"] or self.folder)))
 
 
 def drive_folders(drive: Path) -> list[tuple[str, str]]:
-    """(name, path) of the folders of `drive` and of those in them, at most FOLDERS."""
+    """(name, path) of the folders of `drive` and of those in them, 300 at most: it takes time."""
     folders = []
     level = [drive]
     for _ in range(2):
         children = [child for parent in level for child in sorted(parent.iterdir())]
         level = [c for c in children if c.is_dir() and not c.name.startswith(".")]
         folders += level
-    names = [(folder.relative_to(drive).as_posix(), str(folder)) for folder in folders]
-    return sorted(names[:FOLDERS])
+    return sorted((folder.relative_to(drive).as_posix(), str(folder)) for folder in folders[:300])

@@ -1,8 +1,4 @@
-"""The result of a step of a recipe, and how a notebook shows results and errors.
-
-Drawn in a notebook, printed as one line elsewhere. A link comes first, then pictures, sounds, and
-tables.
-"""
+"""The result of a step of a recipe, drawn in a notebook and printed as a line elsewhere; errors."""
 
 import base64
 import dataclasses
@@ -30,7 +26,6 @@ class Sound:
     sample_rate_hz: int
 
     def wav_bytes(self) -> bytes:
-        """A 16-bit WAV file."""
         return encode_wav(np.asarray(self.wave), self.sample_rate_hz)
 
 
@@ -114,27 +109,27 @@ def plain_errors() -> None:
     Its message says what was wrong and what to do; where in the kit it was noticed helps nobody.
     Any other error keeps its traceback, and the cell fails either way.
     """
+
+    def show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
+        if kind.__module__.startswith("kit."):
+            lines = [f"{kind.__name__}: {error}"]
+        else:
+            lines = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset)
+        shell._showtraceback(kind, error, lines)
+        return lines
+
     shell = get_ipython()
     if shell is not None:
-        shell.set_custom_exc((ValueError, RuntimeError, OSError), _show_error)
-
-
-def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
-    if kind.__module__.startswith("kit."):
-        lines = [f"{kind.__name__}: {error}"]
-    else:
-        lines = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
-    shell._showtraceback(kind, error, lines)
-    return lines
+        shell.set_custom_exc((ValueError, RuntimeError, OSError), show_error)
 
 
 def print_results() -> None:
     """Where a program runs the notebook, print each Result as well: a log has no displays."""
+
+    def print_result(result: Result, printer, _cycle: bool) -> None:
+        print(result, flush=True)
+        printer.text(str(result))
+
     shell = get_ipython()
     if shell is not None and not is_watched():
-        shell.display_formatter.formatters["text/plain"].for_type(Result, _print_result)
-
-
-def _print_result(result: Result, printer, _cycle: bool) -> None:
-    print(result, flush=True)
-    printer.text(str(result))
+        shell.display_formatter.formatters["text/plain"].for_type(Result, print_result)

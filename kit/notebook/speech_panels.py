@@ -1,7 +1,4 @@
-"""Panels that play speech: a text box to speak, pairs to compare, clips to proofread.
-
-And the button that downloads a voice.
-"""
+"""Panels that play speech: a text box, pairs to compare, clips to proofread; a download button."""
 
 import contextlib
 import dataclasses
@@ -14,17 +11,8 @@ import ipywidgets as widgets
 from IPython.display import Audio, display
 
 from kit.base.files import atomic_path, require_disk
-from kit.base.formatting import describe_error
 from kit.notebook.result import is_watched
-from kit.notebook.widgets import (
-    PANEL_LAYOUT,
-    Panel,
-    button,
-    message,
-    player,
-    set_tooltip,
-    uploaded_files,
-)
+from kit.notebook.widgets import Panel, button, message, player, set_tooltip, uploaded_files
 
 
 class SpeakPanel(Panel):
@@ -34,18 +22,11 @@ class SpeakPanel(Panel):
     `reference` is the path of a recording that was uploaded or named, "" where there is none.
     """
 
-    def __init__(
-        self,
-        speak: Callable[[str, dict, str], tuple[bytes, str]],
-        sentence: str,
-        choices: dict[str, list | tuple | bool],
-    ):
+    def __init__(self, speak: Callable, sentence: str, choices: dict[str, list | tuple | bool]):
         self.speak = speak
         self.recording = Recording()
-        wide = {"width": "100%", "margin": "0"}
-        self.text = widgets.Textarea(
-            value=sentence, rows=3, layout=wide, placeholder="Text to speak"
-        )
+        look = {"rows": 3, "layout": {"width": "100%", "margin": "0"}}
+        self.text = widgets.Textarea(value=sentence, placeholder="Text to speak", **look)
         set_tooltip(self.text, "Text to speak")
         self.choices = {name: _control(name, some) for name, some in choices.items()}
         self.button = button("Speak", "volume-up", "success", "Speak the text above")
@@ -53,9 +34,8 @@ class SpeakPanel(Panel):
         self.player.layout.display = "none"
         self.status = widgets.HTML()
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
-        rows = [self.text, row, self.recording.box, self.status, self.player]
-        self.box = widgets.VBox(rows, layout=PANEL_LAYOUT)
-        self.button.on_click(lambda _: self._clicked())
+        self.arrange(self.text, row, self.recording.box, self.status, self.player)
+        self.button.on_click(self._clicked)
 
     def run(self) -> None:
         """Show the panel. Where nobody watches, speak once; errors are raised."""
@@ -71,15 +51,14 @@ class SpeakPanel(Panel):
         with self.recording.path() as path:
             return self.speak(self.text.value, values, path)
 
-    def _clicked(self) -> None:
+    def _clicked(self, _button) -> None:
         self.button.disabled = True
-        self.status.value = message("Speaking...", "info")
+        self.say("Speaking...")
         try:
-            self.player.value, remark = self._made()
-            self.player.layout.display = None
-            self.status.value = message(remark, "info")
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
+            with self.errors_as_sentences():
+                self.player.value, remark = self._made()
+                self.player.layout.display = None
+                self.say(remark)
         finally:
             self.button.disabled = False
 
@@ -88,10 +67,8 @@ class Recording:
     """Widgets that take a recording of somebody, from this machine's disk or uploaded to it."""
 
     def __init__(self):
-        self.wanted = widgets.Checkbox(
-            value=False, indent=False, description="speak as in this recording:"
-        )
-        self.wanted.layout.width = "230px"
+        look = {"indent": False, "layout": {"width": "230px"}}
+        self.wanted = widgets.Checkbox(description="speak as in this recording:", **look)
         self.upload = widgets.FileUpload(accept="audio/*", multiple=False)
         self.named = widgets.Text(placeholder="or its path, 6 to 30 s of one person")
         set_tooltip(self.named, "Path of a recording")
@@ -101,8 +78,7 @@ class Recording:
         self.box = widgets.HBox(row, layout={"flex_flow": "row wrap"})
 
     def _given(self, change: dict) -> None:
-        """Use a recording as soon as it is given."""
-        self.wanted.value = bool(change["new"])
+        self.wanted.value = bool(change["new"])  # it is used as soon as it is given
 
     @contextlib.contextmanager
     def path(self) -> Iterator[str]:
@@ -133,8 +109,8 @@ def _control(name: str, options: list | tuple | bool) -> widgets.Widget:
         return widgets.Checkbox(value=options, description=name, indent=False, **look)
     if isinstance(options, tuple):
         low, high, value = options
-        step = 1 if isinstance(value, int) else 0.05
-        kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
+        whole = isinstance(value, int)
+        kind, step = (widgets.IntSlider, 1) if whole else (widgets.FloatSlider, 0.05)
         limits = {"min": low, "max": max(high, value), "step": step}
         return kind(value=value, description=name, **limits, **look)
     return widgets.Dropdown(options=options, description=name, **look)
@@ -155,21 +131,17 @@ def zip_folder(folder: Path, path: Path) -> None:
 
 def show_download_button(path: Path) -> None:
     """Show a button that sends `path` to the browser. For Colab, which serves no files by link."""
-    size_mb = path.stat().st_size / 1e6
-    button = widgets.Button(
-        description=f"Download {path.name} ({size_mb:.1f} MB)",
-        icon="download",
-        button_style="success",
-        layout={"width": "auto"},
-    )
 
     def send(_):
         from google.colab import files
 
         files.download(str(path))
 
-    button.on_click(send)
-    display(button)
+    label = f"Download {path.name} ({path.stat().st_size / 1e6:.1f} MB)"
+    download = button(label, "download", "success", "Send the file to this browser")
+    download.layout.width = "auto"
+    download.on_click(send)
+    display(download)
 
 
 Pair = tuple[str, bytes, bytes]  # a text, and two WAV files in the order in which they are offered
@@ -187,7 +159,7 @@ class OneByOne(Panel):
         self.place = widgets.HTML()
         self.status = widgets.HTML()
         row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
-        self.box = widgets.VBox([self.place, *middle, row, self.status], layout=PANEL_LAYOUT)
+        self.arrange(self.place, *middle, row, self.status)
         self.show()
 
     def describe(self) -> str:
@@ -195,14 +167,11 @@ class OneByOne(Panel):
 
     def finish(self, work: Callable[[], str]) -> None:
         """Show what `work` returns, and the next item; an error is shown, and the item stays."""
-        try:
+        with self.errors_as_sentences():
             result = work()
-        except Exception as error:
-            self.status.value = message(describe_error(error), "bad")
-            return
-        self.number += 1
-        self.status.value = message(result, "info") if result else ""
-        self.show()
+            self.number += 1
+            self.status.value = message(result, "info") if result else ""
+            self.show()
 
     def show(self) -> None:
         over = self.number == len(self.items)
@@ -216,10 +185,8 @@ class OneByOne(Panel):
 
 
 class ListenPanel(OneByOne):
-    """Two recordings of one text without names, and which of them is better.
-
-    `answer` gets the number of the pair and 0, 1 or None (no preference), and returns what to show
-    at the end.
+    """Which of two recordings of a text is better? `answer(number of the pair, 0, 1 or None)`
+    returns what to show at the end.
     """
 
     what = "pairs to listen to"
@@ -237,13 +204,11 @@ class ListenPanel(OneByOne):
             each.on_click(lambda _, which=which: self.finish(lambda: self._answer(which)))
 
     def _answer(self, which: int | None) -> str:
-        result = self.answer(self.number, which)
-        return result if self.number + 1 == len(self.items) else ""
+        summary = self.answer(self.number, which)
+        return summary if self.number + 1 == len(self.items) else ""
 
     def show_item(self, pair: Pair) -> str:
-        text, *wavs = pair
-        for each, wav in zip(self.players, wavs):
-            each.value = wav
+        text, self.players[0].value, self.players[1].value = pair
         return text
 
 
@@ -283,9 +248,7 @@ class ProofreadPanel(OneByOne):
 
     def show_item(self, clip: WrittenClip) -> str:
         self.text.value = clip.text
-        try:
+        self.player.value = b""
+        with self.errors_as_sentences():
             self.player.value = clip.wav.read_bytes()
-        except OSError as error:
-            self.player.value = b""
-            self.status.value = message(describe_error(error), "bad")
         return f"{clip.id}, {clip.confidence:.0%} certain"

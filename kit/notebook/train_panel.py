@@ -5,11 +5,13 @@ request. Without a front end the same training is followed with plain lines.
 """
 
 import asyncio
+import dataclasses
 import inspect
 import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from IPython import get_ipython
@@ -26,66 +28,45 @@ from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
-EARLY_S = 2  # between two drawings, at the beginning
+EARLY_S = 2  # between two drawings at the beginning, when somebody looks
 MAX_ROWS = 2000  # of the log, held for the plot
-COUNTDOWN_S = 20.0  # before a run starts by itself, as in "Run all"; a click on anything stops it
 # Panels with a run, by log: a cell that is run again replaces the older panel.
 _PANELS: dict[Path, "TrainPanel"] = {}
-COMM = ("comm_open", "comm_msg", "comm_close")
-# What a page that was reloaded asks before it shows a widget.
-ASKED = ("kernel_info_request", "comm_info_request")
+# Of widgets, and what a page that was reloaded asks before it shows one.
+HANDLED = ("comm_open", "comm_msg", "comm_close", "kernel_info_request", "comm_info_request")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TrainPanel:
     """A training under buttons. `panel.run()` is all a notebook calls; `panel.wait()` joins.
 
-    `start(values)` gets the switches and `fields` as a dict and starts `process`, or raises what
-    is wrong with them. A training that already runs is followed; with `resumable` (there is an
-    unfinished checkpoint) it starts at once, else after `countdown_s`, unless that is None.
-    `plan(values)` says what memory and time they take and whether the memory is there, or raises
-    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()`
-    describes the newest profile, `diagnose(rows)` what makes steps slow; `session_hours` is the
-    limit that the time left is compared with.
+    `values` are the switches and `fields` by name. A training that already runs is followed.
     """
 
-    def __init__(
-        self,
-        process: TrainingProcess,
-        start: Callable[[dict], None],
-        switches: list,
-        fields: list[Field] = (),
-        resumable: bool = False,
-        finished: bool = False,
-        plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True),
-        players: Callable[[], str] = str,
-        profile: Callable[[], str] = str,
-        diagnose: Callable[[list[dict]], list[str]] = lambda rows: [],
-        session_hours: float | None = None,
-        countdown_s: float | None = COUNTDOWN_S,
-    ):
-        self.process = process
-        self.start = start
-        self.resumable = resumable
-        self.finished = finished
-        self.plan = plan
-        self.players = players
-        self.profile = profile
-        self.diagnose = diagnose
-        self.session_hours = session_hours
-        self.rows = thin(read_log(process.log), MAX_ROWS)
+    process: TrainingProcess
+    start: Callable[[dict], None]  # of values: starts `process`, or raises what is wrong with them
+    switches: list
+    fields: list[Field] = ()
+    resumable: bool = False  # there is an unfinished checkpoint, so it starts at once
+    finished: bool = False
+    # Of values: the memory and time they take, and whether the memory is there, or raises.
+    plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True)
+    players: Callable[[], str] = str  # HTML of what the run has spoken so far
+    profile: Callable[[], str] = str  # describes the newest profile
+    diagnose: Callable[[list[dict]], list[str]] = lambda rows: []  # what makes steps slow
+    session_hours: float | None = None  # the limit that the time left is compared with
+    # Until a run starts by itself, as in "Run all"; a click on anything stops it. None: it waits.
+    countdown_s: float | None = 20.0
+
+    def __post_init__(self):
+        self.rows = thin(read_log(self.process.log), MAX_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
-        self.reached = self.rows[-1] if self.rows else None  # the last row of this training
         self.unprinted_notes: list[str] = []
-        self.began_s = self.redraw_at_s = 0.0
-        self.pace = Pace()
-        self.error: Exception | None = None
-        self.stopping = False
-        self.started_s = time.monotonic()
-        self.countdown_s = 0.0 if resumable else countdown_s
-        self.start_at_s: float | None = None
         self.start_clicked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.thread: threading.Thread | None = None
-        self.view = View(switches, fields)
+        self._begin()
+        self.reached = self.rows[-1] if self.rows else None  # the last row of this training
+        self.view = View(self.switches, self.fields)
         self.view.start.on_click(lambda _: self.start_clicked.set())
         self.view.stop.on_click(lambda _: self._stop_clicked())
         self.view.profile.on_click(lambda _: self.process.request(PROFILE))
@@ -106,8 +87,9 @@ class TrainPanel:
         _PANELS[self.process.log.resolve()] = self
         if not is_watched():
             return self._run_plain()
-        if self.countdown_s is not None and not self.finished:
-            self.start_at_s = time.monotonic() + self.countdown_s
+        countdown_s = 0.0 if self.resumable else self.countdown_s
+        if countdown_s is not None and not self.finished:
+            self.start_at_s = time.monotonic() + countdown_s
         display(self.view.box)
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self._follow, name="panel", daemon=True)
@@ -122,17 +104,18 @@ class TrainPanel:
         if _PANELS.get(self.process.log.resolve()) is not self:
             raise RuntimeError("Another panel shows this run now. Call run() first, then wait().")
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
-        self._interruptible(lambda: self._wait(until_s))
+
+        def work() -> None:
+            with Clicks() as clicks:
+                while not (self.ended.is_set() or self.error) and time.monotonic() < until_s:
+                    clicks.poll()
+                    self.ended.wait(0.1)
+
+        self._interruptible(work)
         if self.error is not None:
             raise self.error
         if not self.ended.is_set():
             raise TimeoutError(f"After {timeout_s:g} s the training has not ended.")
-
-    def _wait(self, until_s: float) -> None:
-        with Clicks() as clicks:
-            while not (self.ended.is_set() or self.error) and time.monotonic() < until_s:
-                clicks.poll()
-                self.ended.wait(0.1)
 
     def _interruptible(self, work: Callable[[], None]) -> None:
         """Do `work`, which waits; the first interrupt asks the training to stop."""
@@ -153,9 +136,17 @@ class TrainPanel:
             self.start(self.view.values())
         self._begin()
         lines = Lines()
-        self._interruptible(lambda: self._print_lines(lines))
-        self._conclude()
-        print(self._verdict()[0], flush=True)
+
+        def work() -> None:
+            running = True
+            while running:
+                running = self.process.running
+                self._read_log()
+                lines.show(self.latest, self._texts(), self.unprinted_notes)
+                time.sleep(0.1 if running else 0)
+
+        self._interruptible(work)
+        print(self._conclude(), flush=True)
         profiled = self.profile()
         if profiled:
             print(profiled, flush=True)
@@ -163,15 +154,6 @@ class TrainPanel:
             show(run_curves(self.rows, live=True))
         if self.error is not None:
             raise self.error
-
-    def _print_lines(self, lines: Lines) -> None:
-        running = True
-        while running:
-            running = self.process.running
-            self._read_log()
-            lines.show(self.latest, self._texts(), self.unprinted_notes)
-            if running:
-                time.sleep(0.1)
 
     # With one: a thread follows one training after another, until a newer panel takes over.
 
@@ -188,7 +170,7 @@ class TrainPanel:
             self.error = error
             self.view.say(f"This panel stopped; training continues. {describe_error(error)}", "bad")
         if self.retired.is_set():
-            self.view.close()
+            self.view.enable()  # nothing: all is left to be read
             self.view.say("This run is shown in the newer panel.")
 
     def _is_due(self) -> bool:
@@ -230,15 +212,14 @@ class TrainPanel:
             self._conclude()
 
     def _begin(self) -> None:
-        self.began_s = time.monotonic()
+        self.started_s = time.monotonic()
         self.redraw_at_s = 0.0
-        self.start_at_s = None  # a countdown is over; Stop now stops the training
+        self.start_at_s: float | None = None  # a countdown is over; Stop now stops the training
         self.ended.clear()
-        self.error = None
+        self.error: Exception | None = None
         self.stopping = False
         self.pace = Pace()
         self.reached = None
-        self.started_s = time.monotonic()
 
     def _read_log(self) -> int:
         """Take over the rows logged since the last time; how many there were."""
@@ -254,18 +235,16 @@ class TrainPanel:
             self.rows = thin(self.rows, MAX_ROWS)
         return len(rows)
 
-    def _conclude(self) -> None:
+    def _conclude(self) -> str:
         self.error = self.error or self.process.error()
-        text, kind, start_label = self._verdict()
+        took_s = time.monotonic() - self.started_s
+        text, kind, start_label = verdict(self.error, self.reached, self.stopping, took_s)
         self.view.idle(start_label)
         self._show_plan()
         self.view.say(text, kind)
         self.view.bar.bar_style = {"good": "success", "bad": "danger"}.get(kind, "warning")
         self.ended.set()
-
-    def _verdict(self) -> tuple[str, str, str]:
-        took_s = time.monotonic() - self.started_s
-        return verdict(self.error, self.reached, self.stopping, took_s)
+        return text
 
     # Clicks.
 
@@ -295,8 +274,7 @@ class TrainPanel:
     def _show_plan(self) -> None:
         """Show what the settings as they are would take, or what is wrong with them."""
         try:
-            values = self.view.values()
-            words, fits = self.plan(values)
+            words, fits = self.plan(self.view.values())
         except ValueError as error:
             text = re.sub(r"^\w+\.(?=\w+ )", "", describe_error(error))  # "TrainConfig." of a field
             return self.view.show_plan(text, "bad", getattr(error, "field", ""))
@@ -304,8 +282,11 @@ class TrainPanel:
 
     # What is shown.
 
+    def _show(self, more: str = "") -> None:
+        self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players(), more)
+
     def _greet(self) -> None:
-        self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players())
+        self._show()
         step = self.rows[-1]["step"] if self.rows else 0
         if self.resumable and step:
             self.view.start.description = "Continue"
@@ -321,15 +302,12 @@ class TrainPanel:
         return progress_texts(self.latest, self.pace) if self.latest else {}
 
     def _curve(self) -> bytes:
-        """The curve as a PNG; while the run trains, drawn so often that it costs little.
-
-        The first minutes are drawn more often: that is when somebody looks.
-        """
+        """The curve as a PNG, drawn so seldom that it costs little; early on more often."""
         now_s, started_s = time.monotonic(), time.thread_time()
         if now_s >= self.redraw_at_s or not self.process.running:
             self.curve = png(run_curves(self.rows, live=True))
             cost_s = time.thread_time() - started_s
-            early_s = max(EARLY_S, (now_s - self.began_s) / 10)
+            early_s = max(EARLY_S, (now_s - self.started_s) / 10)
             self.redraw_at_s = now_s + min(cost_s / COST, early_s)
         return self.curve
 
@@ -337,15 +315,14 @@ class TrainPanel:
         if not self.rows:
             return
         lines = [self.profile(), *self.diagnose(self.rows), health_line(self.rows)]
-        more = "\n".join(filter(None, lines))
-        self.view.show(self.rows, self.latest, self._texts(), self._curve(), self.players(), more)
+        self._show("\n".join(filter(None, lines)))
         self.view.stop.disabled = self.stopping
         if self.stopping:
             return self.view.say("Stopping after this step...")
         left_s = self.pace.left_s(self.reached) if self.reached else None
         time_left, enough = outlook(left_s, self.session_hours)
-        parts = ("Training. Stop saves a checkpoint to resume from.", time_left)
-        self.view.say(" ".join(filter(None, parts)), "info" if enough else "warn")
+        text = f"Training. Stop saves a checkpoint to resume from. {time_left}"
+        self.view.say(text.strip(), "info" if enough else "warn")
 
 
 class Clicks:
@@ -358,7 +335,12 @@ class Clicks:
 
     def __init__(self):
         self.kernel = getattr(get_ipython(), "kernel", None)
-        self.stream = _shell_stream(self.kernel)
+        # From where the kernel's main thread gets messages, and where it sends its replies.
+        self.stream = self.replies = getattr(self.kernel, "shell_stream", None)
+        thread = getattr(self.kernel, "shell_channel_thread", None)
+        if thread is not None:  # ipykernel 7: it reads the socket
+            self.stream = thread.manager._shell_channel_to_main.to_stream
+            self.replies = thread.manager.get_subshell_to_shell_channel_socket(None)
         self.held = []
         self.held_tasks = []
 
@@ -385,7 +367,7 @@ class Clicks:
         session = self.kernel.session
         ident, parts = session.feed_identities(frames, copy=False)
         kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
-        if kind in (*COMM, *ASKED):
+        if kind in HANDLED:
             self._handle(kind, ident, session.deserialize(parts, copy=False))
         else:
             self.held.append(frames)
@@ -398,36 +380,11 @@ class Clicks:
         kernel.set_parent(ident, message, channel="shell")
         kernel._publish_status("busy", "shell", parent=message)
         try:
-            answer = kernel.shell_handlers[kind](_reply_stream(kernel), ident, message)
-            if inspect.isawaitable(answer):
-                _finish(answer)
+            answer = kernel.shell_handlers[kind](self.replies, ident, message)
+            if inspect.isawaitable(answer):  # of what waits for nothing: the event loop is busy
+                with suppress(StopIteration):
+                    answer.send(None)
+                    raise RuntimeError("The kernel did not answer at once: reload the page.")
         finally:
             kernel._publish_status("idle", "shell", parent=message)
             kernel.set_parent(parent_ident, parent, channel="shell")
-
-
-def _finish(answer) -> None:
-    """Run a coroutine that waits for nothing to its end; the kernel's event loop is busy."""
-    try:
-        answer.send(None)
-    except StopIteration:
-        return
-    raise RuntimeError("The kernel did not answer at once: reload the page.")
-
-
-def _reply_stream(kernel):
-    """Where this kernel's main thread sends its replies."""
-    thread = getattr(kernel, "shell_channel_thread", None)
-    if thread is None:
-        return kernel.shell_stream
-    return thread.manager.get_subshell_to_shell_channel_socket(None)
-
-
-def _shell_stream(kernel):
-    """The stream on which this kernel's main thread gets its messages, or None."""
-    if kernel is None:
-        return None
-    thread = getattr(kernel, "shell_channel_thread", None)  # ipykernel 7: a thread reads the socket
-    if thread is None:
-        return kernel.shell_stream
-    return thread.manager._shell_channel_to_main.to_stream

@@ -3,19 +3,17 @@
 import dataclasses
 import html
 import textwrap
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import ipywidgets as widgets
 from IPython.display import display
 
 from kit.base.errors import KitError
-from kit.base.formatting import shorten
+from kit.base.formatting import describe_error, shorten
 from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from kit.notebook.result import is_watched
 
-MOST = 2**31  # of a number in a field
-PANEL_LAYOUT = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 # Where a step's time goes: fields of a StepEvent, in their order in the step.
 PHASES = {
@@ -32,6 +30,21 @@ class Panel:
     """A panel shows its `box` to a person; a program gets what it would show, in a line."""
 
     box: widgets.Widget
+    status: widgets.HTML
+
+    def arrange(self, *rows: widgets.Widget) -> None:
+        layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
+        self.box = widgets.VBox(rows, layout=layout)
+
+    def say(self, text: str, kind: str = "info") -> None:
+        self.status.value = message(text, kind)
+
+    @contextmanager
+    def errors_as_sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.say(describe_error(error), "bad")
 
     def describe(self) -> str:
         raise NotImplementedError
@@ -83,7 +96,7 @@ class FieldBox:
         for number in (int, float):
             with suppress(ValueError):
                 value = number(self.text.value)
-                if abs(value) < MOST:  # neither inf nor nan
+                if abs(value) < 2**31:  # neither inf nor nan
                     return value
         got = shorten(repr(self.text.value), 40)
         message = f"{self.field.label} must be a number, such as {self.field.preset}, got {got}."
@@ -95,8 +108,8 @@ class FieldBox:
 
     def show_problem(self, text: str) -> None:
         style = f"border-left:4px solid {RED};padding:0 8px;font-size:12px;line-height:1.3"
-        shown = f'<div role="alert" style="{style}">{html.escape(text)}</div>' if text else ""
-        self.problem.value = shown
+        alert = f'<div role="alert" style="{style}">{html.escape(text)}</div>'
+        self.problem.value = alert if text else ""
 
 
 class View:
@@ -111,37 +124,33 @@ class View:
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
         set_tooltip(self.bar, "Share of the steps that are done")
-        self.tiles = widgets.HTML()
-        self.status = widgets.HTML()
-        self.notes = widgets.HTML()
-        self.plan = widgets.HTML()
-        self.players = widgets.HTML()
+        self.plan, self.status, self.tiles, self.players, self.notes = (
+            widgets.HTML() for _ in range(5)
+        )
         curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
         self.image = widgets.Image(format="png", layout=curve)
         cell = {"overflow": "hidden"}  # no scroll bars for a pixel too many
         cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=cell) for s in switches]
-        self.more = widgets.Accordion([_grid(self._field_boxes(more=True))])
+        shown = [each.box for each in self.fields.values() if not each.field.more]
+        folded = [each.box for each in self.fields.values() if each.field.more]
+        self.more = widgets.Accordion([_grid(folded)])
         self.more.set_title(0, "More settings")
         self.more.selected_index = None
         pressed = [self.start, self.stop, self.profile, self.bar]
         buttons = widgets.HBox(pressed, layout={"align_items": "center"})
-        settings = [_grid(cells), _grid(self._field_boxes(more=False))]
-        if self._field_boxes(more=True):
-            settings.append(self.more)
+        settings = [_grid(cells), _grid(shown), *([self.more] if folded else [])]
         outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
         rows = [*settings, buttons, *outputs]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
         self.idle("Start")
-
-    def _field_boxes(self, more: bool) -> list[widgets.VBox]:
-        return [each.box for each in self.fields.values() if each.field.more == more]
 
     def values(self) -> dict:
         """Switches and fields by name. Raises KitError for a field that holds no number."""
         on = {n: bool(b.value) and n not in self.unavailable for n, b in self.boxes.items()}
         return on | {name: field.value for name, field in self.fields.items()}
 
-    def _enable(self, settings=False, start=False, stop=False, profile=False) -> None:
+    def enable(self, settings=False, start=False, stop=False, profile=False) -> None:
+        """Unlock what is named; all else can only be read."""
         self.can_start = start
         for name, box in self.boxes.items():
             box.disabled = not settings or name in self.unavailable
@@ -149,43 +158,34 @@ class View:
             field.lock(not settings)
         self.start.disabled = not start
         self.stop.disabled = not stop
+        self.stop.description = "Stop"
         self.profile.disabled = not profile
 
     def running(self, profile: bool = False) -> None:
-        self._enable(stop=True, profile=profile)
+        self.enable(stop=True, profile=profile)
         for name in self.unavailable:
             self.boxes[name].value = False
-        self.stop.description = "Stop"
         self.bar.bar_style = "info"
 
     def idle(self, start_label: str) -> None:
-        self._enable(settings=True, start=True)
+        self.enable(settings=True, start=True)
         self.start.description = start_label
-        self.stop.description = "Stop"
-
-    def close(self) -> None:
-        """Leave everything to be read and nothing to be pressed."""
-        self._enable()
 
     def count_down(self, left_s: float) -> None:
-        """Announce that training starts in `left_s` seconds, and how to stop that."""
         self.start.description = "Start now"
         self.stop.description = "Wait"
         self.stop.disabled = False
         self.say(f"Training starts in {left_s:.0f} s. Change a setting or press Wait to hold it.")
 
     def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
-        """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.
-
-        With something wrong (`kind` "bad") Start is off.
-        """
-        for name, field in self.fields.items():
-            field.show_problem(text if name == wrong_field else "")
+        """Show what the settings would take, or what is wrong ("bad": Start is off), and where."""
+        for name, box in self.fields.items():
+            box.show_problem(text if name == wrong_field else "")
         if wrong_field in self.fields:
-            label = self.fields[wrong_field].field.label
-            if self.fields[wrong_field].field.more:
+            field = self.fields[wrong_field].field
+            if field.more:
                 self.more.selected_index = 0
-            text = f"Correct the setting {label}: Start is off until then."
+            text = f"Correct the setting {field.label}: Start is off until then."
         self.plan.value = message(text, kind) if text else ""
         self.start.disabled = kind == "bad" or not self.can_start
 
@@ -198,15 +198,7 @@ class View:
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
-    def show(
-        self,
-        rows: list[dict],
-        latest: dict,
-        texts: dict[str, str],
-        png: bytes,
-        players: str,
-        more: str = "",
-    ) -> None:
+    def show(self, rows: list, latest: dict, texts: dict, png: bytes, players: str, more: str):
         """The curve, the `latest` numbers, `players`, and the newest notes with `more` below."""
         self.image.value = png
         self.image.layout.display = None if rows else "none"
@@ -216,10 +208,9 @@ class View:
         self.tiles.value = _tiles(texts) + _step_time(latest)
         self.players.value = players
         noted = [row for row in rows if row.get("note")][-3:]
-        lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
-        if more:
-            lines += html.escape(more).splitlines()
-        self.notes.value = f'<div style="font-size:12px;opacity:.8">{"<br>".join(lines)}</div>'
+        lines = [f"step {row['step']:,}: {row['note']}" for row in noted] + more.splitlines()
+        text = "<br>".join(map(html.escape, lines))
+        self.notes.value = f'<div style="font-size:12px;opacity:.8">{text}</div>'
 
 
 def message(text: str, kind: str) -> str:
@@ -230,10 +221,9 @@ def message(text: str, kind: str) -> str:
 
 def _checkbox(switch) -> widgets.Checkbox:
     on = switch.on and switch.available
-    box = widgets.Checkbox(value=on, description=switch.label, indent=False)
+    layout = {"width": "auto", "margin": "0"}
+    box = widgets.Checkbox(value=on, description=switch.label, indent=False, layout=layout)
     set_tooltip(box, switch.reason)
-    box.disabled = not switch.available
-    box.layout = widgets.Layout(width="auto", margin="0")
     return box
 
 
@@ -241,9 +231,8 @@ def _reason(switch) -> widgets.HTML:
     text = switch.reason if switch.available else f"not available: {switch.reason}"
     style = "font-size:12px;line-height:1.3;opacity:.7;margin:-4px 8px 6px 20px"
     short = html.escape(textwrap.shorten(text, 110, placeholder="..."))
-    whole = html.escape(text)
     measured = f"<b>{html.escape(switch.measured)}</b><br>" if switch.measured else ""
-    return widgets.HTML(value=f'<div style="{style}" title="{whole}">{measured}{short}</div>')
+    return widgets.HTML(f'<div style="{style}" title="{html.escape(text)}">{measured}{short}</div>')
 
 
 def _grid(children: list) -> widgets.GridBox:
@@ -262,28 +251,24 @@ def player() -> widgets.Audio:
 
 
 def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
-    layout = {"width": "130px"}
-    return widgets.Button(
-        description=label, icon=icon, button_style=style, tooltip=tip, layout=layout
-    )
+    look = {"icon": icon, "button_style": style, "layout": {"width": "130px"}}
+    return widgets.Button(description=label, tooltip=tip, **look)
 
 
 def uploaded_files(value: dict | tuple) -> list[tuple[str, bytes]]:
-    """Names and bytes of the files in a FileUpload's value, of ipywidgets 7 or 8."""
-    if isinstance(value, dict):  # ipywidgets 7: by name
-        return [(name, bytes(file["content"])) for name, file in value.items()]
+    """Names and bytes of the files in a FileUpload's value, of ipywidgets 7 (by name) or 8."""
+    if isinstance(value, dict):
+        value = [{"name": name, **file} for name, file in value.items()]
     return [(file["name"], bytes(file["content"])) for file in value]
 
 
 def _tiles(texts: dict[str, str]) -> str:
-    name = "font-size:11px;opacity:.65"
-    figure = "font-size:16px;font-weight:600"
-    cells = (
-        f'<div><div style="{name}">{n}</div><div style="{figure}">{t}</div></div>'
-        for n, t in texts.items()
-    )
+    cells = ""
+    for name, text in texts.items():
+        cells += f'<div><div style="font-size:11px;opacity:.65">{name}</div>'
+        cells += f'<div style="font-size:16px;font-weight:600">{text}</div></div>'
     style = "display:flex;flex-wrap:wrap;gap:4px 26px;line-height:1.3;padding:4px 0"
-    return f'<div style="{style};font-variant-numeric:tabular-nums">{"".join(cells)}</div>'
+    return f'<div style="{style};font-variant-numeric:tabular-nums">{cells}</div>'
 
 
 def _step_time(row: dict) -> str:
@@ -292,15 +277,15 @@ def _step_time(row: dict) -> str:
     total_s = sum(times.values())
     if total_s <= 0:
         return ""
-    parts, names = [], []
+    parts = ""
+    names = f"<span>where a step's time goes ({total_s:.3g} s):</span>"
     for key, (name, colour) in PHASES.items():
         share = times[key] / total_s
         if share < 0.005:
             continue
-        parts.append(f'<div style="width:{100 * share:.2f}%;background:{colour}"></div>')
+        parts += f'<div style="width:{100 * share:.2f}%;background:{colour}"></div>'
         square = f'<span style="color:{colour}" aria-hidden="true">&#9632;</span>'
-        names.append(f'<span style="white-space:nowrap">{square} {name} {share:.0%}</span>')
-    bar = f'<div style="display:flex;height:10px;max-width:1000px">{"".join(parts)}</div>'
+        names += f'<span style="white-space:nowrap">{square} {name} {share:.0%}</span>'
     text = "display:flex;flex-wrap:wrap;gap:0 14px;font-size:12px;line-height:1.5"
-    title = f"<span>where a step's time goes ({total_s:.3g} s):</span>"
-    return f'<div style="{text}">{title}{"".join(names)}</div>{bar}'
+    bar = f'<div style="display:flex;height:10px;max-width:1000px">{parts}</div>'
+    return f'<div style="{text}">{names}</div>{bar}'

@@ -1,24 +1,25 @@
-"""A run with the machine it works on, and what it is made from: recordings, a base model."""
+"""A run with the machine it works on, and what it is made from: recordings, a base model.
+
+With it, pictures that recipes share. Shapes: L samples.
+"""
 
 import dataclasses
 import itertools
 import json
 import re
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from kit.audio.spectrogram import Mel
+from kit.base import hardware
+from kit.base import run as runs
 from kit.base.config import build, merge
 from kit.base.formatting import flat
-from kit.base.hardware import (
-    Choice,
-    Hardware,
-    choose_precision,
-    detect,
-    set_cuda_defaults,
-    use_threads,
-)
-from kit.base.run import KIT_FOLDERS, SETTINGS, Run, numbered, places_of_runs, read_run_file
+from kit.base.run import Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
 from kit.inference.generate import GenerateConfig
@@ -26,13 +27,13 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_model, saved_config, warm_start_model
-from kit.notebook.result import Result
+from kit.notebook.plots import Figure, heatmaps
+from kit.notebook.result import Result, Sound
 from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
 from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.ranks import ALONE, Ranks
 from kit.training.switches import SpeedConfig
-from kit.tuning.memory_plan import count_parameters, count_trained
 from kit.tuning.preflight import Workload
 
 SETTINGS_SHOWN = 6
@@ -42,9 +43,9 @@ SETTINGS_SHOWN = 6
 class ActiveRun(Run):
     """A run's folder, preset and record, with the machine and what was chosen for it."""
 
-    hw: Hardware
-    threads: Choice  # of torch
-    precision: Choice  # "fp32", "fp16" or "bf16"
+    hw: hardware.Hardware
+    threads: hardware.Choice  # of torch
+    precision: hardware.Choice  # "fp32", "fp16" or "bf16"
     kept: Any = None  # its `RunCopy` on another disk (open_run.py), if there is one
     ranks: Ranks = ALONE  # the processes that share its work
 
@@ -57,27 +58,23 @@ class ActiveRun(Run):
 
     def fetch_checkpoints(self) -> None:
         if self.kept:
-            self.kept.fetch_checkpoints()
+            self.kept.run.fetch(lambda name: name.startswith("checkpoints/"))
 
     def hold_shared_lock(self, what: str) -> AbstractContextManager:
         """Lock out `what` on other machines that share the copy."""
         return self.kept.run.hold_shared_lock(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
+        values = [f"{name} = {value}" for name, value in flat(self.settings)]
+        more = len(values) - SETTINGS_SHOWN
+        if more > 1:  # a run that starts from a base model has dozens
+            values[SETTINGS_SHOWN:] = [f"and {more} values more ({runs.SETTINGS})"]
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
-            + (f"set {self.first_settings()}, " if self.settings else "")
+            + (f"set {', '.join(values)}, " if values else "")
             + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
         )
-
-    def first_settings(self) -> str:
-        """The first settings of the run: one that starts from a base model has dozens."""
-        values = [f"{name} = {value}" for name, value in flat(self.settings)]
-        more = len(values) - SETTINGS_SHOWN
-        if more > 1:
-            values[SETTINGS_SHOWN:] = [f"and {more} values more ({SETTINGS})"]
-        return ", ".join(values)
 
     __repr__ = __str__
 
@@ -93,11 +90,10 @@ def active_run(run: Run, kept: Any = None) -> ActiveRun:
     """Return `run`, its copy `kept`, and what suits this machine; sets torch's threads."""
     if kept:
         kept.fetch_codes(run)
-    set_cuda_defaults()
-    hw = detect()
-    return ActiveRun(
-        **vars(run), hw=hw, threads=use_threads(hw), precision=choose_precision(hw), kept=kept
-    )
+    hardware.set_cuda_defaults()
+    hw = hardware.detect()
+    threads, precision = hardware.use_threads(hw), hardware.choose_precision(hw)
+    return ActiveRun(**vars(run), hw=hw, threads=threads, precision=precision, kept=kept)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,34 +108,20 @@ class RunSource:
 
     def __str__(self) -> str:
         parts = [self.data or "the built-in corpus", f"language {self.language}"]
-        if self.text:
-            parts.append(f"pieces of {self.text}")
-        if self.phonemes:
-            parts.append(f"phonemes of {self.phonemes}")
-        if self.tokenizer:
-            parts.append(f"tokenizer {self.tokenizer}")
-        return ", ".join(parts)
+        more = {"pieces of": self.text, "phonemes of": self.phonemes, "tokenizer": self.tokenizer}
+        return ", ".join(parts + [f"{what} {value}" for what, value in more.items() if value])
 
     def begin(self, run: ActiveRun) -> None:
         run.require_permanent("data", str(self))
         run.record(data={"source": dataclasses.asdict(self)})
 
     def section(self, run: ActiveRun, name: str) -> dict:
-        """The preset's section `name`, with the preset's changes for recordings of people.
-
-        The run's own settings override both.
-        """
-        settings = run.section(name)
-        if not self.data:
-            return settings
+        """The run's section `name`; of people's recordings, with the preset's changes for them."""
+        own = run.settings.get(name, {})
+        if not self.data or (name == "codec" and "kind" in own):  # the changes suit the mel codec
+            return run.section(name)
         changes = run.section("recordings").get(name, {})
-        return merge(merge(settings, changes), run.settings.get(name, {}))
-
-    def codec_settings(self, run: ActiveRun) -> dict:
-        """The codec's section; changes for recordings of people do not apply to other codecs."""
-        if "kind" in run.settings.get("codec", {}):
-            return run.section("codec")
-        return self.section(run, "codec")
+        return merge(merge(run.section(name), changes), own)
 
 
 # Names of folders and tables that say nothing about the data: the folder above them does.
@@ -147,10 +129,7 @@ COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train
 
 
 def name_for_data(data: str, language: str) -> str:
-    """Return the name of a run for `data`: of the one that has it, else a new one.
-
-    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
-    """
+    """Return the name of the run that has `data` ("record" and "upload", too), or of a new one."""
     code = language_code(language or "am")
     if data in ("record", "upload"):
         return "my-voice"
@@ -159,20 +138,19 @@ def name_for_data(data: str, language: str) -> str:
         name = data.removeprefix("hf://")
     elif data:
         names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
-        name = next((n for n in names if n.lower() not in {"", *COMMON_NAMES, *KIT_FOLDERS}), "")
+        common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
+        name = next((n for n in names if n.lower() not in common), "")
     name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
-    names = itertools.chain([name], numbered(name))
+    names = itertools.chain([name], runs.numbered(name))
     return next(each for each in names if _source_of(each) in (None, (data, code)))
 
 
 def _source_of(name: str) -> tuple[str, str] | None:
     """The data and the language of the run `name`; None before 01_data_prep."""
-    for place in places_of_runs():
-        try:
+    for place in runs.places_of_runs():
+        with suppress(OSError, ValueError, KeyError, TypeError):
             source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
             return source["data"], language_code(source["language"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
     return None
 
 
@@ -186,9 +164,8 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
         if "language" in recorded and language_code(recorded["language"]) == given["language"]:
             given["language"] = recorded["language"]
     source = build(RunSource, recorded, **given)
-    if any(value and name not in given for name, value in recorded.items()):
-        return source, f"As this run was started: {source}."
-    return source, ""
+    added = any(value and name not in given for name, value in recorded.items())
+    return source, f"As this run was started: {source}." if added else ""
 
 
 def section_for_run(run: ActiveRun, name: str) -> dict:
@@ -215,10 +192,7 @@ def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first training step: the base model's weights, or random ones.
-
-    Raises DamagedFileError if `config` is no longer that of the base model.
-    """
+    """The model before its first step. DamagedFileError if `config` is not the base model's."""
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)
@@ -253,37 +227,22 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
 
 
 def workload(run: ActiveRun, **parts) -> Workload:
-    """A training step of `run` as its settings say; `parts` are fields that replace them.
-
-    Without lengths in `parts` it has the longest that the model has positions for.
-    """
-    settings = {
-        "model": build(GPTConfig, run.section("model")),
-        "train": build(TrainConfig, run.section("train")),
-        "speed": build(SpeedConfig, run.section("speed")),
-        "data": build(DataConfig, run.section("data")),
-        "hw": run.hw,
-        "precision": run.precision.value,
-    }
+    """A training step of `run`, the fields `parts` replaced; by default of the longest lengths."""
+    classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+    settings = {name: build(cls, run.section(name)) for name, cls in classes.items()}
+    settings |= {"hw": run.hw, "precision": run.precision.value}
     return Workload(**settings | run.section("memory") | parts)
 
 
-def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
-    """Describe what of `model` trains; "" if all of it does from the first step on."""
-    line = ""
-    if finetuning.adapters:
-        trained = count_trained(model, finetuning)
-        lora = finetuning.lora
-        tables = ", and the new rows of embeddings and heads" if trained.tables else ""
-        if finetuning.config.tables == "all":
-            tables = ", and all embeddings and heads"
-        line = (
-            f"LoRA: {trained.learning:,} parameters train, "
-            f"{trained.learning / count_parameters(model):.1%} as many as the model has: adapters "
-            f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
-            "the frozen matrices beside them take half the memory. "
-        )
-    if finetuning.config.tables_first:
-        steps = finetuning.config.tables_first
-        line += f"In the first {steps:,} steps only embeddings and heads train."
-    return line.strip()
+def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
+    """Log-mel spectrograms of `waves` (L,) by name, side by side."""
+    mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
+    low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
+    return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
+
+
+def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
+    return [
+        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
+        for caption, wave in waves.items()
+    ]

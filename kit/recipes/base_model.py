@@ -1,69 +1,52 @@
-"""The model that a run starts from: its files and its licence.
+"""The model that a run starts from, and exported voices: their files, the hub, their licences.
 
 What codes mean depends on the codec and what text ids mean on the tokenizer, so both come with the
 weights. They are copied into the run's folder: the original may be deleted.
 """
 
 import dataclasses
+import math
 import os
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
 from kit.audio.spectrogram import MelConfig
 from kit.base.config import build, merge
 from kit.base.errors import KitError
-from kit.base.files import file_digest, write_atomic
-from kit.base.hub import fetched, list_files
-from kit.base.run import Run, read_run_file
-from kit.inference.export import CARD, load_export, read_card
+from kit.base.files import file_digest, make_folder, write_atomic
+from kit.base.hub import fetch_model, fetched, list_files
+from kit.base.lock import held
+from kit.base.run import RELEASES_FOLDER, Run, read_run_file, run_folder, runs_folder
+from kit.inference.candidates import READER
+from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, model_settings, save_model
+from kit.notebook.progress import Ticker
 from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, ActiveRun
-from kit.recipes.hub import (
-    BESIDE_THEM,
-    EXPORT_FILES,
-    HUB,
-    LICENCE,
-    copy_of,
-    fetch_once,
-)
+from kit.releases.indextts2 import model as indextts2
 from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
-from kit.releases.indextts2.model import CONFIG_FILE as INDEXTTS2_CONFIG
-from kit.releases.indextts2.model import (
-    INDEXTTS2_REPOSITORY,
-    STATS_FILE,
-    IndexTTS2,
-    describe_version_2_5,
-    indextts2_in,
-    load_indextts2,
-)
-from kit.releases.indextts2.model import WEIGHTS_FILE as INDEXTTS2_WEIGHTS
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
+from kit.releases.xtts_v2 import model as xtts_v2
 from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import (
-    CONFIG_FILE,
-    DVAE_FILE,
-    MEL_STATS_FILE,
-    VOCABULARY_FILE,
-    WEIGHTS_FILE,
-    XTTS,
-    load_xtts,
-)
 from kit.tuning.memory_plan import count_parameters
 
+HUB = "hf://"
+EXPORT_FILES = (*FILES, CARD)
+BESIDE_THEM = (READER, "README.md")  # where the voice has them
 RELEASE = "hf://coqui/XTTS-v2"
 # Revisions that have been tested: the files of a repository may change at any time.
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
-NEEDED = (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
+NEEDED = (xtts_v2.WEIGHTS_FILE, xtts_v2.CONFIG_FILE, xtts_v2.VOCABULARY_FILE)
+NEEDED += (xtts_v2.DVAE_FILE, xtts_v2.MEL_STATS_FILE)
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
 
-INDEXTTS2_NEEDED = (INDEXTTS2_WEIGHTS, INDEXTTS2_CONFIG, INDEXTTS2_VOCABULARY, STATS_FILE)
+INDEXTTS2_NEEDED = (indextts2.WEIGHTS_FILE, indextts2.CONFIG_FILE)
+INDEXTTS2_NEEDED += (INDEXTTS2_VOCABULARY, indextts2.STATS_FILE)
 INDEXTTS2_WITH_THEM = ("LICENSE.txt", "LICENSE_ZH.txt", "s2mel.pth", "feat1.pt", "feat2.pt")
+LICENCE = "CPML"  # of XTTS-v2 and of all that is made from it
 BILIBILI = "bilibili"  # the licence of IndexTTS2
 # What each licence binds to; what a run records after its name.
 TERMS = {
@@ -92,8 +75,6 @@ TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "te
 XTTS_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
 }
-# A trained model has heads that follow the text.
-NO_GUIDED_ATTENTION = {"train": {"guided_attention_weight": 0.0}}
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
 FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements.md
 # Of a person's recordings, to train from scratch. An estimate: 1.5 hours were measured, and were
@@ -109,7 +90,9 @@ class BaseModel:
     model: SpeechGPT
     codec: Codec
     tokenizer: bytes  # its file
-    sections: dict  # settings that must be those of the base model
+    front_end: MelConfig | FeatureConfig
+    phonemes: str = ""  # of the tokenizer
+    kept: tuple[str, ...] = ()  # settings of the model, beside its sizes
     record: dict  # for the run's report: where it came from, its licence
     defaults: dict = dataclasses.field(default_factory=dict)  # settings that a user may change
 
@@ -120,9 +103,8 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
     `folder` is an export, another run's folder or a released XTTS-v2; `hf://OWNER/NAME@REVISION`
     downloads an export or a release. `licence` accepts the licence of XTTS-v2, which a voice made
     from it has, too. "" leaves the run as it was started. Raises KitError for a folder without a
-    model, a licence that is not accepted and a run that was started otherwise; SpeechError, or the
-    errors of `load_xtts` and `xtts_codec`, for a damaged model; KitError if it cannot be
-    downloaded.
+    model, a licence that is not accepted, a run that was started otherwise and a failed download;
+    SpeechError, or the errors of `load_xtts` and `xtts_codec`, for a damaged model.
     """
     if not folder:
         return run
@@ -146,10 +128,12 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
             f"The run `{run.name}` was started {how}, not from {folder}: its codes and text ids "
             f"would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
-    load = load_release if release_weights(path) else load_own
-    if weights == INDEXTTS2_WEIGHTS:
-        load = partial(load_indextts2_base, fetch=partial(fetch_beside, run))
-    base = load(path, weights, licence)
+    if weights == indextts2.WEIGHTS_FILE:
+        base = load_indextts2_base(run, path, licence)
+    elif weights == xtts_v2.WEIGHTS_FILE:
+        base = load_xtts_base(path, licence)
+    else:
+        base = load_own(path, weights, licence)
     run = run.save_settings(settings_for(run, base))
     save_model(base.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), base.tokenizer)
@@ -162,10 +146,7 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
 
 
 def too_few_hours(run: Run, hours: float) -> str:
-    """What to expect of `hours` of recordings, and what to do; "" if they are enough.
-
-    The built-in corpus is, and so is anything beside a base model.
-    """
+    """Why `hours` are few, and what to do; "" if enough, of the built-in corpus or with a base."""
     recorded = (run.figure("data", "source") or {}).get("data")
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
         return ""
@@ -173,21 +154,18 @@ def too_few_hours(run: Run, hours: float) -> str:
         f"{hours:.2f} hours of recordings are few for a voice trained from scratch: do not expect "
         "it to be intelligible. With 1.5 hours of one person, Whisper found 89 % of the letters "
         "wrong from scratch, and 18 % from a base voice that the kit does not contain "
-        "(docs/measurements.md). More hours were not "
-        f"measured; that {MIN_HOURS:g} are needed is an estimate. Record more, or begin a new "
-        f"run and set BASE_MODEL (--base-model): {RELEASE} by 07_finetune_xtts (its licence is "
-        "non-commercial), or another voice's export (runs/NAME/export)."
+        f"(docs/measurements.md). More hours were not measured; that {MIN_HOURS:g} are needed is "
+        "an estimate. Record more, or begin a new run and set BASE_MODEL (--base-model): "
+        f"{RELEASE} by 07_finetune_xtts (its licence is non-commercial), or another voice's export "
+        "(runs/NAME/export)."
     )
 
 
 def repository_of(name: str) -> tuple[str, str]:
-    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that in PINNED.
-
-    Raises KitError if there is none, and for a repository of another kind of model.
-    """
+    """Split `hf://OWNER/NAME@REVISION` (by default PINNED's) at the @. Raises KitError."""
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    if repository.startswith(f"{INDEXTTS2_REPOSITORY}."):
-        raise KitError(f"BASE_MODEL = {name}: {describe_version_2_5(repository)}")
+    if repository.startswith(f"{indextts2.INDEXTTS2_REPOSITORY}."):
+        raise KitError(f"BASE_MODEL = {name}: {indextts2.describe_version_2_5(repository)}")
     revision = revision or PINNED.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
@@ -207,38 +185,72 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
 
     All runs share the download. A repository other than the tested release's may hold a voice of
     this kit. No weights are downloaded before their licence is accepted. Raises KitError for a
-    wrong name or a failed download, DiskError if the download fails.
+    wrong name; KitError and DiskError if the download fails.
     """
     if not name.startswith(HUB):
         return Path(name).expanduser(), {}
     repository, revision = repository_of(name)
     folder = copy_of(repository, revision, run.folder.parent)
-    if repository == INDEXTTS2_REPOSITORY:
-        require_licence(name, licence, BILIBILI)
-        names = (INDEXTTS2_NEEDED, INDEXTTS2_WITH_THEM)
-        return folder, fetch_once(repository, revision, folder, *names)
-    listing = None
-    if repository not in PINNED and not fetched(folder, NEEDED):
+    needed_licence, names, listing = LICENCE, (NEEDED, WITH_THEM), None
+    if repository == indextts2.INDEXTTS2_REPOSITORY:
+        needed_licence, names = BILIBILI, (INDEXTTS2_NEEDED, INDEXTTS2_WITH_THEM)
+    elif repository not in PINNED and not fetched(folder, NEEDED):
         if not fetched(folder, EXPORT_FILES):
             listing = list_files(repository, revision)
         if not listing or CARD in listing[1]:
             fetch_once(repository, revision, folder, (CARD,), (), listing)
-            if read_card(folder).licence:
-                require_licence(name, licence)
+            needed_licence = LICENCE if read_card(folder).licence else ""
             names = (EXPORT_FILES, BESIDE_THEM)
-            return folder, fetch_once(repository, revision, folder, *names, listing)
-    require_licence(name, licence)
-    return folder, fetch_once(repository, revision, folder, NEEDED, WITH_THEM, listing)
+    if needed_licence:
+        require_licence(name, licence, needed_licence)
+    return folder, fetch_once(repository, revision, folder, *names, listing)
 
 
-def fetch_beside(run: ActiveRun, repository: str, name: str) -> Path:
-    """The file `name` of a repository, fetched once for all runs."""
-    folder = copy_of(repository, "main", run.folder.parent)
-    fetch_once(repository, "main", folder, (name,), ("LICENSE", "README.md"))
-    return folder / name
+def voice_folder(name: str, run: str = "") -> Path:
+    """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
+
+    "" is the voice of `run`. Downloads it once for all runs. Raises KitError if there is none, and
+    DiskError if the download fails.
+    """
+    if not name.startswith(HUB):
+        folder = Path(name).expanduser() if name else run_folder(run) / "export"
+        if not (folder / CARD).is_file():
+            raise KitError(f"There is no exported voice in {folder}: {FIX}")
+        return folder
+    repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
+    listing = list_files(repository, revision or "main")
+    folder = copy_of(repository, listing[0], runs_folder())
+    fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
+    return folder
 
 
-def require_licence(name: Path | str, licence: str, needed: str = LICENCE) -> None:
+def fetch_once(
+    repository: str,
+    revision: str,
+    folder: Path,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    listing: tuple | None = None,
+) -> dict:
+    """Download as `fetch_model` does unless `names` are there; return the download's record.
+
+    Waits while another process downloads them. Raises KitError and DiskError.
+    """
+    record = fetched(folder, names)
+    if record:
+        return record
+    lock = make_folder(folder.parent) / f".{folder.name}.lock"
+    with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
+        progress = Ticker("bytes downloaded")
+        return fetch_model(repository, revision, names, folder, progress, optional, listing)
+
+
+def copy_of(repository: str, revision: str, runs: Path) -> Path:
+    """The folder of a repository's files, which all runs share."""
+    return runs / RELEASES_FOLDER / f"{repository.replace('/', '--')}@{revision}"
+
+
+def require_licence(name: Path | str, licence: str, needed: str) -> None:
     """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is the one that is `needed`."""
     licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
     if licence == needed:
@@ -257,17 +269,17 @@ def inherited_licence(run: Run) -> str:
 
 def release_weights(folder: Path) -> str:
     """The name of the weights of an XTTS in `folder`; "" if there is none."""
-    complete = all((folder / name).is_file() for name in (WEIGHTS_FILE, VOCABULARY_FILE))
-    return WEIGHTS_FILE if complete else ""
+    names = (xtts_v2.WEIGHTS_FILE, xtts_v2.VOCABULARY_FILE)
+    return xtts_v2.WEIGHTS_FILE if all((folder / name).is_file() for name in names) else ""
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:
     """The folder and the name of the weights of the export, run or release in `folder`."""
-    if folder.name == INDEXTTS2_WEIGHTS:  # the file in place of its folder
+    if folder.name == indextts2.WEIGHTS_FILE:  # the file in place of its folder
         folder = folder.parent
     names = [release_weights(folder) or WEIGHTS["ema"], WEIGHTS["raw"]]
-    if indextts2_in(folder):
-        names = [INDEXTTS2_WEIGHTS]
+    if indextts2.indextts2_in(folder):
+        names = [indextts2.WEIGHTS_FILE]
     if (folder / CARD).is_file():
         names = ["model.safetensors"]
     for name in names:
@@ -282,37 +294,43 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     )
 
 
-def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
+def load_xtts_base(folder: Path, licence: str) -> BaseModel:
     """Load the XTTS-v2 in `folder`; `licence` accepts its licence. Raises KitError."""
-    require_licence(folder, licence)
-    xtts = load_xtts(folder / weights)
+    require_licence(folder, licence, LICENCE)
+    xtts = xtts_v2.load_xtts(folder / xtts_v2.WEIGHTS_FILE)
     if not xtts.dvae:
         raise KitError(
-            f"{folder} has no {DVAE_FILE}, which makes codes of recordings: copy it there from "
-            "where the model was published."
+            f"{folder} has no {xtts_v2.DVAE_FILE}, which makes codes of recordings: copy it there "
+            "from where the model was published."
         )
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
     front_end = codec.reference_mel.config
     return released(xtts, codec, xtts.vocabulary.data, front_end, LICENCE, XTTS_DEFAULTS)
 
 
-def load_indextts2_base(folder: Path, weights: str, licence: str, fetch: Callable) -> BaseModel:
+def load_indextts2_base(run: ActiveRun, folder: Path, licence: str) -> BaseModel:
     """Load the IndexTTS2 in `folder`; `licence` accepts its licence. Raises KitError."""
     require_licence(folder, licence, BILIBILI)
-    release = load_indextts2(folder / weights)
+
+    def fetch(repository: str, name: str) -> Path:
+        beside = copy_of(repository, "main", run.folder.parent)
+        fetch_once(repository, "main", beside, (name,), ("LICENSE", "README.md"))
+        return beside / name
+
+    release = indextts2.load_indextts2(folder / indextts2.WEIGHTS_FILE)
     codec = load_indextts2_codec(folder, release.settings, fetch)
     config = release.model.config
     if codec.vocab_size + 2 != config.code_vocab:
         raise KitError(
-            f"The semantic codec of {folder / INDEXTTS2_CONFIG} has {codec.vocab_size:,} codes, "
-            f"its GPT {config.code_vocab - 2:,}: they are of different releases."
+            f"The semantic codec of {folder / indextts2.CONFIG_FILE} has {codec.vocab_size:,} "
+            f"codes, its GPT {config.code_vocab - 2:,}: they are of different releases."
         )
     defaults = merge(XTTS_DEFAULTS, NOT_SPOKEN)
     return released(release, codec, release.tokenizer, FeatureConfig(), BILIBILI, defaults)
 
 
 def released(
-    release: XTTS | IndexTTS2,
+    release: xtts_v2.XTTS | indextts2.IndexTTS2,
     codec: Codec,
     tokenizer: bytes,
     front_end: MelConfig | FeatureConfig,
@@ -320,56 +338,36 @@ def released(
     defaults: dict,
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are."""
-    config = release.model.config
-    kept = {name: getattr(config, name) for name in TRAINED_WITH}
-    return BaseModel(
-        model=release.model,
-        codec=codec,
-        tokenizer=tokenizer,
-        sections={
-            "model": model_settings(config) | kept,
-            "codec": dataclasses.asdict(codec.config),
-            "front_end": dataclasses.asdict(front_end),
-            "text": {"phonemes": ""},
-        },
-        record={
-            "licence": ACCEPTED[licence],
-            **dataclasses.asdict(release.source),
-            "notes": list(release.notes),
-        },
-        defaults=defaults,
-    )
+    record = {"licence": ACCEPTED[licence]} | dataclasses.asdict(release.source)
+    record["notes"] = list(release.notes)
+    parts = {"model": release.model, "codec": codec, "tokenizer": tokenizer, "front_end": front_end}
+    return BaseModel(**parts, kept=TRAINED_WITH, record=record, defaults=defaults)
 
 
 def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
     """Load an export or a run of the kit; `licence` accepts that of its own base model."""
-    if (folder / CARD).is_file():
+    is_export = (folder / CARD).is_file()
+    if is_export:
         bound = read_card(folder).licence
     else:
         bound = inherited_licence(Run(name="", preset_name="", preset={}, folder=folder))
     if bound:
         require_licence(folder, licence, bound)
-    voice = load_export(folder) if (folder / CARD).is_file() else load_voice(folder, weights)
+    voice = load_export(folder) if is_export else load_voice(folder, weights)
     return BaseModel(
         model=voice.model,
         codec=voice.codec,
         tokenizer=voice.tokenizer.file_bytes(),
-        sections={
-            "model": model_settings(voice.model.config),
-            "codec": dataclasses.asdict(voice.codec.config),
-            "front_end": dataclasses.asdict(voice.front_end.config),
-            "text": {"phonemes": voice.tokenizer.phonemes},
-        },
+        front_end=voice.front_end.config,
+        phonemes=voice.tokenizer.phonemes,
         record={"licence": ACCEPTED[bound]} if bound else {},
     )
 
 
 def settings_for(run: ActiveRun, base: BaseModel) -> dict:
-    """The settings of a run that starts from `base`: its sizes, and what suits fine-tuning.
-
-    Settings that the user has given win over what suits fine-tuning.
-    """
-    defaults = merge(NO_GUIDED_ATTENTION, base.defaults)
+    """The settings of a run from `base`: its sizes, the user's, then what suits fine-tuning."""
+    # A trained model has heads that follow the text.
+    defaults = merge({"train": {"guided_attention_weight": 0.0}}, base.defaults)
     finetune = dict(run.section("finetune"))
     if finetune.get("method") == "auto":
         # The preset's own model is as large as fits the machine when all of it trains.
@@ -386,4 +384,11 @@ def settings_for(run: ActiveRun, base: BaseModel) -> dict:
         rates = {name: float(f"{FINETUNE_LR_FACTOR * train[name]:.3g}") for name in names}
         defaults = merge(defaults, {"train": rates})
     settings = merge(merge(defaults, run.settings), {"finetune": finetune})
-    return merge(settings, base.sections)
+    model = base.model.config
+    sections = {
+        "model": model_settings(model) | {name: getattr(model, name) for name in base.kept},
+        "codec": dataclasses.asdict(base.codec.config),
+        "front_end": dataclasses.asdict(base.front_end),
+        "text": {"phonemes": base.phonemes},
+    }
+    return merge(settings, sections)

@@ -1,10 +1,8 @@
-"""Notebook 03: is the voice intelligible?
+"""Notebook 03: is the voice intelligible? Shapes: L samples.
 
 Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings. The
 recogniser on the recordings, and on the codec's round trip of them, gives the noise floor. A
 speaker's loss with the reference of another one shows whether the voice uses references.
-
-Shapes: L samples.
 """
 
 import dataclasses
@@ -25,24 +23,8 @@ from kit.base.files import cached_result, digest, file_digest
 from kit.base.run import Run
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference import evaluate as scoring
 from kit.inference.candidates import READER
-from kit.inference.evaluate import (
-    Check,
-    EvaluateConfig,
-    Scores,
-    WordPair,
-    align_words,
-    count_kinds,
-    ending_checks,
-    gate_checks,
-    problems_of,
-    save_samples,
-    score,
-    score_codes,
-    suggest_fix,
-    transcribe,
-    word_stats,
-)
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
@@ -51,26 +33,19 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, sampling_of
-from kit.recipes.training_samples import mel_picture, players_of
+from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
 from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings saved to samples/
-PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
 # Splits: words that training never saw, long sentences, and known words in any order.
 HARDER = ("unseen", "long", "free_order")
-OTHER_FILES = (  # beside the model's weights, that speaking and transcribing depend on
-    "codec.safetensors",
-    "tokenizer.model",
-    "references.safetensors",
-    "recognizer.safetensors",
-    SOUND,  # optional, as the next
-    READER,
-)
+# Beside the model's weights, what speaking and transcribing depend on; the last two are optional.
+OTHER_FILES = ("codec.safetensors", "tokenizer.model", "references.safetensors")
+OTHER_FILES += ("recognizer.safetensors", SOUND, READER)
 BATCH = 16  # examples at a time when measuring the loss of a speaker
 MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
 
@@ -78,7 +53,7 @@ MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save t
 class SpokenTexts(NamedTuple):
     """Some texts as a voice has spoken them."""
 
-    scores: Scores
+    scores: scoring.Scores
     samples: list[dict]  # the first few, as rows of the report: text, wav, split
 
 
@@ -115,30 +90,23 @@ class EvaluationData:
                 "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
             )
 
-    def recording(self, row: Utterance) -> Tensor:
-        return load_wave(row.audio, self.rate_hz)
-
     def floor(self, split: str) -> "NoiseFloor":
         rows = self.splits[split]
-
-        def measure() -> dict:
-            return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
-
         path = self.run.path("transcripts", f"{split}-recordings.json")
-        return NoiseFloor(**cached_result(path, digest(self.digests, as_dicts(rows)), measure))
+        key = digest(self.digests, [vars(row) for row in rows])
+        return NoiseFloor(
+            **cached_result(path, key, lambda: vars(noise_floor(rows, self.recognizer, self.codec)))
+        )
 
     def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
-        """Speak the texts of `split` with `weights`, and transcribe and score them.
-
-        The first few are saved in samples/, with `label` in the names of the files.
-        """
+        """Speak `split` and score the transcripts; the first few are samples, named by `label`."""
         rows = self.splits[split]
         model = file_digest(self.run.folder / WEIGHTS[weights])
 
         def measure() -> dict:
-            scores, speech = score(self.voices[weights], rows, self.recognizer, config)
+            scores, speech = scoring.score(self.voices[weights], rows, self.recognizer, config)
             waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
-            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
+            samples = scoring.save_samples(waves, split, self.rate_hz, self.run.folder)
             return {"scores": dataclasses.asdict(scores), "samples": samples}
 
         def has_samples(result: dict) -> bool:
@@ -146,9 +114,9 @@ class EvaluationData:
 
         path = self.run.path("transcripts", f"{split}-{label}.json")
         sampling = by_former_names("generate", config)
-        key = digest(self.digests, model, sampling, as_dicts(rows))
+        key = digest(self.digests, model, sampling, [vars(row) for row in rows])
         result = cached_result(path, key, measure, has_samples)
-        return SpokenTexts(Scores(**result["scores"]), result["samples"])
+        return SpokenTexts(scoring.Scores(**result["scores"]), result["samples"])
 
     @cached_property
     def digests(self) -> list[str]:
@@ -183,31 +151,22 @@ class EvaluationData:
                 spoken[split] = self.speak(split, self.best, self.sampling, self.best)
         return spoken
 
-    def word_pairs(self, of_codec: bool = False) -> list[WordPair]:
-        """The words of all texts, aligned with the transcripts of the voice.
-
-        `of_codec`: with those of the recordings after the codec.
-        """
+    def word_pairs(self, of_codec: bool = False) -> list[scoring.WordPair]:
+        """All texts' words, aligned with transcripts of the voice, or of the codec's recordings."""
         pairs = []
         for split, spoken in self.spoken.items():
-            transcripts = spoken.scores.transcripts
-            if of_codec:
-                transcripts = self.floor(split).transcripts
-            for row, line in zip(self.splits[split], transcripts, strict=True):
-                pairs += align_words(row.text, line)
+            source = self.floor(split) if of_codec else spoken.scores
+            for row, line in zip(self.splits[split], source.transcripts, strict=True):
+                pairs += scoring.align_words(row.text, line)
         return pairs
 
     def worst_sentence(self) -> int:
         transcripts = self.spoken["held_out"].scores.transcripts
         errors = [
-            sum(bool(pair.kind) for pair in align_words(row.text, line))
+            sum(bool(pair.kind) for pair in scoring.align_words(row.text, line))
             for row, line in zip(self.held_out, transcripts)
         ]
         return errors.index(max(errors))
-
-
-def as_dicts(rows: list[Utterance]) -> list[dict]:
-    return [dataclasses.asdict(row) for row in rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,8 +184,8 @@ def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Code
     recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
     copies = [codec.round_trip(load_wave(row.audio, codec.sample_rate)) for row in rows]
     texts = [row.text for row in rows]
-    before = transcribe(recognizer, recordings, input_sample_rate)
-    after = transcribe(recognizer, copies, codec.sample_rate)
+    before = scoring.transcribe(recognizer, recordings, input_sample_rate)
+    after = scoring.transcribe(recognizer, copies, codec.sample_rate)
     return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), transcripts=tuple(after))
 
 
@@ -239,10 +198,7 @@ class LabeledClip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeakerLoss:
-    """Loss in nats a code over a speaker's recordings.
-
-    A model that ignores references has the same loss with every reference.
-    """
+    """Loss in nats a code over a speaker's clips; both are the same if references are ignored."""
 
     own: float  # with a reference of that speaker
     other: float  # with a reference of another speaker
@@ -299,25 +255,21 @@ def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker
 
 
 class Evaluation:
-    """The evaluation of a run; `run()` is all of it.
-
-    `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
-    not run yet, and for missing or damaged files.
-    """
+    """The evaluation of a run; `run()` is all of it. `sentences`: 0 takes the preset's number."""
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
-        config = build(EvaluateConfig, run.section("evaluate"))
+        config = build(scoring.EvaluateConfig, run.section("evaluate"))
         self.data = EvaluationData(run, sentences or config.sentences)
 
     def __str__(self) -> str:
         data = self.data
         speakers = data.voices["raw"].speakers
         weights = ", ".join(data.voices)
-        lines = [f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {weights}"]
+        line = f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {weights}"
         if data.left_out:
-            lines.append(f"{data.left_out} left out: they have letters that no training text has.")
-        return "\n".join(lines)
+            line += f"\n{data.left_out} left out: they have letters that no training text has."
+        return line
 
     __repr__ = __str__  # the plain-text side of a cell's output
 
@@ -326,21 +278,12 @@ class Evaluation:
 
     def run(self) -> Iterator[Result]:
         """Run every step in turn; of an IndexTTS2 those that do without the kit's sound."""
+        steps = (self.hear, self.error_rates, self.harder_sentences, self.speaker_conditioning)
+        steps += (self.losses, self.word_errors, self.verdict, self.judges, self.samples)
         if not self.data.codec.decodes:
-            yield self.losses()
-            yield self.speaker_conditioning()
-            yield self.endings()
-            yield self.spoken_by_package()
-            return
-        yield self.hear()
-        yield self.error_rates()
-        yield self.harder_sentences()
-        yield self.speaker_conditioning()
-        yield self.losses()
-        yield self.word_errors()
-        yield self.verdict()
-        yield self.judges()
-        yield self.samples()
+            steps = (self.losses, self.speaker_conditioning, self.endings, self.spoken_by_package)
+        for step in steps:
+            yield step()
 
     def hear(self, number: int = 0) -> Result:
         """Play held-out sentence `number`, from 0: recording, codec, and the voice.
@@ -349,7 +292,7 @@ class Evaluation:
         """
         data = self.data
         row = data.held_out[number]
-        recording = data.recording(row)
+        recording = load_wave(row.audio, data.rate_hz)
         once = data.voices["raw"].speak([row.text], row.speaker, data.read_once)[0]
         spoken = data.voices[data.best].speak([row.text], row.speaker, data.sampling)[0]
         waves = {
@@ -358,7 +301,7 @@ class Evaluation:
             "raw, one candidate": once.wave,
             self.best_of(data.best): spoken.wave,
         }
-        (transcript,) = transcribe(data.recognizer, [spoken.wave], data.rate_hz)
+        (transcript,) = scoring.transcribe(data.recognizer, [spoken.wave], data.rate_hz)
         return Result(
             line=f"{row.text} | transcript: {transcript}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
@@ -386,11 +329,11 @@ class Evaluation:
         """Unseen words, long sentences and known words in any order, each with its own floor."""
         scores = {split: spoken.scores for split, spoken in self.data.spoken.items()}
         floors = {split: self.data.floor(split) for split in scores}
-        figures = {}
-        for split, floor in floors.items():
-            if split != "held_out":
-                floor_figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
-                figures[split] = scores[split].figures() | floor_figures
+        figures = {
+            split: scores[split].figures() | {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
+            for split, floor in floors.items()
+            if split != "held_out"
+        }
         groups = {
             "the voice": [100 * score.cer for score in scores.values()],
             "codec": [100 * floor.cer_codec for floor in floors.values()],
@@ -405,10 +348,10 @@ class Evaluation:
     def speaker_losses(self) -> dict[str, SpeakerLoss]:
         """Loss per code of each speaker with the own reference and with another's; recorded."""
         data = self.data
-        clips = [
-            LabeledClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
-            for row in data.held_out[:SPEAKER_CLIPS]
-        ]
+        clips = []
+        for row in data.held_out[:SPEAKER_CLIPS]:
+            wave = load_wave(row.audio, data.rate_hz)
+            clips.append(LabeledClip(text=row.text, speaker=row.speaker, wave=wave))
         losses = loss_by_speaker(data.voices[data.best], clips)
         if losses:
             figures = {name: vars(loss) for name, loss in losses.items()}
@@ -428,7 +371,7 @@ class Evaluation:
         picture = grouped_bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
-        lines = [line + ", ".join(costs), *problems_of(speaker_checks(self.active_run))]
+        lines = [line + ", ".join(costs), *scoring.problems_of(speaker_checks(self.active_run))]
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
@@ -446,29 +389,22 @@ class Evaluation:
     def endings(self) -> Result:
         """Whether held-out sentences end by themselves, and how long they are: from codes alone."""
         data = self.data
-        figures = score_codes(data.voices[data.best], data.held_out, data.read_once)
-        checks = ending_checks(figures, suggested_fix(self.active_run))
-        grid = checks_table(checks)
-        result = self.record("Codes of held-out sentences", figures, grid=grid)
-        return dataclasses.replace(result, failed=bool(problems_of(checks)))
+        figures = scoring.score_codes(data.voices[data.best], data.held_out, data.read_once)
+        checks = scoring.ending_checks(figures, suggested_fix(self.active_run))
+        result = self.record("Codes of held-out sentences", figures, grid=checks_table(checks))
+        return dataclasses.replace(result, failed=bool(scoring.problems_of(checks)))
 
     def spoken_by_package(self) -> Result:
-        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
-
-        Says what is missing where it cannot speak.
-        """
-        data = self.data
-        folder = self.active_run.folder / EXPORT_FOLDER
-        rows = data.held_out[:PACKAGE_SENTENCES]
+        """The CER of an exported IndexTTS2 as its package speaks; or what it lacks to speak."""
         try:
-            speaker = PackageSpeaker(folder)
+            speaker = PackageSpeaker(self.active_run.folder / EXPORT_FOLDER)
         except KitError as error:
             return Result(line=f"The CER was not measured: {error}")
-        waves = [speaker.speak(row.text) for row in rows]
-        texts = [row.text for row in rows]
-        spoken = transcribe(data.recognizer, waves, speaker.sample_rate)
+        texts = [row.text for row in self.data.held_out[:24]]  # one after the other
+        waves = [speaker.speak(text) for text in texts]
+        spoken = scoring.transcribe(self.data.recognizer, waves, speaker.sample_rate)
         figures = {"cer": cer(spoken, texts)}
-        line = f"CER of {len(rows)} sentences as the package speaks them: {figures['cer']:.2%}"
+        line = f"CER of {len(texts)} sentences as the package speaks them: {figures['cer']:.2%}"
         sounds = players_of(dict(zip(texts[:SAMPLES], waves)), speaker.sample_rate)
         return dataclasses.replace(self.record(line, figures), sounds=sounds, shown=True)
 
@@ -476,26 +412,28 @@ class Evaluation:
         """Kinds of word errors and the worst words, beside the recogniser's own errors."""
         pairs = self.data.word_pairs()
         on_codec = self.data.word_pairs(of_codec=True)
-        counts = count_kinds(pairs)
+        counts = scoring.count_kinds(pairs)
         words = sum(len(pair.words) for pair in pairs)
         errors = {kind.replace(" ", "_"): count for kind, count in counts.items()}
-        groups = {"the voice": counts.values(), "codec": count_kinds(on_codec).values()}
-        title = f"Word errors among {words:,} words"
-        return self.record(
-            f"{sum(counts.values()):,} errors among {words:,} words; held-out sentence number "
-            f"{self.data.worst_sentence()} has the most",
-            {"words": words, "word_errors": errors},
-            grouped_bars(list(counts), groups, "errors", title),
-            worst_words_table(pairs, on_codec),
-        )
+        groups = {"the voice": counts.values(), "codec": scoring.count_kinds(on_codec).values()}
+        picture = grouped_bars(list(counts), groups, "errors", f"Word errors among {words:,} words")
+        wrong_on_codec = {word.word: word.wrong for word in scoring.word_stats(on_codec)}
+        grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
+        for word in scoring.word_stats(pairs)[:WORST_WORDS]:
+            if word.wrong:
+                numbers = map(str, (word.count, word.wrong, wrong_on_codec[word.word]))
+                recognized = " | ".join(words or "nothing" for words in word.recognized[:3])
+                grid.append((word.word, *numbers, ", ".join(word.kinds), recognized))
+        line = f"{sum(counts.values()):,} errors among {words:,} words; held-out sentence number "
+        line += f"{self.data.worst_sentence()} has the most"
+        return self.record(line, {"words": words, "word_errors": errors}, picture, grid)
 
     def verdict(self) -> Result:
         """The gate: is it intelligible, does it end, keep its pace and use the reference?"""
-        floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
         _ = self.speaker_losses  # recorded: the checks read them
-        checks = voice_checks(self.active_run, scores, floor_cer)
-        problems = problems_of(checks)
+        checks = voice_checks(self.active_run, scores, self.data.floor("held_out").cer)
+        problems = scoring.problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         result = self.record(line, {"gate": problems or "passed"}, grid=checks_table(checks))
         return dataclasses.replace(result, failed=bool(problems))
@@ -504,12 +442,11 @@ class Evaluation:
         """The scores of independent models, if `make judges` has been run."""
         judged = self.active_run.report().get("judges", {})
         if not judged:
-            command = f"make judges RUN={shlex.quote(self.active_run.name)}"
-            line = f"Not yet judged by Whisper, DNSMOS and speaker similarity: run {command}"
-            return Result(line=line)
+            line = "Not yet judged by Whisper, DNSMOS and speaker similarity: run make judges RUN="
+            return Result(line=line + shlex.quote(self.active_run.name))
         scores = judged["heard"]
-        errors = ", ".join(f"{name} {score['cer']:.1%}" for name, score in scores.items())
-        line = f"Whisper's CER: {errors}"
+        line = "Whisper's CER: "
+        line += ", ".join(f"{name} {score['cer']:.1%}" for name, score in scores.items())
         if judged["weights"] != file_digest(self.active_run.folder / WEIGHTS["raw"]):
             line += "\nOf other weights than the last ones: run `make judges` again."
         return Result(line=line, grid=judges_table(scores))
@@ -519,8 +456,9 @@ class Evaluation:
         data = self.data
         folder = self.active_run.folder
         rows = data.held_out[:SAMPLES]
-        recordings = ([row.text for row in rows], [data.recording(row) for row in rows])
-        written = save_samples({"recording": recordings}, "held_out", data.rate_hz, folder)
+        waves = [load_wave(row.audio, data.rate_hz) for row in rows]
+        recordings = ([row.text for row in rows], waves)
+        written = scoring.save_samples({"recording": recordings}, "held_out", data.rate_hz, folder)
         for spoken in (*data.by_weights.values(), *data.spoken.values()):
             written += spoken.samples
         self.active_run.record(samples=written)
@@ -547,11 +485,11 @@ class Evaluation:
         return f"{weights}, best of {self.data.sampling.best_of}"
 
 
-def list_cer(scores: dict[str, Scores]) -> str:
+def list_cer(scores: dict[str, scoring.Scores]) -> str:
     return ", ".join(f"{name} {score.cer:.2%}" for name, score in scores.items())
 
 
-def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
+def scores_table(scores: dict[str, scoring.Scores]) -> list[tuple[str, ...]]:
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
     for name, own in scores.items():
         rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
@@ -567,36 +505,26 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     return grid
 
 
-def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
-    wrong_on_codec = {word.word: word.wrong for word in word_stats(on_codec)}
-    grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
-    for word in word_stats(pairs)[:WORST_WORDS]:
-        if word.wrong:
-            counts = (word.count, word.wrong, wrong_on_codec[word.word])
-            recognized = " | ".join(words or "nothing" for words in word.recognized[:3])
-            grid.append((word.word, *map(str, counts), ", ".join(word.kinds), recognized))
-    return grid
-
-
-def voice_checks(run: Run, scores: Scores, floor_cer: float) -> list[Check]:
+def voice_checks(run: Run, scores: scoring.Scores, floor_cer: float) -> list[scoring.Check]:
     """Check `scores` of the voice against the CER of the recordings and the run's settings."""
-    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    return gate_checks(scores, floor_cer, worst_cer, suggested_fix(run)) + speaker_checks(run)
+    worst_cer = build(scoring.EvaluateConfig, run.section("evaluate")).worst_cer
+    checks = scoring.gate_checks(scores, floor_cer, worst_cer, suggested_fix(run))
+    return checks + speaker_checks(run)
 
 
 def suggested_fix(run: Run) -> str:
     train = run.report().get("train", {})
-    return suggest_fix(train.get("loss"), train.get("val_loss"))
+    return scoring.suggest_fix(train.get("loss"), train.get("val_loss"))
 
 
-def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
+def checks_table(checks: list[scoring.Check]) -> list[tuple[str, ...]]:
     grid = [("", "check", "measured", "wanted")]
     for check in checks:
         grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
     return grid
 
 
-def speaker_checks(run: Run) -> list[Check]:
+def speaker_checks(run: Run) -> list[scoring.Check]:
     """Check the recorded losses by speaker; [] for a voice with one speaker."""
     recorded = run.report().get("eval", {}).get("whose_voice", {})
     if not recorded:
@@ -608,10 +536,6 @@ def speaker_checks(run: Run) -> list[Check]:
         "train longer, or with a lower train.conditioner_lr "
         f"(it was {train.conditioner_lr or train.lr:g})"
     )
-    check = Check(
-        what="uses the speaker reference",
-        measured=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
-        wanted="all of them",
-        problem=problem if alike else "",
-    )
-    return [check]
+    measured = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
+    problem = problem if alike else ""
+    return [scoring.Check("uses the speaker reference", measured, "all of them", problem)]

@@ -4,7 +4,6 @@ The recipes of notebooks 01 and 02, and what only such a run asks: can the token
 language, how does the voice sound before and after, what has it forgotten?
 """
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -40,23 +39,15 @@ from kit.recipes.active_run import (
     load_base_tokenizer,
     sampling_of,
 )
-from kit.recipes.base_model import (
-    RELEASE,
-    WITH_THEM,
-    folder_of,
-    inherited_licence,
-    release_weights,
-)
+from kit.recipes.base_model import RELEASE, WITH_THEM, folder_of, inherited_licence, release_weights
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
-from kit.recipes.train import SPOKEN, Training
-from kit.recipes.training_samples import spoken_samples
+from kit.recipes.train import SPOKEN, Training, spoken_samples
+from kit.releases.indextts2 import speak as package
 from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
-from kit.releases.indextts2.speak import EXPORT_FOLDER, missing_files
-from kit.releases.indextts2.speak import README as INDEXTTS2_README
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.espeak import SPEAKERS, run_module
@@ -66,14 +57,9 @@ from kit.tuning.memory_plan import count_parameters
 WITHOUT_SOUND = (
     "Nothing to listen to here: the base model's own package makes its sound, after the export."
 )
-WITHOUT_SPEAKER_ENCODER = (
-    "Speaker similarity is not measured: the base model has no speaker encoder. Listen instead."
-)
-SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
-COMPARED_SENTENCES = 12  # of them, for the speaker similarity
+COMPARED_SENTENCES = 12  # held-out ones, for the speaker similarity
 COMPARED_SPEAKERS = 3  # where there are more
 UNSEEN = "unseen-speaker"  # a speaker who is not in the data
-REFERENCE_SENTENCES = 3  # of a made recording: some six seconds
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 README = """# A fine-tuned XTTS-v2
@@ -132,31 +118,19 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
-        self.prepare = Preparation(
-            run,
-            data,
-            language,
-            base_model=base_model,
-            accept_license=accept_license,
-            tokenizer=tokenizer,
-        )
+        base = {"base_model": base_model, "accept_license": accept_license, "tokenizer": tokenizer}
+        self.prepare = Preparation(run, data, language, **base)
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
 
     def run(self) -> Iterator[Result]:
         """Run every step without a notebook; finished steps are not repeated."""
-        yield self.describe_base()
-        yield self.recordings()
-        yield self.spelling()
-        yield self.grow()
-        yield self.to_codes()
-        yield self.before()
+        steps = (self.describe_base, self.recordings, self.spelling, self.grow, self.to_codes)
+        for step in (*steps, self.before):
+            yield step()
         yield from self.training.run()
-        yield self.after()
-        yield self.similarity()
-        yield self.forgetting()
-        yield self.export()
-        yield self.evaluate()
+        for step in (self.after, self.similarity, self.forgetting, self.export, self.evaluate):
+            yield step()
 
     def describe_base(self) -> Result:
         source = self.active_run.report().get("start_from", {})
@@ -166,13 +140,12 @@ class FineTune:
             "it is": source.get("release") or "none that is known by its hash",
             "licence": source.get("licence") or "its owner's to say",
             "parameters": f"{parameters:,}",
-            "layers": model.layers,
-            "width": model.width,
-            "text ids": model.text_vocab,
-            "codes": model.code_vocab,
         }
-        line = f"{self.base_model}: {parameters / 1e6:,.1f} million parameters"
-        return Result(line=line, figures=figures)
+        figures |= {"layers": model.layers, "width": model.width}
+        figures |= {"text ids": model.text_vocab, "codes": model.code_vocab}
+        return Result(
+            line=f"{self.base_model}: {parameters / 1e6:,.1f} million parameters", figures=figures
+        )
 
     def recordings(self) -> Result:
         """Check the recordings. Raises DatasetError if too many were rejected."""
@@ -193,9 +166,8 @@ class FineTune:
 
     def to_codes(self) -> Result:
         """The rest of 01_data_prep in one go: a line each, and the codec to listen to."""
-        steps = list(self.prepare.to_batches())
-        codec = steps[0]
-        line = "\n".join(step.line for step in steps)
+        codec, *others = self.prepare.to_batches()
+        line = "\n".join(step.line for step in (codec, *others))
         return Result(line=line, pictures=codec.pictures, sounds=codec.sounds)
 
     @cached_property
@@ -223,7 +195,7 @@ class FineTune:
         """How the voice sounds before the first step: in the run's language and in its own."""
         if not self.prepare.codec.decodes:
             return Result(line=WITHOUT_SOUND)
-        sounds = self.untrained_sounds() + self.base_languages.sounds()
+        sounds = self.speak(self.untrained_voice(), "before") + self.base_languages.sounds()
         del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
 
@@ -233,10 +205,6 @@ class FineTune:
         run = training.active
         model = first_model(run, training.model, tokenizer=training.data.tokenizer)
         return dataclasses.replace(training.data.voice(), model=model.eval().to(run.hw.device))
-
-    def untrained_sounds(self) -> list[Sound]:
-        """The run's sentence by the model that training starts with."""
-        return self.speak(self.untrained_voice(), "before")
 
     def speak(self, voice: Voice, when: str, speaker: str = "") -> list[Sound]:
         """The run's sentence by `voice`, as `speaker` ("": the first); [] if there is none."""
@@ -253,10 +221,7 @@ class FineTune:
 
     @cached_property
     def voice(self) -> Voice:
-        """The trained voice, with the weights that 03 chose, else their average.
-
-        Raises SpeechError if training is not finished.
-        """
+        """The trained voice, by the weights that 03 chose, else EMA. Fails before training."""
         run = self.training.active
         return load_voice(run.folder, WEIGHTS[chosen_weights(run)], self.language, run.hw.device)
 
@@ -269,13 +234,13 @@ class FineTune:
         """The same sentences before, during and after training, in old and new languages."""
         if not self.prepare.codec.decodes:
             return Result(line=WITHOUT_SOUND)
-        sounds = self.untrained_sounds()
+        sounds = self.speak(self.untrained_voice(), "before")
         sounds += spoken_samples(self.active_run.folder / SPOKEN)
         sounds += self.speak(self.voice, "after")
-        pairs = zip(self.base_languages.sounds(), self.base_languages.sounds(self.tuned))
-        for before, after in pairs:
-            sounds.append(dataclasses.replace(before, caption=f"before, {before.caption}"))
-            sounds.append(dataclasses.replace(after, caption=f"after, {after.caption}"))
+        base = self.base_languages
+        for pair in zip(base.sounds(), base.sounds(self.tuned)):
+            for when, sound in zip(("before", "after"), pair):
+                sounds.append(dataclasses.replace(sound, caption=f"{when}, {sound.caption}"))
         return Result(line=f"The same sentences, {len(sounds)} times", sounds=sounds)
 
     def similarity(self) -> Result:
@@ -288,8 +253,11 @@ class FineTune:
         if not codec.decodes:
             return Result(line=WITHOUT_SOUND)
         if not codec.speaker_width:
-            return Result(line=WITHOUT_SPEAKER_ENCODER)
-        held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
+            return Result(
+                line="Speaker similarity is not measured: the base model has no speaker encoder. "
+                "Listen instead."
+            )
+        held_out = self.training.data.held_out_sentences(1000)
         rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
         if not rows:
@@ -301,31 +269,26 @@ class FineTune:
         recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
         before = self.spoken_vectors(self.untrained_voice(), rows)
         after = self.spoken_vectors(self.voice, rows)
-        cosines = {
-            "before fine-tuning": mean_cosine(before, recorded, speakers),
-            "after fine-tuning": mean_cosine(after, recorded, speakers),
-            "two recordings, one person": mean_cosine(recorded, recorded, speakers),
-        }
+        kinds = ("before fine-tuning", "after fine-tuning", "two recordings, one person")
+        all_vectors = zip(kinds, (before, after, recorded))
+        cosines = {kind: mean_cosine(each, recorded, speakers) for kind, each in all_vectors}
         if len(set(speakers)) > 1:
             other = mean_cosine(recorded, recorded, speakers, same_person=False)
             cosines["two recordings, two people"] = other
-        keys = ("before", "after", "same_person", "two_people")
-        figures = dict(zip(keys, cosines.values()))
+        figures = dict(zip(("before", "after", "same_person", "two_people"), cosines.values()))
         self.training.active.record(finetune={"speaker_similarity": figures})
         line = ", ".join(f"{name} {two_digits(cosine)}" for name, cosine in cosines.items())
         missing = sum(vector.isnan().any().item() for vector in (*before, *after))
         if missing:
             line += f"; {missing} spoken sentences are too short or silent to have a voice"
         title = f"Speaker similarity to the recordings, {len(rows)} held-out sentences"
-        return Result(
-            line=f"Speaker similarity: {line}",
-            pictures=[bars(list(cosines), cosines.values(), "cosine; 1: the same", title)],
-        )
+        picture = bars(list(cosines), cosines.values(), "cosine; 1: the same", title)
+        return Result(line=f"Speaker similarity: {line}", pictures=[picture])
 
     def spoken_vectors(self, voice: Voice, rows: list[Utterance]) -> Tensor:
         """Speaker vectors (N, S) of the texts of `rows`, each spoken as its own speaker."""
-        texts = [row.text for row in rows]
-        speech = self.speak_once(voice, texts, [row.speaker for row in rows])
+        speakers = [row.speaker for row in rows]
+        speech = self.speak_once(voice, [row.text for row in rows], speakers)
         return self.vectors([each.wave for each in speech], voice.codec.sample_rate)
 
     def vectors(self, waves: list[Tensor], rate_hz: int) -> Tensor:
@@ -378,11 +341,8 @@ class FineTune:
         return Result(line=line, sounds=sounds)
 
     def made_recording(self) -> str:
-        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
-
-        Returns the path of the recording. Raises KitError if espeak-ng fails.
-        """
-        rows = self.training.data.held_out_sentences(REFERENCE_SENTENCES)
+        """The path of held-out sentences in espeak-ng's last voice, which is in no corpus."""
+        rows = self.training.data.held_out_sentences(3)  # some six seconds
         job = {
             "folder": str(self.training.active.folder),
             "language": self.language,
@@ -409,14 +369,12 @@ class FineTune:
         voice = self.voice
         missing = []
         if indextts2_in(release):
-            folders = [run.path(EXPORT_FOLDER)]
-            export_for_indextts2(run, voice, release, folders[0], weights)
-            missing = missing_files(folders[0])
+            folders = [export_for_indextts2(run, voice, release, weights)]
+            missing = package.missing_files(folders[0])
         else:
             folders = [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
         if release_weights(release):
-            folders.append(run.path("coqui"))
-            export_for_coqui(run, voice, release, folders[1], weights)
+            folders.append(export_for_coqui(run, voice, release, weights))
         exported = {}
         for folder in folders:
             size_bytes = sum(file.stat().st_size for file in folder.iterdir())
@@ -433,8 +391,7 @@ class FineTune:
         if self.prepare.codec.decodes:
             return Result(line=f"03_evaluate_ema with RUN = {run.name!r} evaluates this voice.")
         evaluation = Evaluation(run)
-        endings = evaluation.endings()
-        spoken = evaluation.spoken_by_package()
+        endings, spoken = evaluation.endings(), evaluation.spoken_by_package()
         line = f"{endings.line}\n{spoken.line}"
         return Result(line=line, grid=endings.grid, sounds=spoken.sounds)
 
@@ -470,23 +427,24 @@ def two_digits(cosine: float | Tensor) -> str:
     return "not measured" if math.isnan(cosine) else f"{cosine:.2f}"
 
 
-def export_for_coqui(
-    run: ActiveRun, voice: Voice, release: Path, folder: Path, weights: str
-) -> None:
-    """Write `voice` to `folder` as an XTTS-v2; what training did not change comes from `release`.
+def export_for_coqui(run: ActiveRun, voice: Voice, release: Path, weights: str) -> Path:
+    """Write `voice` as an XTTS-v2 to the folder returned; the rest of it comes from `release`.
 
     A recording of the first speaker, the licence and a README are beside it. `weights` is fp32 or
     fp16. Raises KitError for a release that is missing or damaged, DiskError if the disk is full.
     """
+    folder = run.path("coqui")
     xtts = load_xtts(release)
-    model = extend_positions(voice.model, xtts.model)
-    settings = copy.deepcopy(xtts.config)
     tag = tag_of(voice.language)
-    languages = settings.setdefault("languages", [])
+    languages = xtts.config.get("languages", [])
     if tag not in languages:
-        languages.append(tag)
-    vocabulary = load_vocabulary(run.folder / "tokenizer.model")
-    tuned = dataclasses.replace(xtts, model=model, config=settings, vocabulary=vocabulary)
+        languages = [*languages, tag]
+    tuned = dataclasses.replace(
+        xtts,
+        model=extend_positions(voice.model, xtts.model),
+        config=xtts.config | {"languages": languages},
+        vocabulary=load_vocabulary(run.folder / "tokenizer.model"),
+    )
     save_xtts(tuned, folder, DTYPES[weights])
     teach = "" if tag in CLEANED else TEACH.format(language=voice.language)
     write_atomic(folder / "README.md", README.format(teach=teach, tag=tag))
@@ -494,12 +452,12 @@ def export_for_coqui(
         if (release / name).is_file():
             shutil.copyfile(release / name, folder / name)
     write_reference(run, voice, folder)
+    return folder
 
 
-def export_for_indextts2(
-    run: ActiveRun, voice: Voice, release: Path, folder: Path, weights: str
-) -> None:
-    """Write `voice` to `folder` as an IndexTTS2; what training did not change is from `release`."""
+def export_for_indextts2(run: ActiveRun, voice: Voice, release: Path, weights: str) -> Path:
+    """Write `voice` as an IndexTTS2 to the folder returned; the rest of it is from `release`."""
+    folder = run.path(package.EXPORT_FOLDER)
     base = load_indextts2(release)
     tuned = dataclasses.replace(
         base,
@@ -507,9 +465,10 @@ def export_for_indextts2(
         settings=base.settings | {"language": voice.language},
         tokenizer=(run.folder / "tokenizer.model").read_bytes(),
     )
-    readme = INDEXTTS2_README.format(language=voice.language)
+    readme = package.README.format(language=voice.language)
     save_indextts2(tuned, folder, DTYPES[weights], readme)
     write_reference(run, voice, folder)
+    return folder
 
 
 def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:
@@ -518,5 +477,5 @@ def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:
     reference_id = cache.rows[reference_rows(cache)[voice.speakers[0]]]["id"]
     audio = next(row.audio for row in read_manifest(run.folder) if row.id == reference_id)
     rate_hz = voice.codec.input_sample_rate
-    wave = load_reference(audio, rate_hz)
-    write_atomic(folder / "reference.wav", encode_wav(wave.numpy(), rate_hz))
+    wave = load_reference(audio, rate_hz).numpy()
+    write_atomic(folder / "reference.wav", encode_wav(wave, rate_hz))

@@ -1,13 +1,10 @@
 """Notebook 06: more data. Clips cut from long recordings, transcripts by Whisper, more text.
 
 `LongRecordings` needs transcripts; the run's recogniser finds their words. `transcribe` needs none:
-recordings of any length are cut at pauses, and Whisper writes down each clip. It fills an LJSpeech
-folder: wavs/, metadata.csv (`id|text`, the person's: an edited row is never overwritten),
-transcripts.csv (what Whisper wrote, how sure it is, where the clip is from) and losses.jsonl (every
-second that is in no clip). A clip's id has its place in the recording, so an edited text stays with
-its sound whatever changes.
+recordings of any length are cut at pauses, and Whisper writes down each clip.
 """
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,44 +24,18 @@ from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
+from kit.dataset import segmentation, transcripts
 from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
-from kit.dataset.segmentation import (
-    Boundary,
-    SegmentConfig,
-    Segmenter,
-    Span,
-    UnusedAudio,
-    choose_clips,
-    file_state,
-    find_audio,
-    find_recordings,
-    missing_audio,
-    seconds_of,
-    unique_names,
-    write_losses,
-)
-from kit.dataset.transcripts import (
-    read_proofread,
-    read_texts,
-    read_transcripts,
-    save_text,
-    update_tables,
-)
+from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.model.sequence import GPTConfig
-from kit.notebook.plots import timeline
+from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.training_samples import players_of
-from kit.releases.whisper import (
-    WhisperRecognizer,
-    new_whisper,
-    whisper_folder,
-    whisper_unavailable,
-)
+from kit.recipes.active_run import ActiveRun, players_of
+from kit.releases.whisper import WhisperRecognizer, new_whisper, whisper_folder, whisper_unavailable
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, tokenizer_report, train_fitted_tokenizer
@@ -108,16 +79,10 @@ class LongRecordings:
             self.into = run.path("long_example", "cut")
             write_example(read_manifest(run.folder), self.folder, self.codec.sample_rate)
 
-    @property
-    def lasting(self) -> Path:
-        """The folder of the clips for other notebooks, which run on other machines on Colab."""
-        kept = self.active_run.kept
-        return kept.run.kept / self.into.relative_to(self.active_run.folder) if kept else self.into
-
     def show(self) -> Result:
         """Show how long each recording is and how many words its transcript has."""
         rows = [("recording", "seconds", "words of its transcript")]
-        recordings = find_recordings(self.folder)
+        recordings = segmentation.find_recordings(self.folder)
         for audio in recordings[:MAX_ROWS]:
             transcript = audio.with_suffix(".txt")
             words = "none"
@@ -129,10 +94,8 @@ class LongRecordings:
 
     def cut(self) -> Result:
         """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
-        cutter = Segmenter(
-            recognizer=self.recognizer,
-            cuts=self.cuts,
-            language=self.language,
+        cutter = segmentation.Segmenter(
+            recognizer=self.recognizer, cuts=self.cuts, language=self.language
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")
@@ -140,26 +103,25 @@ class LongRecordings:
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
-            line += f"\nNow set DATA to {self.lasting} and RUN to a new name, in 01_data_prep."
+            kept = self.active_run.kept  # other notebooks run on other machines on Colab
+            lasting = self.into
+            if kept:
+                lasting = kept.run.kept / self.into.relative_to(self.active_run.folder)
+            line += f"\nNow set DATA to {lasting} and RUN to a new name, in 01_data_prep."
         sounds = []
         for name, text in clips[:PLAYED]:
             wave = load_wave(str(self.into / "wavs" / f"{name}.wav"), self.codec.sample_rate)
             sounds += players_of({text: wave}, self.codec.sample_rate)
-        return Result(
-            line=line,
-            pictures=[self._timeline(losses)],
-            sounds=sounds,
-            grid=_losses_table(losses),
-        )
+        picture = self._timeline(losses)
+        return Result(line=line, pictures=[picture], sounds=sounds, grid=_losses_table(losses))
 
-    def _timeline(self, losses: list[UnusedAudio]):
+    def _timeline(self, losses: list[UnusedAudio]) -> Figure:
         """Draw the first recording's clips, which are between its losses, and the losses."""
-        audio = find_recordings(self.folder)[0]
+        audio = segmentation.find_recordings(self.folder)[0]
         spans = [(loss.start_s, loss.end_s) for loss in losses if loss.file == audio.name]
-        lost = sorted((start_s, end_s) for start_s, end_s in spans if end_s > start_s)
-        ends = [0.0, *(end_s for _, end_s in lost)]
-        starts = [*(start_s for start_s, _ in lost), duration_s(audio)]
-        clips = [(end_s, start_s) for end_s, start_s in zip(ends, starts) if start_s - end_s > 0.01]
+        lost = sorted(span for span in spans if span[1] > span[0])
+        edges = [0.0, *itertools.chain.from_iterable(lost), duration_s(audio)]
+        clips = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 0.01]
         return timeline(clips, lost, audio.name)
 
 
@@ -189,10 +151,9 @@ def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses; empty where there are none."""
     if not losses:
         return []
-    rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
-    for loss in sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]:
-        rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
-    return rows
+    longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]
+    rows = [(x.file, f"{x.start_s:.1f}", f"{x.end_s:.1f}", x.reason) for x in longest]
+    return [("recording", "from (s)", "to (s)", "why it is in no clip"), *rows]
 
 
 class MoreText:
@@ -244,8 +205,12 @@ def transcribe_with_whisper(
 def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer) -> Result:
     """Cut the recordings under `data` into clips, write them down, and fill the folder `out`.
 
-    What an interrupted call finished is not repeated. Raises DatasetError where there is nothing to
-    read; a recording that cannot be read is among the losses.
+    It is an LJSpeech folder: wavs/, metadata.csv (`id|text`, the person's: an edited row is never
+    overwritten), transcripts.csv (what Whisper wrote, how sure it is, where the clip is from) and
+    losses.jsonl (every second that is in no clip). A clip's id has its place in the recording, so
+    an edited text stays with its sound whatever changes. What an interrupted call finished is not
+    repeated. Raises DatasetError where there is nothing to read; a recording that cannot be read is
+    among the losses.
     """
     data = Path(data).expanduser()
     out = Path(out).expanduser()
@@ -253,19 +218,20 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
         raise DatasetError(f"--data takes a folder with recordings, and {data} is none.")
     if out.resolve().is_relative_to(data.resolve()):
         raise KitError(f"--out must be outside --data ({data}), got {out}: name another folder.")
-    paths = find_audio(data)
+    paths = segmentation.find_audio(data)
     if not paths:
         raise DatasetError(f"{data} holds no recordings: expected .wav, .flac, .mp3 or others.")
     make_folder(out / "wavs")
-    read_texts(out)  # a damaged table is reported now, not after an hour
-    read_transcripts(out)
-    total_s = sum(map(seconds_of, paths))
+    transcripts.read_texts(out)  # a damaged table is reported now, not after an hour
+    transcripts.read_transcripts(out)
+    total_s = sum(map(segmentation.seconds_of, paths))
     tick = Ticker("seconds of recordings")
     done_s = 0.0
     clips: dict[str, list[dict]] = {}  # by recording
     losses = []
-    for path, name in zip(paths, unique_names(data, paths)):
+    for path, name in zip(paths, segmentation.unique_names(data, paths)):
         source = path.relative_to(data).as_posix()
+        length_s = segmentation.seconds_of(path)
         rows, lost = [], []
         try:
             for part in transcribed_parts(path, name, out, recognizer):
@@ -278,27 +244,25 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
         except (soundfile.LibsndfileError, DatasetError, OSError) as error:  # tried again next time
             reason = f"cannot be read as audio: {error}"
             rows = []
-            lost = [{"start_s": 0.0, "end_s": seconds_of(path), "reason": reason}]
+            lost = [{"start_s": 0.0, "end_s": length_s, "reason": reason}]
         if rows:
             clips[source] = rows
         lost.sort(key=lambda loss: loss["start_s"])
         losses += [UnusedAudio(file=source, **loss) for loss in lost]
-        done_s += seconds_of(path)
+        done_s += length_s
         tick(min(done_s, total_s), max(total_s, 1.0))
-        update_tables(out, clips)  # what is finished can be used, whatever comes
-    write_losses(out, losses)
+        transcripts.update_tables(out, clips)  # what is finished can be used, whatever comes
+    segmentation.write_losses(out, losses)
     return _summary(out, clips, losses)
 
 
 def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio]) -> Result:
-    kept = len(read_texts(out))
+    kept = len(transcripts.read_texts(out))
     spoken_s = sum(row["end_s"] - row["start_s"] for rows in clips.values() for row in rows)
     reasons = {loss.file: loss.reason for loss in losses}
     lost_s = sum(loss.end_s - loss.start_s for loss in losses)
-    line = (
-        f"{kept} clips in {out}, of {spoken_s:.0f} s with speech; "
-        f"{lost_s:.0f} s are in no clip, see losses.jsonl"
-    )
+    line = f"{kept} clips in {out}, of {spoken_s:.0f} s with speech; "
+    line += f"{lost_s:.0f} s are in no clip, see losses.jsonl"
     silent = [f"{file} ({reasons[file]})" for file in sorted(reasons) if file not in clips]
     if silent:
         line += f"\nNo clip from {join_names(silent)}"
@@ -310,12 +274,9 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
 def transcribed_parts(
     audio: Path, name: str, out: Path, recognizer: WhisperRecognizer
 ) -> Iterator[dict]:
-    """Write the clips of a recording to wavs/; yield rows and losses of a few clips at a time.
-
-    What was written down before is read from `out`/transcribed.
-    """
+    """Write the clips of a recording, or find them; yield rows and losses, a few at a time."""
     wavs = out / "wavs"
-    key = digest(name, file_state(audio), recognizer.fingerprint(), CUTS)
+    key = digest(name, segmentation.file_state(audio), recognizer.fingerprint(), CUTS)
 
     def has_clips(result: dict) -> bool:
         return all((wavs / f"{row['id']}.wav").is_file() for row in result["clips"])
@@ -328,7 +289,7 @@ def transcribed_parts(
             make = partial(_write_down, own, reader, recognizer, wavs, name)
             path = out / "transcribed" / f"{name}.{number}.json"
             yield cached_result(path, digest(key, *own), make, has_clips)
-        lost = [*gaps(spans, pauses, reader.total_s), *missing_audio(reader)]
+        lost = [*gaps(spans, pauses, reader.total_s), *segmentation.missing_audio(reader)]
     yield {"clips": [], "losses": [_place(span) | {"reason": span.reason} for span in lost]}
 
 
@@ -399,15 +360,15 @@ def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
 def plan_clips(pauses: list[Pause]) -> list[Span]:
     """Return clips from pause to pause, with no long pause inside; most end in longer pauses."""
     places = [
-        Boundary(pause=pause, allowed=True, ends_sentence=pause.seconds >= SENTENCE_PAUSE_S)
-        for pause in pauses
+        segmentation.Boundary(pause=p, allowed=True, ends_sentence=p.seconds >= SENTENCE_PAUSE_S)
+        for p in pauses
     ]
     long = [i for i, pause in enumerate(pauses) if pause.seconds > CUTS.longest_pause_s]
     ends = sorted({0, *long, len(pauses) - 1})
     clips = []
     for first, last in zip(ends, ends[1:]):
         between = places[first : last + 1]
-        for i, j in choose_clips(between, CUTS):
+        for i, j in segmentation.choose_clips(between, CUTS):
             start_s = round(between[i].beginning_s(CUTS.margin_s), 3)
             end_s = round(between[j].ending_s(CUTS.margin_s), 3)
             clips.append(Span(start_s=start_s, end_s=end_s))
@@ -434,11 +395,11 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
 def proofread(out: str | Path) -> ProofreadPanel:
     """Return the panel with the clips in `out` not yet proofread, the least certain first."""
     out = Path(out).expanduser()
-    texts = read_texts(out)
+    texts = transcripts.read_texts(out)
     if not texts:
         raise DatasetError(f"{out} has no clips in metadata.csv: transcribe recordings into it.")
-    written = read_transcripts(out)
-    done = read_proofread(out)
+    written = transcripts.read_transcripts(out)
+    done = transcripts.read_proofread(out)
     clips = [
         WrittenClip(
             id=name,
@@ -449,4 +410,5 @@ def proofread(out: str | Path) -> ProofreadPanel:
         for name, text in texts.items()
         if name in written and name not in done and text == written[name]["text"]
     ]
-    return ProofreadPanel(sorted(clips, key=lambda clip: clip.confidence), partial(save_text, out))
+    clips.sort(key=lambda clip: clip.confidence)
+    return ProofreadPanel(clips, partial(transcripts.save_text, out))

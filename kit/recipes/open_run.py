@@ -19,22 +19,14 @@ import yaml
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
+from kit.base import hardware
+from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
 from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
 from kit.base.files import atomic_path, digest, write_atomic
 from kit.base.formatting import nearest, shorten
-from kit.base.hardware import allow_expandable_segments, choose_preset, detect
 from kit.base.mirror import WAIT_S, Mirror
-from kit.base.run import (
-    LAST_RUN,
-    Run,
-    find_run,
-    load_use,
-    places_of_runs,
-    read_run_file,
-    run_folder,
-    runs_folder,
-)
+from kit.base.run import Run, find_run, read_run_file
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.alignment import AlignConfig
@@ -86,23 +78,23 @@ def open_active_run(
     name: str, preset: str, use: str, settings: dict, data: str | None, language: str
 ) -> ActiveRun:
     """Open or create a run, as `start` describes, on a machine that is prepared."""
-    allow_expandable_segments()
+    hardware.allow_expandable_segments()
     show_plain_notes()
     if data is not None and not name and "KIT_RUN" not in os.environ:
-        name, last = name_for_data(data, language), run_folder()
-        if not run_folder(name).exists() and not (last / "manifest.jsonl").exists():
+        name, last = name_for_data(data, language), runs.run_folder()
+        if not runs.run_folder(name).exists() and not (last / "manifest.jsonl").exists():
             chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
             preset = preset or chosen  # in 00_setup, a moment ago
             use = use or read_run_file(last / "use")
-    folder = run_folder(name)
+    folder = runs.run_folder(name)
     kept = open_run_copy(folder)
     run = find_run(preset, use, folder.name)
     settings = rename_settings(settings)
     check_settings(settings, run.preset)  # before anything is written
     run.begin()
-    for place in places_of_runs():
+    for place in runs.places_of_runs():
         with suppress(DiskError):
-            write_atomic(place / LAST_RUN, run.name)
+            write_atomic(place / runs.LAST_RUN, run.name)
     if settings:
         run = run.save_settings(settings)
     return active_run(run, kept)
@@ -121,8 +113,7 @@ def parse_settings(words: list[str]) -> dict:
         try:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError) as error:
-            message = f"--set {shorten(word)} has no plain value: {shorten(error)}"
-            raise KitError(message) from error
+            raise KitError(f"--set {shorten(word)} has no plain value: {shorten(error)}") from error
         if isinstance(value, str):
             with suppress(ValueError):
                 value = float(value)  # 1e-4, which YAML takes for a word
@@ -139,11 +130,15 @@ def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun
     if name:
         run = find_run(preset, use, name)
     else:
-        preset = preset or os.environ.get("KIT_PRESET") or choose_preset(detect()).value
-        sections = merge(load_preset(preset), load_use(use))
-        folder = runs_folder() / "bench"
-        preset = shorten_preset(preset)
-        run = Run(name="", preset_name=preset, preset=sections, folder=folder, use=use)
+        preset = preset or os.environ.get("KIT_PRESET")
+        preset = preset or hardware.choose_preset(hardware.detect()).value
+        run = Run(
+            name="",
+            preset_name=shorten_preset(preset),
+            preset=merge(load_preset(preset), runs.load_use(use)),
+            folder=runs.runs_folder() / "bench",
+            use=use,
+        )
     settings = rename_settings(settings)
     check_settings(settings, run.preset)
     over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
@@ -175,9 +170,9 @@ def check_settings(sections: dict, preset: dict) -> None:
 def _check_plain(section: str, key: str, value, known: dict) -> None:
     if key not in known:
         raise KitError(f"{section} has no setting `{key}`.{nearest(key, known)}")
-    is_number = isinstance(known[key], int | float) and not isinstance(known[key], bool)
-    kind = int | float if is_number else type(known[key])
-    if not isinstance(value, kind) or (is_number and isinstance(value, bool)):
+    numbers = (int, float)
+    kinds = numbers if type(known[key]) in numbers else (type(known[key]),)
+    if type(value) not in kinds:
         raise KitError(
             f"{section}.{key} must be like {known[key]!r}, got {value!r} ({type(value).__name__})."
         )
@@ -220,8 +215,7 @@ class RunCopy:
 
     def __init__(self, folder: Path, mirror: Path):
         self.run = Mirror(folder, mirror / folder.name, NOT_COPIED)
-        codes = folder.parent / "codes"
-        self.codes = Mirror(codes, mirror / "codes", one_run=False)
+        self.codes = Mirror(folder.parent / "codes", mirror / "codes", one_run=False)
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -234,9 +228,6 @@ class RunCopy:
             self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
             self.thread.start()
             atexit.register(self.stop)
-
-    def fetch_checkpoints(self) -> None:
-        self.run.fetch(lambda name: name.startswith("checkpoints/"))
 
     def fetch_codes(self, run: Run) -> None:
         """Fetch the shards made with this run's codec, and the index that 01_data_prep recorded."""
@@ -252,15 +243,15 @@ class RunCopy:
         while not self.over.wait(COPY_EVERY_S):
             self.flush(0.0)
 
-    def flush(self, wait_s: float = WAIT_S) -> bool:
-        """Copy what is new, codes before the record that names them; returns whether it worked."""
-        codes_copied = self.codes.keep(wait_s)
-        return self.run.keep(wait_s) and codes_copied
-
     def copy_all(self) -> None:
-        """Copy what is new, with the held-out recordings."""
+        """Copy what is new, the held-out recordings, too."""
         pack_clips(self.run.folder)
         self.flush()
+
+    def flush(self, wait_s: float = WAIT_S) -> None:
+        """Copy what is new, codes before the record that names them."""
+        self.codes.keep(wait_s)
+        self.run.keep(wait_s)
 
     def stop(self) -> None:
         """Copy for the last time, and end."""

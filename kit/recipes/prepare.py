@@ -25,17 +25,11 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, pad
 from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
+from kit.dataset import data_report
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.data_report import (
-    DataReport,
-    ManifestConfig,
-    by_kind,
-    findings_table,
-    rows_in_split,
-    write_data_report,
-)
+from kit.dataset.data_report import DataReport, ManifestConfig
 from kit.dataset.fetch import HubConfig, fetch_dataset
 from kit.dataset.layouts import hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
@@ -45,36 +39,14 @@ from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import (
-    START_FROM,
-    ActiveRun,
-    RunSource,
-    choose_source,
-    describe_base_voice,
-    load_base_tokenizer,
-)
+from kit.recipes import active_run
+from kit.recipes import prepare_parts as parts
+from kit.recipes.active_run import START_FROM, ActiveRun, RunSource, mel_picture, players_of
 from kit.recipes.base_model import start_from_base, too_few_hours
-from kit.recipes.prepare_parts import (
-    describe_spelling,
-    encoding_group,
-    group_of,
-    recognizer_group,
-    require_own_tokenizer,
-    text_stamp,
-    train_or_load_codec,
-    train_or_load_recognizer,
-    train_or_load_tokenizer,
-)
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.training_data import TrainingData
-from kit.recipes.training_samples import mel_picture, players_of
+from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.text.train_tokenizer import (
-    TokenizerConfig,
-    count_tokens,
-    grown_vocabulary_advice,
-    tokenizer_report,
-)
 from kit.training.config import FinetuneConfig
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
@@ -131,29 +103,22 @@ class Preparation:
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
-        asked = RunSource(
-            data=data,
-            language=language,
-            text=text,
-            phonemes=phonemes or pieces.get("phonemes", ""),
-            tokenizer=tokenizer,
-        )
-        self.source, self.source_line = choose_source(run, asked)
-        require_own_tokenizer(run, self.source)
+        given = {"data": data, "language": language, "text": text, "tokenizer": tokenizer}
+        asked = RunSource(phonemes=phonemes or pieces.get("phonemes", ""), **given)
+        self.source, self.source_line = active_run.choose_source(run, asked)
+        parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
-        self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
+        self.pieces = build(train_tokenizer.TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
-        self.codec_config = codec_config(self.source.codec_settings(run))
+        self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
-        if max_rejected_percent is not None:
-            limits["max_rejected_percent"] = max_rejected_percent
-        if columns:
-            limits["columns"] = columns
+        given = {"max_rejected_percent": max_rejected_percent, "columns": columns or None}
+        limits |= {name: value for name, value in given.items() if value is not None}
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -194,30 +159,43 @@ class Preparation:
     def check(self) -> Result:
         """Fetch or synthesise the recordings and measure every clip."""
         run = self.active_run
-        text_stamp(self.source.text)  # raises for a text that is not there
+        parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
         self.folder = fetch_recordings(self.source, run)
         self.checked = check_dataset(
-            self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
+            self.folder,
+            self.rules,
+            run.folder,
+            progress=Ticker("checked"),
+            group=parts.group_of(run),
         )
         run.set_permanent("data", str(self.source))  # only once its recordings were found
+        report = self.checked
+        kept = report.kept
         # Clips that are too long count: they are cut later.
-        too_long_s = sum(finding.seconds for finding in self.checked.too_long)
+        too_long_s = sum(finding.seconds for finding in report.too_long)
+        speakers = len({row.speaker for row in kept})
+        counts = Counter(row.split for row in kept).most_common()
+        splits = ", ".join(f"{name} {count:,} clips" for name, count in counts)
+        spotless = not (report.refused or report.warned)
         lines = [
             self.source_line,
-            f"recordings in {self.folder}: {self.checked.layout}",
-            *describe_data_report(self.checked, self.source.language),
-            too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600),
+            f"recordings in {self.folder}: {report.layout}",
+            *report.summary(),
+            f"speakers: {speakers}; splits: {splits}",
+            "No clip was refused, and there are no warnings." if spotless else "",
+            script_warning(kept, self.source.language),
+            too_few_hours(run, (report.kept_s + too_long_s) / 3600),
         ]
         sounds = []
-        for row in self.checked.kept[:1]:
+        for row in kept[:1]:
             wave, rate_hz = read_clip(row.audio)
             sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
         return Result(
             line="\n".join(filter(None, lines)),
-            pictures=draw_data_report(self.checked),
+            pictures=draw_data_report(report),
             sounds=sounds,
-            grid=findings_table(self.checked.refused),
+            grid=data_report.findings_table(report.refused),
         )
 
     def require_usable(self) -> Result:
@@ -244,28 +222,27 @@ class Preparation:
         return Result(line=line)
 
     def train_tokenizer(self) -> Result:
-        """Train, extend (with a base voice) or take over the tokenizer; judge it on held-out text.
-
-        It is trained again only when the texts or the settings have changed.
-        """
+        """Train, extend (for a base voice) or take over a tokenizer; judge it on held-out text."""
         run = self.active_run
         language = self.source.language
-        lines = [row.text for row in rows_in_split(self.checked.kept, "train")]
-        held_out = [row.text for row in rows_in_split(self.checked.kept, "held_out")] or lines
-        self.tokenizer = train_or_load_tokenizer(run, self.pieces, lines, self.source)
-        report = tokenizer_report(self.tokenizer, held_out)
+        rows = self.checked.kept
+        lines = [row.text for row in rows if row.split == "train"]
+        held_out = [row.text for row in rows if row.split == "held_out"] or lines
+        self.tokenizer = parts.train_or_load_tokenizer(run, self.pieces, lines, self.source)
+        report = train_tokenizer.tokenizer_report(self.tokenizer, held_out)
         run.record(text=report)
 
-        base = load_base_tokenizer(run, language)
-        counts = count_tokens(self.tokenizer, lines)
-        size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
+        base = active_run.load_base_tokenizer(run, language)
+        counts = train_tokenizer.count_tokens(self.tokenizer, lines)
+        size, reason = train_tokenizer.vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} tokens; recommended: {size}. {reason}"
         if self.source.tokenizer:
-            line = f"{describe_spelling({f'{self.source.tokenizer}, as it is': report})}\n{line}"
+            spelling = parts.describe_spelling({f"{self.source.tokenizer}, as it is": report})
+            line = f"{spelling}\n{line}"
         if base is not None:
-            before = tokenizer_report(base, held_out)
-            spelling = describe_spelling({"its own pieces": before, "with new ones": report})
-            line = f"{describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling}"
+            before = train_tokenizer.tokenizer_report(base, held_out)
+            spelling = parts.describe_spelling({"its own pieces": before, "with new ones": report})
+            line = f"{active_run.describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling}"
         example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),
@@ -277,50 +254,42 @@ class Preparation:
     def train_codec(self) -> Result:
         """Train the codec, or load the one trained with these settings; play a round trip."""
         rows = self.checked.kept
-        codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows)
+        codec, origin = parts.train_or_load_codec(self.active_run, self.codec_config, rows)
         self.codec = codec
         line = f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}"
         if not codec.decodes:
             return Result(line=f"{line}; another package makes sound of them")
-        example = [*rows_in_split(rows, "held_out"), rows[0]][0]
+        example = [*data_report.rows_in_split(rows, "held_out"), rows[0]][0]
         wave = load_wave(example.audio, codec.sample_rate)
         with on_device(self.active_run.hw.device, codec):
             round_trips = codec.round_trips(wave)
             waves = {"recording": wave, **round_trips}
             picture = mel_picture(waves, codec.sample_rate, self.front_end)
         waves = {f"recording: {example.text}": wave, **round_trips}
-        return Result(
-            line=line,
-            pictures=[picture],
-            sounds=players_of(waves, codec.sample_rate),
-        )
+        return Result(line=line, pictures=[picture], sounds=players_of(waves, codec.sample_rate))
 
     def train_recognizer(self) -> Result:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
         config = build(RecognizerConfig, run.section("recognizer"))
         front_end = Mel(recognizer_mel(self.front_end.config))
-        self.recognizer, origin = train_or_load_recognizer(
+        self.recognizer, origin = parts.train_or_load_recognizer(
             run, config, self.checked.kept, front_end, self.source.language
         )
-        return Result(
-            line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {origin}"
-        )
+        letters = len(self.recognizer.alphabet)
+        return Result(line=f"The recogniser knows {letters} letters; {origin}")
 
     def align(self) -> Result:
         """Align each text with its recording; reject the clips whose text does not fit."""
         run = self.active_run
         config = build(AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
+        digests = self.checked.digests(rows)
+        path = run.path("aligned.json")
+        group = parts.recognizer_group(run)
         with on_device(run.hw.device, self.recognizer):
             alignments = align_clips_cached(
-                rows,
-                self.checked.digests(rows),
-                self.recognizer,
-                config,
-                run.path("aligned.json"),
-                Ticker("aligned"),
-                recognizer_group(run),
+                rows, digests, self.recognizer, config, path, Ticker("aligned"), group
             )
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
@@ -364,17 +333,15 @@ class Preparation:
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             language=self.rules.language,
         )
-        rows = []
-        if too_long:
-            rows = [row for row in read_dataset(self.folder, self.rules).rows if row.id in too_long]
+        rows = read_dataset(self.folder, self.rules).rows if too_long else []
+        rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(
-                rows, run.path("long"), Ticker("seconds aligned"), recognizer_group(run)
+                rows, run.path("long"), Ticker("seconds aligned"), parts.recognizer_group(run)
             )
         self.cut = self.aligned.with_clips(clips)
-        if not too_long:
-            return Result(line="No recording is too long.")
-        return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
+        line = f"{len(clips)} clips from {len(too_long)} recordings that were too long"
+        return Result(line=line if too_long else "No recording is too long.")
 
     def fit_positions(self) -> Result:
         """Size the model's position tables for the longest rows; write the manifest."""
@@ -383,7 +350,7 @@ class Preparation:
         report = self.cut.without(beyond)
         # The held-out clips may be among those rejected since the check.
         self.data_report = dataclasses.replace(report, kept=hold_out(report.kept, self.rules))
-        write_data_report(self.data_report, self.active_run.folder)
+        data_report.write_data_report(self.data_report, self.active_run.folder)
         self.data_report.require_usable(self.rules, self.data_report_path)
         figures = {
             "hours": self.data_report.kept_s / 3600,
@@ -403,25 +370,20 @@ class Preparation:
     def encode(self) -> Result:
         """Encode every recording once, into the code cache that all runs share."""
         run = self.active_run
+        tools = (self.codec, self.front_end, self.tokenizer)
+        config = self.data_config
+        key = cache_key(run.path("codec.safetensors"), self.front_end.config, config)
+        folder = run.folder.parent / "codes"
+        digests = self.checked.digests(self.rows)
+        group = parts.encoding_group(run, self.front_end.config)
         with on_device(run.hw.device, self.codec, self.front_end):
             index = build_cache(
-                self.rows,
-                self.codec,
-                self.front_end,
-                self.tokenizer,
-                run.folder.parent / "codes",
-                cache_key(run.path("codec.safetensors"), self.front_end.config, self.data_config),
-                self.data_config,
-                Ticker("encoded"),
-                self.checked.digests(self.rows),
-                group=encoding_group(run, self.front_end.config),
+                self.rows, *tools, folder, key, config, Ticker("encoded"), digests, group=group
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
-        codes = self.cache.total("codes")
-        return Result(
-            line=f"{len(self.cache.rows):,} utterances, {codes:,} codes in {index.parent}"
-        )
+        counts = f"{len(self.cache.rows):,} utterances, {self.cache.total('codes'):,} codes"
+        return Result(line=f"{counts} in {index.parent}")
 
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
@@ -456,13 +418,12 @@ class Preparation:
         padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
         waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
         first = next(iter(self.stream))
-        self.active_run.record(
-            data={
-                "padding": waste["neighbours in length"],
-                "padding_any_order": waste["any order"],
-                "padding_fixed_lengths": waste["neighbours, fixed lengths"],
-            }
-        )
+        figures = {
+            "padding": waste["neighbours in length"],
+            "padding_any_order": waste["any order"],
+            "padding_fixed_lengths": waste["neighbours, fixed lengths"],
+        }
+        self.active_run.record(data=figures)
         grid = tuple(first.micro[0].tokens.shape)
         percent = [100 * share for share in waste.values()]
         return Result(
@@ -489,33 +450,20 @@ def draw_data_report(report: DataReport) -> list:
             "characters per second": array("d", paces),
         }
         pictures.append(histogram(panels))
-    kinds = by_kind(report.refused + report.warned)
+    kinds = data_report.by_kind(report.refused + report.warned)
     if kinds:
         minutes = [sum(finding.seconds for finding in own) / 60 for own in kinds.values()]
         pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
     return pictures
 
 
-def describe_data_report(report: DataReport, language: str) -> list[str]:
-    speakers = len({row.speaker for row in report.kept})
-    counts = Counter(row.split for row in report.kept)
-    splits = ", ".join(f"{name} {count:,} clips" for name, count in counts.most_common())
-    lines = [*report.summary(), f"speakers: {speakers}; splits: {splits}"]
-    if not report.refused and not report.warned:
-        lines.append("No clip was refused, and there are no warnings.")
-    return [*lines, script_warning(report.kept, language)]
-
-
 def script_warning(rows: list[Utterance], language: str) -> str:
     """A warning when most letters are in a script that `language` is not written in, else ""."""
-    scripts = Counter()
-    for row in rows:
-        scripts.update(unicode_script(letter) for letter in row.text[:20] if letter.isalpha())
+    beginnings = "".join(row.text[:20] for row in rows)
+    scripts = Counter(unicode_script(letter) for letter in beginnings if letter.isalpha())
     expected = {unicode_script(letter) for letter in language_example(language) if letter.isalpha()}
-    if not expected or not scripts:
-        return ""
-    commonest = max(scripts, key=scripts.get)
-    if commonest in expected:
+    commonest = max(scripts, key=scripts.get, default=None)
+    if not expected or commonest is None or commonest in expected:
         return ""
     return (
         f"Most letters of these texts are {commonest.capitalize()}; `{language}` is written in "
@@ -527,12 +475,9 @@ def script_warning(rows: list[Utterance], language: str) -> str:
 def fetch_recordings(source: RunSource, run: ActiveRun) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
-        return fetch_dataset(
-            source.data,
-            run.path("unpacked"),
-            build(ArchiveConfig, run.section("archive")),
-            build(HubConfig, run.section("hub")),
-            Ticker("bytes unpacked"),
-        )
+        folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
+        archive = build(ArchiveConfig, run.section("archive"))
+        hub = build(HubConfig, run.section("hub"))
+        return fetch_dataset(source.data, folder, archive, hub, ticker)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

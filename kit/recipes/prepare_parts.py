@@ -14,20 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.audio import recognizer
 from kit.audio.clip import load_wave
 from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_codec
 from kit.audio.fitting import FitSchedule
-from kit.audio.recognizer import (
-    Recognizer,
-    RecognizerConfig,
-    SpeechRecognizer,
-    alphabet_of,
-    cer,
-    load_recognizer,
-    recognizer_schedule,
-    save_recognizer,
-    train_recognizer,
-)
+from kit.audio.recognizer import Recognizer, RecognizerConfig, SpeechRecognizer
 from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
@@ -37,22 +28,10 @@ from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.notebook.progress import Ticker
 from kit.recipes.active_run import START_FROM, TOKENIZER, ActiveRun, RunSource, load_base_tokenizer
-from kit.releases.whisper import (
-    WhisperRecognizer,
-    new_whisper,
-    save_whisper,
-    whisper_folder,
-    whisper_unavailable,
-)
+from kit.releases import whisper
 from kit.streams.formats import require_known_format
+from kit.text import train_tokenizer
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
-from kit.text.train_tokenizer import (
-    MAX_UNKNOWN_RATE,
-    TokenizerConfig,
-    grow_tokenizer,
-    tokenizer_report,
-    train_fitted_tokenizer,
-)
 from kit.training.ranks import RankLost, SeveralRanks, broadcast_order, interruptible
 
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
@@ -63,7 +42,7 @@ UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in
 
 
 def train_or_load_tokenizer(
-    run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
+    run: ActiveRun, config: train_tokenizer.TokenizerConfig, lines: list[str], source: RunSource
 ) -> BaseTokenizer:
     """Train a tokenizer on `lines` and the source's text, extend or take over another one.
 
@@ -81,9 +60,9 @@ def train_or_load_tokenizer(
     if not path.exists() or read_run_file(key_path) != key:
         more_text = Path(source.text) if source.text else None
         if base is None:
-            train_fitted_tokenizer(lines, path, config, more_text, source.language)
+            train_tokenizer.train_fitted_tokenizer(lines, path, config, more_text, source.language)
         else:
-            grow_tokenizer(base, lines, path, config, more_text, source.language)
+            train_tokenizer.grow_tokenizer(base, lines, path, config, more_text, source.language)
         write_atomic(key_path, key)
     return load_tokenizer(path, source.language)
 
@@ -131,11 +110,12 @@ def own_tokenizer(
         tokenizer = load_own_tokenizer(given)
         if base is not None:
             tokenizer = base.replaced_by(given)
-        report = tokenizer_report(tokenizer, lines)
-        if report["unknown_rate"] > MAX_UNKNOWN_RATE:
+        report = train_tokenizer.tokenizer_report(tokenizer, lines)
+        limit = train_tokenizer.MAX_UNKNOWN_RATE
+        if report["unknown_rate"] > limit:
             raise KitError(
                 f"TOKENIZER: {given} cannot spell these texts: {report['unknown_rate']:.2%} of the "
-                f"pieces are unknown, at most {MAX_UNKNOWN_RATE:.1%} may be. It lacks "
+                f"pieces are unknown, at most {limit:.1%} may be. It lacks "
                 f"{' '.join(report['uncovered'][:40])}. Give one that was trained on text with "
                 "these, or with byte_fallback; or begin a new run that trains its own."
             )
@@ -145,14 +125,13 @@ def own_tokenizer(
 
 def describe_spelling(reports: dict[str, dict]) -> str:
     """How tokenizers spell the same held-out text; `reports` holds `tokenizer_report`s by name."""
-    lines = []
-    for name, report in reports.items():
-        lines.append(
-            f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
-            f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
-            f"{report['covered']:.1%} of the letters have a piece, "
-            f"{report['round_trip']:.0%} of the texts come back as they were"
-        )
+    lines = [
+        f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
+        f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
+        f"{report['covered']:.1%} of the letters have a piece, "
+        f"{report['round_trip']:.0%} of the texts come back as they were"
+        for name, report in reports.items()
+    ]
     first = next(iter(reports.values()))
     if first["uncovered"]:
         lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
@@ -191,10 +170,7 @@ def train_or_load_codec(
 def trained_codec(
     run: ActiveRun, codec: Codec, fit_schedule: FitSchedule, waves: list[Tensor]
 ) -> Codec:
-    """Train `codec` on `waves` (L,) in up to three stages; record and save each.
-
-    What the first two leave is deleted when all are done.
-    """
+    """Train `codec` on `waves` (L,) in up to three stages; record and save each."""
     device = run.hw.device
 
     def fit(codec: Codec) -> dict:
@@ -241,10 +217,9 @@ def describe_codec_training(figures: dict) -> str:
             f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
             "meanwhile)"
         )
-    if figures["sharpened"]["steps"]:
-        text += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
-    if figures["vocoder"]["steps"]:
-        text += f"; its vocoder trained in {figures['vocoder']['steps']:,} steps"
+    for stage, what in (("sharpened", "sound sharpened"), ("vocoder", "vocoder trained")):
+        if figures[stage]["steps"]:
+            text += f"; its {what} in {figures[stage]['steps']:,} steps"
     return text
 
 
@@ -259,11 +234,7 @@ def run_steps(training: Iterable[tuple[int, int]], what: str) -> dict:
 
 
 def train_or_load_recognizer(
-    run: ActiveRun,
-    config: RecognizerConfig,
-    rows: list[Utterance],
-    front_end: Mel,
-    language: str,
+    run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel, language: str
 ) -> tuple[SpeechRecognizer, str]:
     """Load the run's recogniser or, if its settings differ, train one on `rows`.
 
@@ -272,13 +243,13 @@ def train_or_load_recognizer(
     """
     note = ""
     if config.whisper:
-        missing = whisper_unavailable()
+        missing = whisper.whisper_unavailable()
         if not missing:
             return whisper_recognizer(run, config.whisper, rows, language)
         note = f". Whisper is not used: {missing}"
         config = dataclasses.replace(config, whisper="")
     path = run.path("recognizer.safetensors")
-    model = load_recognizer(path) if path.exists() else None
+    model = recognizer.load_recognizer(path) if path.exists() else None
     same_kind = isinstance(model, Recognizer)
     if same_kind and (model.config, model.front_end.config) == (config, front_end.config):
         return model, REUSED + note
@@ -286,25 +257,27 @@ def train_or_load_recognizer(
     sample = random.Random(1).sample(train, min(config.utterances, len(train)))
     texts = [row.text for row in sample]
     torch.manual_seed(0)
-    model = Recognizer(config, alphabet_of(texts), front_end.config)
+    model = Recognizer(config, recognizer.alphabet_of(texts), front_end.config)
     mels = [load_mel(row.audio, front_end) for row in sample]
     held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
-    fit_schedule = recognizer_schedule(model, held_out)
-    steps = train_recognizer(model, mels, texts, run.hw.device, run.precision.value, fit_schedule)
+    fit_schedule = recognizer.recognizer_schedule(model, held_out)
+    device, precision = run.hw.device, run.precision.value
+    steps = recognizer.train_recognizer(model, mels, texts, device, precision, fit_schedule)
     run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
-    save_recognizer(model, path)
+    recognizer.save_recognizer(model, path)
     return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}{note}"
 
 
 def whisper_recognizer(
     run: ActiveRun, name: str, rows: list[Utterance], language: str
-) -> tuple[WhisperRecognizer, str]:
+) -> tuple[whisper.WhisperRecognizer, str]:
     """The Whisper `name`; its error rate and speed on held-out recordings are recorded."""
-    folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
+    folder = whisper.whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
     train = rows_in_split(rows, "train")
-    model = new_whisper(folder, language, alphabet_of([row.text for row in train]))
+    alphabet = recognizer.alphabet_of([row.text for row in train])
+    model = whisper.new_whisper(folder, language, alphabet)
     path = run.path("recognizer.safetensors")
-    saved = load_recognizer(path) if path.exists() else None
+    saved = recognizer.load_recognizer(path) if path.exists() else None
     if saved and saved.fingerprint() == model.fingerprint():
         return saved, REUSED
     judged = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
@@ -312,16 +285,12 @@ def whisper_recognizer(
     rate_hz = model.input_sample_rate
     waves = [load_wave(row.audio, rate_hz) for row in judged]
     began_s = time.perf_counter()
-    error = cer(model.transcribe_waves(waves, rate_hz), texts)
-    took_s = time.perf_counter() - began_s
-    factor = took_s / sum(len(wave) / rate_hz for wave in waves)
+    error = recognizer.cer(model.transcribe_waves(waves, rate_hz), texts)
+    factor = (time.perf_counter() - began_s) / sum(len(wave) / rate_hz for wave in waves)
     run.record(recognizer={"held_out": error, "whisper": name, "real_time_factor": factor})
-    save_whisper(model, path)
-    origin = (
-        f"Whisper ({name}) transcribes `{language}`: held-out errors {error:.1%}, "
-        f"{factor:.2f} s a second of sound"
-    )
-    return model, origin
+    whisper.save_whisper(model, path)
+    figures = f"held-out errors {error:.1%}, {factor:.2f} s a second of sound"
+    return model, f"Whisper ({name}) transcribes `{language}`: {figures}"
 
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
@@ -335,14 +304,14 @@ def recognizer_group(run: ActiveRun) -> WorkGroup:
     return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
 
 
+def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
+    return recognizer.load_recognizer(path).to(rank_device(device))
+
+
 def encoding_group(run: ActiveRun, front_end: MelConfig) -> WorkGroup:
     """The processes that share work with the run's codec and `front_end`."""
     codec = run.path("codec.safetensors").absolute()
     return group_of(run, partial(load_encoding_tools, codec, front_end, run.hw.device))
-
-
-def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
-    return load_recognizer(path).to(rank_device(device))
 
 
 def load_encoding_tools(codec: Path, front_end: MelConfig, device: str) -> tuple[Codec, Mel]:
@@ -393,9 +362,10 @@ class RankGroup(WorkGroup):
         def report(more: float = 0.0) -> None:
             """Report what all ranks have done; KitError with the message of one that failed."""
             nonlocal reported
-            done = ranks.add(f"{work_name(ranks)} done", round(UNITS * more))
-            if ranks.add(f"{work_name(ranks)} failed", 0):
-                raise KitError(ranks.read(f"{work_name(ranks)} failure"))
+            name = work_name(ranks)
+            done = ranks.add(f"{name} done", round(UNITS * more))
+            if ranks.add(f"{name} failed", 0):
+                raise KitError(ranks.read(f"{name} failure"))
             if done > reported:
                 reported = done
                 progress(done / UNITS)
@@ -405,12 +375,12 @@ class RankGroup(WorkGroup):
             result = ranks.scatter(jobs)(tools, report)
             ranks.barrier(report)
             report()
+            return result
         except RankLost as error:
             raise KitError(
                 f"{error} The reason is in its output or torchrun's. Finished work is kept: run "
                 "the same command again, with any number of processes."
             ) from error
-        return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

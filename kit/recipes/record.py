@@ -90,19 +90,15 @@ class RecordingFolder:
 
     def __init__(self, folder: Path, language: str, sentences: str = "", count: int = OFFERED):
         self.folder = make_folder(folder)
-        self.language = language_code(language)
-        pool = kit_sentences(self.language)
-        if sentences:
-            pool = own_sentences(sentences, self.language)
+        code = language_code(language)
+        self.language = code
+        pool = own_sentences(sentences, code) if sentences else kit_sentences(code)
         self.texts = read_texts(folder)  # by id
         skipped = folder / "skipped.txt"
         self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
-        self.sentences = choose_sentences(pool, self.language, count)
-        self.seconds = {
-            name: measure_clip(str(self._wav(name))).seconds
-            for name in self.texts
-            if self._wav(name).is_file()
-        }
+        self.sentences = choose_sentences(pool, code, count)
+        files = {name: self._wav(name) for name in self.texts}
+        self.seconds = {n: measure_clip(str(p)).seconds for n, p in files.items() if p.is_file()}
         self.letters = _letters_of(self.sentences, self.language)
 
     def done(self, sentence: str) -> bool:
@@ -128,21 +124,18 @@ class RecordingFolder:
         faults = dict(own_faults(row, measure, ManifestConfig()))
         if "silent" in faults:
             faults = {"silent": faults["silent"]}  # nothing else matters then
-        problems = [
-            f"{fault[0].upper()}{fault[1:]}. {FIXES.get(kind, '')}"
-            for kind, fault in faults.items()
-        ]
+        problems = [f"{f[0].upper()}{f[1:]}. {FIXES.get(kind, '')}" for kind, f in faults.items()]
         if not problems:
             problems = doubts(measure, wave, rate_hz, len(letters(text)))
         return Take(seconds=measure.seconds, problems=tuple(problems), usable=not faults)
 
     def save(self, sentence: str, wav: bytes) -> None:
         name = digest(sentence)
-        make_folder(self._wav(name).parent)
-        write_atomic(self._wav(name), wav)
+        path = self._wav(name)
+        write_atomic(path, wav)
         save_text(self.folder, name, sentence)
         self.texts[name] = sentence
-        self.seconds[name] = measure_clip(str(self._wav(name))).seconds
+        self.seconds[name] = measure_clip(str(path)).seconds
 
     def skip(self, sentence: str) -> None:
         with append_lines(self.folder / "skipped.txt") as file:
@@ -205,7 +198,11 @@ def choose_sentences(pool: list[str], language: str, count: int) -> list[str]:
     a sentence is counted again only when it comes first (lazy greedy, Minoux 1978).
     """
     pool = list(dict.fromkeys(" ".join(text.replace("|", " ").split()) for text in pool))
-    units = [_units(text, language) for text in pool]
+    units = []
+    for text in pool:
+        words = letters(normalize(text, language)).split()
+        pairs = {a + b for word in words for a, b in itertools.pairwise(word)}
+        units.append(pairs.union(*words))
     seen = collections.Counter()
 
     def gain(index: int) -> float:
@@ -217,19 +214,12 @@ def choose_sentences(pool: list[str], language: str, count: int) -> list[str]:
     chosen = []
     while best and len(chosen) < count:
         index = best[0][1]
-        now = gain(index)
-        heapq.heapreplace(best, (-now, index))
+        heapq.heapreplace(best, (-gain(index), index))
         if best[0][1] == index:
             heapq.heappop(best)
             chosen.append(pool[index])
             seen.update(units[index])
     return chosen
-
-
-def _units(text: str, language: str) -> set[str]:
-    words = letters(normalize(text, language)).split()
-    pairs = {a + b for word in words for a, b in itertools.pairwise(word)}
-    return pairs.union(*words)
 
 
 def _letters_of(texts, language: str) -> set[str]:
@@ -258,9 +248,7 @@ def describe_folder(folder: Path) -> str:
     more = " or more" if len(files) == MAX_LISTED else ""
     if not audio:
         return f"No recordings in {folder} yet."
-    if tables:
-        texts, setting = join_names(tables), "DATA in 01_data_prep"
-    else:
-        texts, setting = "no texts", "UNTRANSCRIBED in 06_more_data"
+    texts = join_names(tables) if tables else "no texts"
+    setting = "DATA in 01_data_prep" if tables else "UNTRANSCRIBED in 06_more_data"
     many = f"{audio:,}{more} recording{'s' * (audio > 1)}"
     return f"{many} and {texts} in {folder}: for {setting}."

@@ -31,15 +31,9 @@ from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import MODEL, TOKENIZER, ActiveRun
-from kit.recipes.training_data import (
-    REHEARSAL,
-    RehearsalRow,
-    Rehearsed,
-    load_rehearsal,
-    rehearsal_key,
-    rehearsal_sampling,
-)
+from kit.recipes import training_data
+from kit.recipes.active_run import MODEL, ActiveRun, load_base_tokenizer, players_of
+from kit.recipes.training_data import RehearsalRow
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.config import FinetuneConfig
@@ -68,13 +62,16 @@ class BaseLanguages:
         self.texts: dict[str, list[str]] = {}  # by language
         own = language_code(voice.language).partition("-")[0]  # without a region
         for language, texts in sentences_in(sentences).items():
-            if language_code(language).partition("-")[0] != own:
-                # The run's own is another one where it replaced the base model's.
-                names = (TOKENIZER, "tokenizer.model")
-                both = [load_tokenizer(run.path(name), language) for name in names]
-                known = [text for text in texts if all(self.can_say(each, text) for each in both)]
-                if known:
-                    self.texts[language] = known
+            if language_code(language).partition("-")[0] == own:
+                continue
+            # The run's own is another one where it replaced the base model's.
+            both = (load_base_tokenizer(run, language), self.own_tokenizer(language))
+            known = [text for text in texts if all(self.can_say(each, text) for each in both)]
+            if known:
+                self.texts[language] = known
+
+    def own_tokenizer(self, language: str) -> BaseTokenizer:
+        return load_tokenizer(self.run.path("tokenizer.model"), language)
 
     def can_say(self, tokenizer: BaseTokenizer, text: str) -> bool:
         try:
@@ -86,11 +83,10 @@ class BaseLanguages:
     @cached_property
     def base_readings(self) -> dict[str, list[GeneratedCodes]]:
         """By language, each sentence as the base model says it."""
-        readings = {}
-        for language, texts in self.texts.items():
-            tokenizer = load_tokenizer(self.run.path(TOKENIZER), language)
-            readings[language] = self.read(self.model, tokenizer, texts)
-        return readings
+        return {
+            language: self.read(self.model, load_base_tokenizer(self.run, language), texts)
+            for language, texts in self.texts.items()
+        }
 
     def read(
         self, model: SpeechGPT, tokenizer: BaseTokenizer, texts: list[str]
@@ -104,18 +100,16 @@ class BaseLanguages:
     def sounds(self, model: SpeechGPT | None = None) -> list[Sound]:
         """The first sentence of some languages, as `model` says it (None: the base model)."""
         voice = dataclasses.replace(self.voice, model=model or self.model, decoder=None)
-        rate_hz = voice.codec.sample_rate
         sounds = []
         for language in list(self.texts)[:PLAYED_LANGUAGES]:
             text = self.texts[language][0]
             if model is None:
                 spoken = self.base_readings[language][0]
             else:
-                tokenizer = load_tokenizer(self.run.path("tokenizer.model"), language)
-                (spoken,) = self.read(model, tokenizer, [text])
+                (spoken,) = self.read(model, self.own_tokenizer(language), [text])
             with on_device(self.run.hw.device, voice.codec):
-                wave = voice.sound(spoken.codes, spoken.states, self.speaker).numpy()
-            sounds.append(Sound(caption=f"{language}: {text}", wave=wave, sample_rate_hz=rate_hz))
+                wave = voice.sound(spoken.codes, spoken.states, self.speaker)
+            sounds += players_of({f"{language}: {text}": wave}, voice.codec.sample_rate)
         return sounds
 
     def divergences(self, tuned: SpeechGPT) -> dict[str, "BaseDivergence"]:
@@ -123,17 +117,12 @@ class BaseLanguages:
         mel = self.voice.reference(self.speaker)
         divergences = {}
         for language, spoken in self.base_readings.items():
-            base = load_tokenizer(self.run.path(TOKENIZER), language)
-            grown = load_tokenizer(self.run.path("tokenizer.model"), language)
-            samples = [
-                BaseSample(
-                    base_ids=base.encode_checked(text),
-                    tuned_ids=grown.encode_checked(text),
-                    spoken=row,
-                    mel=mel,
-                )
-                for text, row in zip(self.texts[language], spoken)
-            ]
+            base = load_base_tokenizer(self.run, language)
+            own = self.own_tokenizer(language)
+            samples = []
+            for text, row in zip(self.texts[language], spoken):
+                ids = {"base_ids": base.encode_checked(text), "tuned_ids": own.encode_checked(text)}
+                samples.append(BaseSample(**ids, spoken=row, mel=mel))
             divergences[language] = measure_divergence(self.model, tuned, samples)
         return divergences
 
@@ -147,10 +136,8 @@ class BaseLanguages:
             )
         forgotten = {language: each.forgotten for language, each in divergences.items()}
         self.run.record(finetune={"forgotten_nats": forgotten})
-        groups = {
-            "base model": [each.base for each in divergences.values()],
-            "fine-tuned": [each.tuned for each in divergences.values()],
-        }
+        groups = {"base model": [each.base for each in divergences.values()]}
+        groups["fine-tuned"] = [each.tuned for each in divergences.values()]
         title = "Cross-entropy of what the base model would say next"
         worst = max(forgotten, key=forgotten.get)
         mean = sum(forgotten.values()) / len(forgotten)
@@ -179,10 +166,7 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
 
 
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
-    """`count` rows spread evenly over languages, `texts` (by language) and `speakers`.
-
-    Fewer texts than `count` are repeated, in other voices.
-    """
+    """`count` rows spread evenly over languages, `texts` and `speakers`; texts may repeat."""
     by_turns = itertools.zip_longest(*([(lang, t) for t in known] for lang, known in texts.items()))
     once = [pair for turn in by_turns for pair in turn if pair]
     rows = []
@@ -201,20 +185,20 @@ class Rehearsal:
         self.run = run
         self.voice = voice
         self.config = build(FinetuneConfig, run.section("finetune"))
-        self.sampling = rehearsal_sampling(run)
+        self.sampling = training_data.rehearsal_sampling(run)
         sentences = Path(self.config.rehearsal_sentences or REHEARSED)
         self.base = BaseLanguages(run, voice, self.sampling, sentences)
-        self.key = rehearsal_key(run, voice.references)
+        self.key = training_data.rehearsal_key(run, voice.references)
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
         """Speak the rows that are missing; interrupted, it resumes."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
-        path = self.run.path(REHEARSAL)
-        rehearsed = Rehearsed(codes={}, seconds=0.0)
+        path = self.run.path(training_data.REHEARSAL)
+        rehearsed = training_data.Rehearsed(codes={}, seconds=0.0)
         if path.is_file():
             try:
-                rehearsed = load_rehearsal(path, self.key)
+                rehearsed = training_data.load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
         rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
@@ -227,14 +211,12 @@ class Rehearsal:
             rehearsed.seconds += time.monotonic() - began_s
             rehearsed.save(path, self.key)
             ticker(len(rehearsed.codes), len(rows))
-        return self.result(rehearsed)
+        return self.record(rehearsed)
 
     def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
-        ids = []
-        for row in batch:
-            tokenizer = load_tokenizer(self.run.path(TOKENIZER), row.language)
-            ids.append(tokenizer.encode_checked(row.text))
+        tokenizers = [load_base_tokenizer(self.run, row.language) for row in batch]
+        ids = [each.encode_checked(row.text) for each, row in zip(tokenizers, batch)]
         seeds = [candidate_seed(self.sampling, i, row.number) for i, row in zip(ids, batch)]
         cond = self.voice.conditioning([row.speaker for row in batch], decoder.device)
         codes = []
@@ -243,7 +225,7 @@ class Rehearsal:
             codes.append(output.codes.numpy().astype(np.int32) if usable else None)
         return codes
 
-    def result(self, rehearsed: Rehearsed) -> Result:
+    def record(self, rehearsed: training_data.Rehearsed) -> Result:
         """Record and describe what training can mix in."""
         rows = len(rehearsed.whole)
         spoken = len(rehearsed.codes)

@@ -56,6 +56,8 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
+        limits = build(ManifestConfig, run.section("manifest"))
+        self.most_rejected_percent = limits.max_rejected_percent
 
     def run(self) -> Iterator[Result]:
         yield self.result()
@@ -72,11 +74,12 @@ class Checklist:
         grid = [("", "training", "checked", "measured", "wanted", "what to do")]
         counted = []
         for when, own in checks.items():
-            is_past = when == "during" and finished
-            counted += [] if is_past else own
-            for check in own:
-                mark = ("note" if is_past else "to do") if check.problem else "pass"
-                grid.append((mark, when, *check))
+            fault = "to do"
+            if when == "during" and finished:
+                fault = "note"
+            else:
+                counted += own
+            grid += [(fault if check.problem else "pass", when, *check) for check in own]
         problems = problems_of(counted)
         line = f"All {len(counted)} checks pass: the voice is ready."
         if problems:
@@ -85,21 +88,13 @@ class Checklist:
         return Result(line=line, grid=grid)
 
     def before(self) -> list[Check]:
-        most = build(ManifestConfig, self.active_run.section("manifest")).max_rejected_percent
-        wanted = f"at most {most:g} % of the hours"
+        wanted = f"at most {self.most_rejected_percent:g} % of the hours"
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
         letters = "no bytes, every text comes back"
         suits = "the one for its memory"
-
-        def rejected() -> tuple[str, str]:
-            data = self.report["data"]
-            measured = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-            passed = data["refused_percent"] <= most
-            return measured, "" if passed else "ledger.jsonl names each row and its fix"
-
         return [
             self.check("enough recordings", hours, "prepare", self.recordings),
-            self.check("few rejected clips", wanted, "prepare", rejected),
+            self.check("few rejected clips", wanted, "prepare", self.rejected),
             self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
             self.check("texts match their sound", "judged", "prepare", self.alignment),
             self.check("the preset suits the machine", suits, "setup", self.preset),
@@ -107,10 +102,7 @@ class Checklist:
         ]
 
     def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: the figures, and what to do ("": it passes).
-
-        If it asks for a figure that is not in the report, `command` is what records it.
-        """
+        """Check by `measure()`: figures and a fix or "". `command` records what is missing."""
         try:
             measured, problem = measure()
         except KeyError:
@@ -122,14 +114,18 @@ class Checklist:
         measured = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
         return measured, too_few_hours(self.active_run, data["hours"])
 
+    def rejected(self) -> tuple[str, str]:
+        data = self.report["data"]
+        measured = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+        passed = data["refused_percent"] <= self.most_rejected_percent
+        return measured, "" if passed else "ledger.jsonl names each row and its fix"
+
     def tokens(self) -> tuple[str, str]:
         text = self.report["text"]
         measured = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
         passed = text["byte_rate"] == 0 and text["round_trip"] == 1
-        return (
-            measured,
-            "" if passed else "look for stray letters in the texts (`uncovered` in text)",
-        )
+        fix = "look for stray letters in the texts (`uncovered` in text)"
+        return measured, "" if passed else fix
 
     def alignment(self) -> tuple[str, str]:
         note = self.report["data"]["alignment"]
@@ -244,9 +240,8 @@ class Compare:
         """
         if len(self.runs) == 1:
             return Result(line=SKIPPED)
-        voices = []
-        for run in self.runs.values():
-            voices.append(Speaking(run if isinstance(run, ActiveRun) else active_run(run)))
+        runs = self.runs.values()
+        voices = [Speaking(r if isinstance(r, ActiveRun) else active_run(r)) for r in runs]
         texts = [row.text for row in voices[0].held_out if voices[1].voice.can_speak(row.text)]
         if not texts:
             raise KitError(
@@ -278,10 +273,9 @@ class Compare:
             figures |= {"preference_low": low, "preference_high": high}
             run.record(listening={other.name: figures})
         low, high = wilson(wins_a, wins_a + wins_b)
+        verdict = "no difference is shown"
         if low > 0.5 or high < 0.5:
             verdict = f"{a.name if low > 0.5 else b.name} is preferred"
-        else:
-            verdict = "no difference is shown"
         return (
             f"{a.name} was preferred {wins_a} times, {b.name} {wins_b} times, neither {equal} "
             f"times: {low:.0%} to {high:.0%} for {a.name} (95 % confidence), so {verdict}."

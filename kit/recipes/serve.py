@@ -1,8 +1,8 @@
-"""`python -m kit serve`: a voice in the browser, and for programs that call OpenAI's speech API.
+"""Share a voice: `serve` it in a browser and to programs, `push` it to the Hugging Face hub.
 
 The page is Gradio's; `POST /v1/audio/speech` takes what OpenAI's clients send
 (https://platform.openai.com/docs/api-reference/audio/createSpeech). Texts that arrive together are
-spoken together (kit/inference/speech_queue.py).
+spoken together (kit/inference/speech_queue.py). Pushing needs HF_TOKEN or `hf auth login`.
 """
 
 import dataclasses
@@ -10,23 +10,32 @@ import hmac
 import io
 import itertools
 import json
-import struct
+import math
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
+import yaml
 from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.spectrogram import load_reference
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import encode_wav
+from kit.base.formatting import shorten
 from kit.base.hardware import detect
-from kit.inference.export import load_export, read_card
+from kit.base.hub import endpoint
+from kit.base.run import Run
+from kit.inference.candidates import READER
+from kit.inference.export import CARD, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
-from kit.recipes.hub import voice_folder
+from kit.notebook.result import Result
+from kit.recipes.base_model import EXPORT_FILES, HUB, voice_folder
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
 MAX_REQUEST_BYTES = 64 * 1024
@@ -40,9 +49,49 @@ MEDIA = {
     "opus": "audio/ogg",
     "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate
 }
+CODINGS = {"mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS")}
 STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
 IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
 CONSENT = "The person in the recording has agreed to this use of their voice."
+
+SAMPLES = 4  # recordings of the voice that are uploaded
+FIGURES = (  # of the record: name, section, key, and how it is written
+    ("recordings", "data", "hours", "{:.2f} hours"),
+    ("training steps", "train", "steps", "{:,}"),
+    ("character error rate", "eval", "cer", "{:.1%}"),
+    ("... of recordings", "eval", "cer_floor", "{:.1%}"),
+)
+SPACE_APP = '''"""A page that speaks with {name}."""
+
+from kit.recipes.serve import serve
+
+serve(voice="{name}", host="0.0.0.0")
+'''
+MODEL_CARD = """---
+{header}
+---
+
+# {name}
+
+Speakers: {speakers}.
+
+| what | figure |
+|---|---|
+{figures}
+{samples}## Use
+
+    python -m kit speak --voice hf://{repository} --text "..." --out speech.wav
+    python -m kit serve --voice hf://{repository}
+
+## Consent and intended use
+
+{consent}
+
+## Licence
+
+{licence}
+"""
+NOT_STATED = "To be filled in by the owner of the voice."
 
 
 class RequestError(KitError):
@@ -56,10 +105,7 @@ class RequestError(KitError):
 def serve(
     run: str = "", voice: str = "", host: str = "127.0.0.1", port: int = 7860, api_key: str = ""
 ) -> tuple:
-    """Serve the exported `voice` ("": that of `run`) until Ctrl-C. Raises KitError without Gradio.
-
-    There is no result: ().
-    """
+    """Serve the exported `voice` ("": that of `run`) until Ctrl-C; KitError without Gradio."""
     try:
         import uvicorn
     except ImportError as error:
@@ -108,8 +154,9 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
         rate = speech.voice.codec.sample_rate
         how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
         if streamed:
-            chunks = await run_in_threadpool(started, stream(job, format, rate))
-            return StreamingResponse(chunks, **how)
+            chunks = stream(job, format, rate)
+            first = await run_in_threadpool(next, chunks, b"")  # an error before it has a status
+            return StreamingResponse(itertools.chain([first], chunks), **how)
         return Response(await run_in_threadpool(encode, job, format, rate), **how)
 
     async def list_models(request: Request) -> Response:
@@ -213,29 +260,20 @@ def submit(speech: SpeechQueue, *request, **how) -> Job:
 
 
 def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
-    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
-
-    Ends early if a part had no end: the status was sent already.
-    """
+    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length."""
     header = b""
     if format == "wav":
-        empty = encode_wav(np.zeros(0), rate)
-        unknown = struct.pack("<I", 0xFFFFFFFF)
+        empty, unknown = encode_wav(np.zeros(0), rate), b"\xff" * 4
         header = empty[:4] + unknown + empty[8:-4] + unknown
     try:
         for chunk in job:
             yield header + pcm(chunk).tobytes()
             header = b""
     except SpeechError:
-        if not job.truncated:
+        if not job.truncated:  # a part without an end: the status was sent already
             raise
     finally:
         job.cancel()
-
-
-def started(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return `chunks` after the first was made, so that an error before it has a status."""
-    return itertools.chain([next(chunks, b"")], chunks)
 
 
 def pcm(wave: Tensor) -> np.ndarray:
@@ -246,17 +284,12 @@ def pcm(wave: Tensor) -> np.ndarray:
 def encode(job: Job, format: str, rate: int) -> bytes:
     """Return all of `job` as an MP3, FLAC or Ogg Opus file."""
     wave = torch.cat(list(job))
-    container, coding = {
-        "mp3": ("MP3", "MPEG_LAYER_III"),
-        "flac": ("FLAC", "PCM_16"),
-        "opus": ("OGG", "OPUS"),
-    }[format]
+    container, coding = CODINGS[format]
     if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
         wave = resampled(wave, rate, 48_000)
         rate = 48_000
     file = io.BytesIO()
-    samples = wave.clamp(-1, 1).numpy()
-    soundfile.write(file, samples, rate, format=container, subtype=coding)
+    soundfile.write(file, wave.clamp(-1, 1).numpy(), rate, format=container, subtype=coding)
     return file.getvalue()
 
 
@@ -297,12 +330,10 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
                     consent = gradio.Checkbox(label=CONSENT)
                 with gradio.Accordion("Settings", open=False):
                     temperature = gradio.Slider(
-                        0, 1.5, value=settings.temperature, step=0.05, label="Temperature"
+                        0, 1.5, settings.temperature, step=0.05, label="Temperature"
                     )
                     label = "Candidates (more: slower, fewer wrong words)"
-                    best_of = gradio.Slider(
-                        1, MAX_BEST_OF, value=settings.best_of, step=1, label=label
-                    )
+                    best_of = gradio.Slider(1, MAX_BEST_OF, settings.best_of, step=1, label=label)
                 button = gradio.Button("Speak", variant="primary")
             with gradio.Column():
                 sound = gradio.Audio(label="Speech", format="wav", interactive=False)
@@ -310,3 +341,116 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
         how = {"api_name": "speak", "concurrency_limit": None}
         gradio.on([button.click, text.submit], speak, inputs, sound, **how)
     return blocks
+
+
+def push(
+    run: Run,
+    to: str = "",
+    *,
+    public: bool = False,
+    license: str = "",
+    consent: str = "",
+    space: bool = False,
+    install: str = "",
+) -> Result:
+    """Upload the exported voice of `run` to the repository `to` (OWNER/NAME).
+
+    `license` is an id of the hub, such as cc-by-4.0; `consent` says who spoke and what they agreed
+    to. `space` also uploads a page that speaks, as a Space of the same name, which installs the kit
+    by `pip install INSTALL`. A new repository is private unless `public`. Raises KitError if the
+    voice is missing or damaged, and if the hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    owner, _, name = to.removeprefix(HUB).partition("/")
+    if not owner or not name or "/" in name:
+        raise KitError(f"`to` is {to!r}: write OWNER/NAME, OWNER being your name on the hub.")
+    folder = run.folder / "export"
+    if not (folder / CARD).is_file():
+        raise KitError(
+            f"There is no exported voice in {folder}: 04_inference and `python -m kit speak --run "
+            f"{run.name}` write one."
+        )
+    if space and not install:
+        raise KitError("A Space installs the kit: `install` names it, such as git+https://...")
+    load_export(folder)  # raises for a damaged one
+    api = HfApi(endpoint=endpoint())
+    repository = f"{owner}/{name}"
+    with tempfile.TemporaryDirectory() as temporary:
+        files = Path(temporary, "voice")
+        write_voice(run, folder, files, repository, license, consent)
+        upload(api, repository, files, public, "model")
+        if space:
+            page = Path(temporary, "space")
+            page.mkdir()
+            header = {"title": name, "sdk": "gradio", "app_file": "app.py"}
+            readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"
+            (page / "README.md").write_text(readme, encoding="utf-8")
+            (page / "app.py").write_text(SPACE_APP.format(name=HUB + repository), encoding="utf-8")
+            (page / "requirements.txt").write_text(f"{install}\ngradio\n", encoding="utf-8")
+            upload(api, repository, page, public, "space")
+    return Result(line=f"The voice is at {api.endpoint}/{repository}")
+
+
+def upload(api, repository: str, folder: Path, public: bool, kind: str) -> None:
+    """Upload `folder` in one commit. Raises KitError with the hub's reason."""
+    how = {"space_sdk": "gradio"} if kind == "space" else {}
+    message = "Upload a voice" if kind == "model" else "Upload its page"
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True, repo_type=kind, **how)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, repo_type=kind, commit_message=message
+        )
+    except Exception as error:  # of the library and below; they differ from version to version
+        raise KitError(
+            f"{repository} could not be uploaded to {api.endpoint} ({shorten(error, 300)}). Is "
+            "this machine online, and HF_TOKEN a token that may write?"
+        ) from error
+
+
+def write_voice(
+    run: Run, export: Path, folder: Path, repository: str, license: str, consent: str
+) -> None:
+    """Write the export with samples and a model card to the new `folder`."""
+    folder.mkdir()
+    for name in (*EXPORT_FILES, READER):
+        if (export / name).is_file():
+            shutil.copyfile(export / name, folder / name)
+    report = run.report()
+    played = ""
+    samples = report.get("samples", [])
+    samples = [sample for sample in samples if (run.folder / sample["wav"]).is_file()]
+    for sample in samples[:SAMPLES]:
+        (folder / "samples").mkdir(exist_ok=True)
+        name = Path(sample["wav"]).name
+        shutil.copyfile(run.folder / sample["wav"], folder / "samples" / name)
+        source = f"https://huggingface.co/{repository}/resolve/main/samples/{name}"
+        played += f'{sample.get("text", "")}<br><audio controls src="{source}"></audio>\n\n'
+    card = read_card(export)
+    header = {"language": card.language}
+    header |= {"pipeline_tag": "text-to-speech", "library_name": "voicekit"}
+    base = report.get("start_from") or {}
+    if "licence" in base or card.licence:  # of XTTS-v2 and of all that is made from it
+        header |= {"license": "other", "license_name": "coqui-public-model-license"}
+        header["license_link"] = "https://coqui.ai/cpml"
+        license = "Coqui Public Model License: no commercial use of the model or its speech."
+    elif license:
+        header["license"] = license
+    if "repository" in base.get("download", {}):
+        header["base_model"] = base["download"]["repository"]
+    figures = ""
+    for what, section, key, form in FIGURES:
+        value = report.get(section, {}).get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            figures += f"| {what} | {form.format(value)} |\n"
+    text = MODEL_CARD.format(
+        header=yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(),
+        name=repository.partition("/")[2],
+        speakers=", ".join(card.speakers),
+        figures=figures,
+        samples=played,
+        repository=repository,
+        consent=consent or NOT_STATED,
+        licence=license or NOT_STATED,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -3,23 +3,16 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
+import math
 import shlex
 from collections.abc import Iterator
 
 import torch
 
+from kit.base import hardware
 from kit.base.compiler import compiler_available
 from kit.base.config import build
 from kit.base.formatting import format_gib
-from kit.base.hardware import (
-    PRODUCT,
-    attention_backend,
-    choose_preset,
-    format_capability,
-    matmul_ms,
-    matmul_seconds,
-    versions,
-)
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun, RunSource, workload
@@ -64,9 +57,9 @@ class Setup:
         }
         if hw.capability:
             figures["RAM"] = format_gib(hw.ram_bytes)
-            figures["compute capability"] = format_capability(hw.capability)
+            figures["compute capability"] = hardware.format_capability(hw.capability)
         line = f"{hw.device}: {hw.name}, {memory} of memory"
-        return Result(line=line, figures=figures | versions())
+        return Result(line=line, figures=figures | hardware.versions())
 
     def choices(self) -> Result:
         """What suits the machine, each choice with its reason."""
@@ -75,9 +68,9 @@ class Setup:
         choices = {
             "threads": run.threads,
             "precision": run.precision,
-            "attention kernel": attention_backend(hw, run.precision.value),
+            "attention kernel": hardware.attention_backend(hw, run.precision.value),
             "torch.compile": compiler_available(hw.device, hw.capability),
-            "preset for this machine": choose_preset(hw),
+            "preset for this machine": hardware.choose_preset(hw),
         }
         run.record(setup={name: choice.value for name, choice in choices.items()})
         line = ", ".join(f"{name}: {choice.value}" for name, choice in choices.items())
@@ -87,10 +80,10 @@ class Setup:
     def products(self) -> Result:
         """Time one matmul of training size in each precision of this device."""
         hw = self.active.hw
-        times = matmul_ms(hw)
+        times = hardware.matmul_ms(hw)
         if not times:
             return Result(line=f"No {hw.name} is here to be timed.")
-        rows, inner, columns = PRODUCT[hw.device]
+        rows, inner, columns = hardware.PRODUCT[hw.device]
         title = f"One {rows} x {inner} x {columns} matmul on the {hw.name}"
         picture = bars(list(times), list(times.values()), "ms", title)
         timings = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
@@ -116,8 +109,7 @@ class Setup:
             device_bytes=run.hw.memory_bytes,
             title=f"{work.step.rows} rows of {work.step.length} tokens on the {run.hw.name}",
         )
-        line = f"Memory peaks during {plan.fullest}.\n{verdict}"
-        return Result(line=line, pictures=[picture])
+        return Result(line=f"Memory peaks during {plan.fullest}.\n{verdict}", pictures=[picture])
 
     def advice(self) -> Result:
         hw = self.active.hw
@@ -140,12 +132,10 @@ class Setup:
             return Result(line="02_train says how long training takes.")
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        rows, inputs, outputs = PRODUCT[run.hw.device]
-        matmul_s = matmul_seconds(torch.float32, device=run.hw.device)
-        slow = (
-            f"{run.threads.reason}; {run.precision.reason}; fp32 matmuls at "
-            f"{2 * rows * inputs * outputs / matmul_s / 1e9:,.0f} GFLOP/s"
-        )
+        flop = 2 * math.prod(hardware.PRODUCT["cpu"])
+        gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
+        reasons = f"{run.threads.reason}; {run.precision.reason}"
+        slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
         line = forecast(self.train, step_s, budget, slow)
         own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:

@@ -1,6 +1,10 @@
-"""Notebook 04: say a sentence, measure what each way of running the voice costs, and export it."""
+"""Notebook 04 and `python -m kit speak`: say a text or a file of sentences, measure what each way
+of running the voice costs, and export it.
+"""
 
+import csv
 import dataclasses
+import io
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -10,40 +14,30 @@ import torch
 
 from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import load_reference
+from kit.base import files
 from kit.base.config import build, by_former_names
-from kit.base.errors import SpeechError
-from kit.base.files import digest, file_digest, read_result, save_result
-from kit.base.formatting import nearest
+from kit.base.errors import KitError, SpeechError
+from kit.base.formatting import clock, nearest, shorten
+from kit.base.hardware import detect
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.compare_formats import (
-    FormatResult,
-    InferConfig,
-    choose_format,
-    formats_table,
-    measure_formats,
-    median_seconds,
-    real_time_factor,
-    recorded_examples,
-    speak_seconds,
-    time_to_first_audio_s,
-    voices_by_format,
-)
+from kit.dataset.tables import encoding_problem, iter_lines
+from kit.inference import compare_formats as measure
 from kit.inference.evaluate import save_samples, score
-from kit.inference.export import CARD, export_voice, load_export, read_card
+from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.program_export import export_onnx, export_program
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
 from kit.notebook.plots import bars, curves
+from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, sampling_of
-from kit.recipes.base_model import inherited_licence
-from kit.recipes.hub import voice_folder
+from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
+from kit.recipes.base_model import inherited_licence, voice_folder
 from kit.recipes.start import is_colab
-from kit.recipes.training_samples import mel_picture
+from kit.releases.indextts2.model import indextts2_in
 from kit.releases.indextts2.speak import PackageSpeaker
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
@@ -59,6 +53,10 @@ SETTINGS = {  # of GenerateConfig
     "retries": "of a candidate that never ended, each at half the temperature",
     "seed": "another number gives another candidate",
 }
+BATCH = 64  # candidates that are spoken together
+INDEX = "index.csv"
+COLUMNS = ("audio", "text", "speaker", "seconds", "ended", "key")
+MAX_LISTED = 3  # lines that cannot be spoken, in a message
 
 
 def chosen_weights(run: ActiveRun) -> str:
@@ -78,7 +76,7 @@ class Speaking:
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
         self.active_run = run
-        self.config = build(InferConfig, run.section("infer"))
+        self.config = build(measure.InferConfig, run.section("infer"))
         self.weights = chosen_weights(run)
         self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.require_figure("data", "language", "01_data_prep")
@@ -115,7 +113,7 @@ class Speaking:
     @cached_property
     def voices(self) -> dict[str, Voice]:
         """The voice in every number format of the preset, by the format's name, fp32 first."""
-        return voices_by_format(self.voice, self.config.formats, self.config.compiled)
+        return measure.voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def run(self) -> Iterator[Result]:
         """Run every step; measurements of the same voice on the same machine are reused."""
@@ -140,15 +138,11 @@ class Speaking:
                 f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Give "
                 "only one of the two."
             )
-        text = text or self.sentence
-        speech = self.speech(text, speaker or self.speaker, dtype, reference)
+        speech = self.speech(text or self.sentence, speaker or self.speaker, dtype, reference)
+        parts = [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
+        grid = [("spoken in one go", "text ids"), *parts] if len(parts) > 1 else []
+        picture = mel_picture({"speech": speech.wave}, self.rate_hz, self.voice.front_end)
         result = spoken_result(self.voice, speech, self.sampling)
-        grid = []
-        if len(speech.parts) > 1:
-            grid.append(("spoken in one go", "text ids"))
-            grid += [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
-        waves = {"speech": speech.wave}
-        picture = mel_picture(waves, self.rate_hz, self.voice.front_end)
         return dataclasses.replace(result, pictures=[picture], grid=grid)
 
     def speech(
@@ -161,8 +155,8 @@ class Speaking:
     ) -> Speech:
         """Speak `text` with `sampling` (None: the preset's), in the number format `dtype`.
 
-        Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
-        path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
+        With `reference`, the path of a recording, its speaker replaces `speaker`. Raises
+        SpeechError and DatasetError.
         """
         voice = self.voice_in(dtype)
         if reference:
@@ -207,10 +201,10 @@ class Speaking:
         return sound_of(self.voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
-        grid = [("setting", "now", "what it does")]
-        for name, meaning in SETTINGS.items():
-            grid.append((name, str(getattr(self.sampling, name)), meaning))
-        return Result(line="How codes are sampled", grid=grid)
+        rows = [(name, str(getattr(self.sampling, name)), SETTINGS[name]) for name in SETTINGS]
+        return Result(
+            line="How codes are sampled", grid=[("setting", "now", "what it does"), *rows]
+        )
 
     def formats(self) -> Result:
         ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
@@ -239,12 +233,11 @@ class Speaking:
         sentences that the other voice cannot say.
         """
         names = list(self.voices)
-        first = first or names[0]
         second = second or ("int8" if "int8" in names else names[-1])
         texts = [self.sentence, *(row.text for row in self.held_out)]
         texts = list(dict.fromkeys(texts))[:COMPARED]
         columns = {}
-        for name in (first, second):
+        for name in (first or names[0], second):
             voice, speaker = self.voices.get(name), self.speaker
             if voice is None:
                 if not (Path(name) / CARD).is_file():
@@ -290,16 +283,11 @@ class Speaking:
         same = "the same codes as before"
         if not torch.equal(again.codes, before.codes):
             same = f"codes differ from before, as {weights} rounds the weights"
-        return Result(
-            line=f"{folder}: {megabytes(folder)}; {same}",
-            sounds=[sound_of(exported, again, "Said by the exported voice")],
-        )
+        sound = sound_of(exported, again, "Said by the exported voice")
+        return Result(line=f"{folder}: {megabytes(folder)}; {same}", sounds=[sound])
 
     def download(self) -> Result:
-        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
-
-        Raises SpeechError if nothing was exported.
-        """
+        """The export as a zip file with a link or Colab's button. SpeechError if there is none."""
         run = self.active_run
         folder = run.path("export")
         if not (folder / CARD).is_file():
@@ -324,8 +312,7 @@ def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
     """Return `voice` with the speaker of the recording `reference`, and that speaker's name."""
     path = Path(reference).expanduser()
     rate_hz = voice.codec.input_sample_rate
-    wave = load_reference(str(path), rate_hz)
-    return voice.with_speaker(path.name, wave, rate_hz), path.name
+    return voice.with_speaker(path.name, load_reference(str(path), rate_hz), rate_hz), path.name
 
 
 def sound_of(voice: Voice, speech: Speech, caption: str = "") -> Sound:
@@ -345,30 +332,8 @@ def spoken_result(voice: Voice, speech: Speech, sampling: GenerateConfig) -> Res
 
 
 def megabytes(path: Path) -> str:
-    files = path.iterdir() if path.is_dir() else [path]
-    return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
-
-
-def say_with_package(folder: Path, text: str, reference: str = "") -> Result:
-    """Say `text` with the fine-tuned IndexTTS2 in `folder`, by its package.
-
-    Raises KitError where the package or one of its files is missing.
-    """
-    speaker = PackageSpeaker(folder, reference)
-    wave = speaker.speak(text).numpy()
-    sound = Sound(caption=text, wave=wave, sample_rate_hz=speaker.sample_rate)
-    return Result(line=text, sounds=[sound])
-
-
-def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
-    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
-
-    Raises KitError for a missing package and for a voice that ONNX cannot hold.
-    """
-    export = voice_folder(voice, run)
-    folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
-    speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
-    return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
+    parts = path.iterdir() if path.is_dir() else [path]
+    return f"{sum(part.stat().st_size for part in parts) / 1e6:.1f} MB"
 
 
 class SpeakingCosts:
@@ -381,7 +346,7 @@ class SpeakingCosts:
     def run(self) -> Iterator[Result]:
         """Yield every measurement; those of the same voice on the same machine are reused."""
         for step in STEPS:
-            figures = read_result(self.cache_path(step), self.fingerprint)
+            figures = files.read_result(self.cache_path(step), self.fingerprint)
             if figures is None:
                 yield getattr(self, step)()
             else:
@@ -401,15 +366,15 @@ class SpeakingCosts:
     def fingerprint(self) -> str:
         """A digest of all that measurements depend on: weights, settings, machine."""
         own = self.speaking
-        weights = file_digest(own.weights_file)
+        weights = files.file_digest(own.weights_file)
         sampling = by_former_names("generate", own.sampling)
-        return digest(weights, own.config, sampling, own.story, own.active_run.hw.name)
+        return files.digest(weights, own.config, sampling, own.story, own.active_run.hw.name)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
     ) -> Result:
         """Save `figures` of `step` in the cache and in the report; returns the step's result."""
-        save_result(self.cache_path(step), self.fingerprint, figures)
+        files.save_result(self.cache_path(step), self.fingerprint, figures)
         self.speaking.active_run.record(infer=figures)
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
@@ -417,35 +382,29 @@ class SpeakingCosts:
         """Time from the story to its first chunk of sound, in every format, and to all of it."""
         own = self.speaking
         wait_ms = {
-            name: 1000 * time_to_first_audio_s(voice, own.story, own.sampling)
+            name: 1000 * measure.time_to_first_audio_s(voice, own.story, own.sampling)
             for name, voice in own.voices.items()
         }
         first_ms = next(iter(wait_ms.values()))
-        complete_s = median_seconds(
+        complete_s = measure.median_seconds(
             lambda: self.fp32_voice.speak([own.story], own.speaker, own.read_once), 1, warm=False
         )
         wait_ms["fp32, all of it"] = 1000 * complete_s
-        return self.record(
-            "first_sound",
-            f"The first sound comes after {first_ms:.0f} ms, all of it after {complete_s:.1f} s",
-            [bars(list(wait_ms), wait_ms.values(), "ms", "From the text to the first sound")],
-            {"first_sound_ms": first_ms},
-        )
+        line = f"The first sound comes after {first_ms:.0f} ms, all of it after {complete_s:.1f} s"
+        picture = bars(list(wait_ms), wait_ms.values(), "ms", "From the text to the first sound")
+        return self.record("first_sound", line, [picture], {"first_sound_ms": first_ms})
 
     def kv_cache(self) -> Result:
         """Seconds for some numbers of codes, without a key-value cache and with it."""
         own = self.speaking
         without = dataclasses.replace(own.sampling, kv_cache=False)
-        off_s = [speak_seconds(own.voice, n, without) for n in self.lengths]
-        on_s = [speak_seconds(own.voice, n, own.sampling) for n in self.lengths]
+        off_s = [measure.speak_seconds(own.voice, n, without) for n in self.lengths]
+        on_s = [measure.speak_seconds(own.voice, n, own.sampling) for n in self.lengths]
         speedup = off_s[-1] / on_s[-1]
+        line = f"{speedup:.1f} times as fast with the cache at {self.lengths[-1]} codes"
         lines = {"cache off": (self.lengths, off_s), "cache on": (self.lengths, on_s)}
-        return self.record(
-            "kv_cache",
-            f"{speedup:.1f} times as fast with the cache at {self.lengths[-1]} codes",
-            [curves(lines, "codes spoken", "seconds")],
-            {"kv_speedup": speedup},
-        )
+        picture = curves(lines, "codes spoken", "seconds")
+        return self.record("kv_cache", line, [picture], {"kv_speedup": speedup})
 
     def batches(self) -> Result:
         """Codes per second of a whole batch, by its size."""
@@ -453,23 +412,20 @@ class SpeakingCosts:
         length = self.lengths[0]
         codes_per_s = {}
         for rows in own.config.batches:
-            seconds = speak_seconds(own.voice, length, own.sampling, batch=rows)
+            seconds = measure.speak_seconds(own.voice, length, own.sampling, batch=rows)
             codes_per_s[f"batch {rows}"] = rows * length / seconds
         best = max(codes_per_s, key=codes_per_s.get)
+        line = f"{best}: {codes_per_s[best]:,.0f} codes/s, all together"
         title = "Codes per second, all together"
-        return self.record(
-            "batches",
-            f"{best}: {codes_per_s[best]:,.0f} codes/s, all together",
-            [bars(list(codes_per_s), codes_per_s.values(), "codes/s", title)],
-            {"batch_codes_per_s": codes_per_s},
-        )
+        picture = bars(list(codes_per_s), codes_per_s.values(), "codes/s", title)
+        return self.record("batches", line, [picture], {"batch_codes_per_s": codes_per_s})
 
     def compare_formats(self) -> Result:
         """Every format beside fp32 (speed, size, agreement, CER), and the one to choose."""
         own = self.speaking
         run = own.active_run
         recognizer = load_recognizer(run.path("recognizer.safetensors")).to(run.hw.device)
-        rows = recorded_examples(CodeCache(run.index()), own.config.rows)
+        rows = measure.recorded_examples(CodeCache(run.index()), own.config.rows)
         sentences = own.held_out[: own.config.sentences]
 
         def error_rate(voice: Voice) -> float:
@@ -477,8 +433,10 @@ class SpeakingCosts:
             batch = 1 if voice.decoder.compiles else 64
             return score(voice, sentences, recognizer, own.read_once, batch)[0].cer
 
-        formats = measure_formats(own.voices, self.lengths[-1], own.read_once, rows, error_rate)
-        chosen, objection = choose_format(formats)
+        formats = measure.measure_formats(
+            own.voices, self.lengths[-1], own.read_once, rows, error_rate
+        )
+        chosen, objection = measure.choose_format(formats)
         names = [each.name for each in formats]
         speeds = [each.codes_per_s for each in formats]
         sizes_mb = [each.weight_bytes / 1e6 for each in formats]
@@ -490,42 +448,235 @@ class SpeakingCosts:
             bars(names, errors_percent, "%", error_title),
         ]
         line = f"{chosen.name} ({chosen.ran}): {chosen.speedup:.2f} times fp32"
-        line = f"{line}. {objection}" if objection else line
-        figures = format_figures(formats, chosen)
-        return self.record("compare_formats", line, pictures, figures, formats_table(formats))
+        line += f". {objection}" if objection else ""
+        figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
+        for each in formats:
+            figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
+            if each.name == "int8":
+                figures |= {"int8_speedup": each.speedup, "cer_int8": each.cer}
+                figures |= {f"int8_{name}": value for name, value in vars(each.cost).items()}
+        table = measure.formats_table(formats)
+        return self.record("compare_formats", line, pictures, figures, table)
 
     def real_time_factor(self) -> Result:
         """Seconds of work per second of speech on one core, text to waveform."""
         own = self.speaking
         chosen = own.active_run.require_figure("infer", "chosen", "04_inference")
         texts = [row.text for row in own.held_out[:10]]
-        as_preset = real_time_factor(self.fp32_voice, texts, own.sampling)
-        once = real_time_factor(self.fp32_voice, texts, own.read_once)
+        as_preset = measure.real_time_factor(self.fp32_voice, texts, own.sampling)
+        once = measure.real_time_factor(self.fp32_voice, texts, own.read_once)
         factors = {"fp32, as the preset says": as_preset, "fp32, one candidate": once}
         best = once
         if chosen != "fp32":
-            best = real_time_factor(own.voices[chosen], texts, own.read_once)
+            best = measure.real_time_factor(own.voices[chosen], texts, own.read_once)
             factors[f"{chosen}, one candidate"] = best
-        return self.record(
-            "real_time_factor",
-            f"{as_preset:.3f} s of work per second of speech; {once:.3f} s with one candidate",
-            [bars(list(factors), factors.values(), "seconds of work per second of speech")],
-            {
-                "real_time_factor": as_preset,
-                "real_time_factor_once": once,
-                "real_time_factor_chosen": best,
-            },
+        line = f"{as_preset:.3f} s of work per second of speech; {once:.3f} s with one candidate"
+        picture = bars(list(factors), factors.values(), "seconds of work per second of speech")
+        figures = {"real_time_factor": as_preset, "real_time_factor_once": once}
+        figures["real_time_factor_chosen"] = best
+        return self.record("real_time_factor", line, [picture], figures)
+
+
+def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
+    """Write onnx/ in the export `voice` ("": of `run`). KitError if that fails, or without ONNX."""
+    export = voice_folder(voice, run)
+    folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
+    speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
+
+
+def speak(
+    run: ActiveRun | str,
+    text: str | None = None,
+    file: Path | None = None,
+    out: Path | None = None,
+    voice: str = "",
+    dtype: str = "",
+    speaker: str = "",
+    reference: str = "",
+) -> Iterator[Result]:
+    """Say `text` or the sentences of `file`; without both, take all steps of 04_inference.
+
+    By the run's voice, or by the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
+    options that do not belong together.
+    """
+    if text is None and file is None:
+        if voice or reference or speaker or dtype or out:
+            raise KitError("Add a --text to say, or a --file of sentences.")
+        yield from Speaking(run).run()
+        return
+    if text is not None and file is not None:
+        raise KitError("Give a --text to say or a --file of sentences, not both.")
+    if file is not None and out is None:
+        raise KitError("--file needs --out: a folder for the WAV files.")
+    if voice and dtype:
+        raise KitError("--dtype is for a run's voice: an exported one has its number format.")
+    if speaker and reference:
+        raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
+    sentences = read_sentences(file) if file else {}
+    if text is not None and voice and indextts2_in(Path(voice).expanduser()):
+        package = PackageSpeaker(Path(voice).expanduser(), reference)
+        sounds = players_of({text: package.speak(text)}, package.sample_rate)
+        yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
+        return
+    if voice:
+        folder = voice_folder(voice)
+        spoken_by = load_export(folder, detect().device)
+        settings = read_card(folder).settings
+        weights = [folder / name for name in FILES]
+    else:
+        speaking = Speaking(run)
+        spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
+        weights = [speaking.weights_file, run.path("codec.safetensors")]
+    if reference:
+        spoken_by, speaker = with_reference(spoken_by, reference)
+        weights.append(Path(reference).expanduser())
+    if file:
+        made_by = files.digest([files.file_digest(path) for path in weights], dtype)
+        yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
+        return
+    speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
+    result = spoken_result(spoken_by, speech, settings)
+    yield written(result, out or (Path("spoken.wav") if voice else run.path("spoken.wav")))
+
+
+def written(result: Result, path: Path) -> Result:
+    """Write the sound of `result` to `path`; return it with a line that says so."""
+    files.write_atomic(path, result.sounds[0].wav_bytes())
+    line = f"{result.line}\nWritten: {path}"
+    return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
+
+
+def read_sentences(path: Path) -> dict[str, str]:
+    """Return the texts of a file by id, or by number of line ("00001"), in order.
+
+    It has a sentence a line, or `id|text`. Raises KitError for a file that is missing, empty or not
+    UTF-8, and for an id that is missing, doubled or cannot name a file.
+    """
+    path = path.expanduser()
+    try:
+        lines = [line.strip("\ufeff \t\r\n") for line in iter_lines(path)]
+    except OSError as error:
+        raise KitError(
+            f"--file {path} cannot be read ({error.strerror}): name a text file with a sentence a "
+            "line."
+        ) from error
+    numbered = {number: line for number, line in enumerate(lines, 1) if line}
+    if not numbered:
+        raise KitError(f"{path} has no text: write a sentence a line, or id|text.")
+    has_ids = "|" in next(iter(numbered.values()))
+    sentences = {}
+    for number, line in numbered.items():
+        place = f"{path}, line {number}"
+        problem, fix = encoding_problem(line)
+        if problem:
+            raise KitError(f"{place}: {problem}. {fix}")
+        name, bar, text = line.partition("|")
+        if bool(bar) != has_ids:
+            raise KitError(
+                f"{place}: {shorten(line, 60)!r} has {'a' if bar else 'no'} `|`, unlike the first "
+                "line. Write id|text in every line, or in none."
+            )
+        if has_ids:
+            name = files.require_folder_name(name.strip(), f"{place}: the id")
+        else:
+            name, text = f"{number:05}", line
+        if name in sentences:
+            raise KitError(f"{place}: the id {name!r} was there before.")
+        sentences[name] = text.strip()
+    return sentences
+
+
+def speak_lines(
+    voice: Voice,
+    sentences: dict[str, str],
+    folder: Path,
+    config: GenerateConfig,
+    speaker: str = "",
+    made_by: str = "",
+) -> Result:
+    """Speak `sentences` (texts by id) into `folder`: ID.wav, and index.csv with a row for each.
+
+    A file is spoken again only if its text, the speaker, the settings or `made_by`, a digest of the
+    voice, have changed. Raises SpeechError, before any work, for texts that cannot be spoken.
+    """
+    speaker = speaker or voice.speakers[0]
+    voice.reference(speaker)
+    require_speakable(voice, sentences)
+    folder = files.make_folder(folder.expanduser())
+    keys = {
+        f"{n}.wav": files.digest(text, speaker, config, made_by) for n, text in sentences.items()
+    }
+    rows = {}
+    for row in read_index(folder / INDEX):
+        audio = row["audio"]
+        if row["key"] == keys.get(audio) and (folder / audio).is_file():
+            rows[audio] = row
+    missing = [name for name in sentences if f"{name}.wav" not in rows]
+    missing.sort(key=lambda name: -len(sentences[name]))  # like lengths together
+    characters = sum(len(sentences[name]) for name in missing)
+    size = max(1, BATCH // voice.within(config).rows_per_text)
+    tick = Ticker("characters spoken")
+    done = 0
+    for first in range(0, len(missing), size):
+        names = missing[first : first + size]
+        spoken = voice.speak([sentences[name] for name in names], speaker, config, BATCH)
+        for name, speech in zip(names, spoken):
+            audio = f"{name}.wav"
+            sound = sound_of(voice, speech)
+            files.write_atomic(folder / audio, sound.wav_bytes())
+            seconds = f"{len(sound.wave) / sound.sample_rate_hz:.3f}"
+            ended = "yes" if speech.stopped else "no"
+            values = (audio, speech.text, speaker, seconds, ended, keys[audio])
+            rows[audio] = dict(zip(COLUMNS, values))
+            done += len(speech.text)
+        write_index(folder / INDEX, [rows[audio] for audio in keys if audio in rows])
+        tick(done, characters, f"{first + len(names)} of {len(missing)} sentences")
+    write_index(folder / INDEX, [rows[audio] for audio in keys])
+    figures = {
+        "sentences": len(rows),
+        "spoken_now": len(missing),
+        "seconds": round(sum(float(row["seconds"]) for row in rows.values()), 3),
+        "not_ended": sum(row["ended"] == "no" for row in rows.values()),
+        "index": str(folder / INDEX),
+    }
+    line = f"{len(rows)} sentences, {clock(figures['seconds'])} of speech: {folder / INDEX}"
+    if len(missing) < len(rows):
+        line += f"; {len(rows) - len(missing)} were there before"
+    if figures["not_ended"]:
+        line += f"\n{figures['not_ended']} were cut at the length limit (`ended` is no): listen"
+    return Result(line=line, figures=figures, shown=False)
+
+
+def require_speakable(voice: Voice, sentences: dict[str, str]) -> None:
+    """Raise SpeechError naming the first of `sentences` that `voice` cannot say."""
+    problems = []
+    for name, text in sentences.items():
+        try:
+            voice.parts(text)
+        except SpeechError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise SpeechError(
+            f"{len(problems)} of {len(sentences)} sentences cannot be spoken: correct them or "
+            "leave them out.\n" + "\n".join(problems[:MAX_LISTED])
         )
 
 
-def format_figures(formats: list[FormatResult], chosen: FormatResult) -> dict:
-    """What the report keeps of a comparison of number formats."""
-    figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
-    for each in formats:
-        figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
-        if each.name == "int8":
-            figures["int8_speedup"] = each.speedup
-            figures["cer_int8"] = each.cer
-            for name, value in dataclasses.asdict(each.cost).items():
-                figures[f"int8_{name}"] = value
-    return figures
+def read_index(path: Path) -> list[dict]:
+    """Return the rows of an index; [] without one. Raises KitError for another kind of table."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != list(COLUMNS):
+            raise KitError(f"{path} is not from this command: name another folder with --out.")
+        return [row for row in reader if None not in row.values()]
+
+
+def write_index(path: Path, rows: list[dict]) -> None:
+    file = io.StringIO(newline="")
+    table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    files.write_atomic(path, file.getvalue())

@@ -68,9 +68,8 @@ def install_missing() -> None:
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
+    as_text = {"text": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(command, capture_output=True, **as_text)
     if done.returncode:
         output = (done.stderr.strip() or done.stdout.strip()).splitlines()
         print(

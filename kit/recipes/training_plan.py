@@ -19,35 +19,21 @@ from kit.base.processes import run_in_process
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
 from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
+from kit.model.sequence import GPTConfig
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.notebook.widgets import Field
-from kit.recipes.active_run import (
-    ActiveRun,
-    describe_base_voice,
-    describe_finetuning,
-    finetuning_of,
-    sampling_of,
-    section_for_run,
-    workload,
-)
+from kit.recipes import active_run
+from kit.recipes.active_run import ActiveRun, section_for_run
 from kit.recipes.training_data import TrainingData
-from kit.training.config import TrainConfig
+from kit.training.config import Finetuning, TrainConfig
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
 from kit.training.switches import LABELS, SpeedConfig, load_choice, switches, wants_few_shapes
+from kit.tuning import session_plan
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight, trial_rows
-from kit.tuning.session_plan import (
-    SessionLimits,
-    SessionPlan,
-    TimeBudget,
-    describe_epochs,
-    on_disk,
-    plan_session,
-    resolve_steps,
-    shortened,
-)
+from kit.tuning.session_plan import SessionLimits, SessionPlan, TimeBudget
 
 TRIAL_STEPS = 8
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
@@ -110,11 +96,10 @@ class TrainingPlan:
         run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
-        self.limits = SessionLimits(
-            session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
-        )
+        quota_bytes = int(quota_gb * 1e9) or None
+        self.limits = SessionLimits(session_hours=session_hours, quota_bytes=quota_bytes)
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
-        self.finetuning = finetuning_of(run)
+        self.finetuning = active_run.finetuning_of(run)
         self.data = TrainingData(run)
         self.data.config = dataclasses.replace(self.data.config, **plan.get("data", {}))
         self.model = self.data.model
@@ -131,12 +116,12 @@ class TrainingPlan:
             dataclasses.replace(switch, measured=effects.get(switch.name, ""))
             for switch in switches(self.speed, run.hw, self.model)
         ]
-        config = build(TrainConfig, run.section("train"))
         epoch_steps = self.data.epoch_steps
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
-        self.config = resolve_steps(config, epoch_steps, self.asked_steps, self.previous_steps)
-        if "train" in plan:
-            self.config = build(TrainConfig, plan["train"])
+        self.config = build(TrainConfig, plan.get("train", run.section("train")))
+        if "train" not in plan:
+            steps = (epoch_steps, self.asked_steps, self.previous_steps)
+            self.config = session_plan.resolve_steps(self.config, *steps)
         self.finetuning.require_steps(self.config.max_steps)
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
@@ -147,9 +132,8 @@ class TrainingPlan:
         """Whether a run with these switches will pad its rows to fixed lengths."""
         run = self.active
         precision = run.precision.value if speed.mixed_precision else "fp32"
-        available = {switch.name for switch in self.offered if switch.available}
-        compiled = speed.compile and "compile" in available
-        return wants_few_shapes(run.hw.device, precision, compiled)
+        available = any(switch.name == "compile" and switch.available for switch in self.offered)
+        return wants_few_shapes(run.hw.device, precision, speed.compile and available)
 
     @once
     def size(self) -> Result:
@@ -157,31 +141,31 @@ class TrainingPlan:
         data = self.data
         config = self.config
         parameters = f"{count_parameters(self.model):,}"
+        validation = f"every {self.interval(config.eval_steps)}"
+        checkpoint = f"every {self.interval(config.save_steps)}"
         guide = "none"
         if config.guided_attention_weight:
-            guide = (
-                f"weight {config.guided_attention_weight:g} at first, gone after "
-                f"{config.guided_attention_steps:,} steps"
-            )
+            guide = f"weight {config.guided_attention_weight:g} at first, gone after "
+            guide += f"{config.guided_attention_steps:,} steps"
         figures = {
             "parameters": parameters,
             "layers": self.model.layers,
             "width": self.model.width,
             "effective batch": data.config.effective_batch,
-            "validation": f"every {self.interval(config.eval_steps)}",
-            "checkpoint": f"every {self.interval(config.save_steps)}",
+            "validation": validation,
+            "checkpoint": checkpoint,
             "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
             f"schedule {config.schedule}",
             "guided attention": guide,
-            "utterances to learn from": data.rows("train"),
-            "utterances held out": data.rows("held_out"),
+            "utterances to learn from": len(data.cache.rows_in_split("train")),
+            "utterances held out": len(data.cache.rows_in_split("held_out")),
         }
-        length = describe_epochs(config, data.epoch_steps, data.hours)
+        hours = data.cache.total("codes", "train") / data.codec.frame_rate / 3600
+        length = session_plan.describe_epochs(config, data.epoch_steps, hours)
         lines = [
             f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
-            f"Validation every {self.interval(config.eval_steps)}, a checkpoint every "
-            f"{self.interval(config.save_steps)}.",
-            describe_base_voice(self.active, data.tokenizer),
+            f"Validation {validation}, a checkpoint {checkpoint}.",
+            active_run.describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
         ]
         rehearsal = data.rehearsal_figures()
@@ -231,13 +215,13 @@ class TrainingPlan:
             )
             return Result(line=str(self.verdict))
         verdict = in_process(preflight, work)
-        lines = [str(verdict)]
+        line = str(verdict)
         if not verdict.fits:
             verdict = in_process(largest_micro_batch, work)
-            work = work.with_rows(verdict.micro_batch)
             rows = verdict.micro_batch
+            work = work.with_rows(rows)
             self.data.config = dataclasses.replace(self.data.config, micro_batch=rows)
-            lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
+            line += f"\n{verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
         planned = plan_bytes(self.model, work.step)
         picture = memory_bars(
@@ -248,12 +232,12 @@ class TrainingPlan:
             device_bytes=work.hw.memory_bytes,
             title=f"{work.hw.name}, fullest at {planned.fullest}",
         )
-        return Result(line="\n".join(lines), pictures=(picture,))
+        return Result(line=line, pictures=(picture,))
 
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
         speed = speed or self.speed
-        return workload(
+        return active_run.workload(
             self.active,
             model=self.model,
             train=self.config,
@@ -274,12 +258,11 @@ class TrainingPlan:
         self.fits()
         run = self.active
         self.per_step_s = self.session_plan().per_step_s
-        self.config, line = shortened(
-            self.config,
-            self.per_step_s,
-            build(TimeBudget, section_for_run(run, "time_budget")),
-            f"{run.threads.reason}; {run.precision.reason}",
-            fixed=bool(self.asked_steps or self.previous_steps),
+        budget = build(TimeBudget, section_for_run(run, "time_budget"))
+        slow = f"{run.threads.reason}; {run.precision.reason}"
+        fixed = bool(self.asked_steps or self.previous_steps)
+        self.config, line = session_plan.shortened(
+            self.config, self.per_step_s, budget, slow, fixed
         )
         plan = self.session_plan()
         return Result(line="\n".join([line, *plan.advice]), figures=plan.table)
@@ -288,19 +271,14 @@ class TrainingPlan:
         """The plan of the steps to go, from what steps have taken here."""
         rows = self.rows_before
         resumed = any(row.get("wall_s") for row in rows)
-        parts = plan_bytes(self.model, self.workload().step).parts
+        parameters = count_parameters(self.model)
         saved = count_trained(self.model, self.finetuning).trained
-        sizes = on_disk(
-            count_parameters(self.model), parts["optimizer"], self.speed.ema, saved=saved
-        )
-        return plan_session(
-            rows if resumed else self.trial_rows,
-            self.config,
-            sizes,
-            self.active.folder / "checkpoints",
-            self.limits,
-            done=rows[-1]["step"] if resumed else 0,
-        )
+        optimizer_bytes = plan_bytes(self.model, self.workload().step).parts["optimizer"]
+        sizes = session_plan.on_disk(parameters, optimizer_bytes, self.speed.ema, saved=saved)
+        log = rows if resumed else self.trial_rows
+        done = rows[-1]["step"] if resumed else 0
+        folder = self.active.folder / "checkpoints"
+        return session_plan.plan_session(log, self.config, sizes, folder, self.limits, done)
 
     @functools.cached_property
     def trial_rows(self) -> list[dict]:
@@ -311,16 +289,9 @@ class TrainingPlan:
         """
         speed = dataclasses.replace(self.speed, compile=False)
         usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
-        rows = in_process(
-            trial_rows,
-            self.model,
-            self.config,
-            speed,
-            self.active.hw,
-            self.finetuning,
-            [*usual, *usual],
-            int(self.active.threads.value),
-        )
+        run = self.active
+        trained = (self.model, self.config, speed, run.hw, self.finetuning)
+        rows = in_process(trial_rows, *trained, [*usual, *usual], int(run.threads.value))
         return rows[len(usual) :]
 
     @once
@@ -360,7 +331,7 @@ class TrainingPlan:
         line = "quality gate: off"
         if sentences:
             recognizer = load_recognizer(run.path("recognizer.safetensors"))
-            config = sampling_of(run, best_of=1)
+            config = active_run.sampling_of(run, best_of=1)
             self.gate = gate_evaluator(self.data.voice(), sentences, recognizer, config)
             line = f"quality gate: {len(sentences)} sentences every {every} steps"
         own_cer = run.figure("recognizer", "held_out")
@@ -376,18 +347,13 @@ class TrainingPlan:
         if gpus:
             values[GPUS] = gpus
         presets = values | {GPUS: 1} | self._unchanged()
-        return [
-            Field(
-                name=name,
-                label=label,
-                value=values[name],
-                preset=presets[name],
-                comment=comment,
-                more=name in MORE_FIELDS,
-            )
-            for name, (label, comment) in FIELDS.items()
-            if name in values
-        ]
+        fields = []
+        for name, (label, comment) in FIELDS.items():
+            if name in values:
+                numbers = {"value": values[name], "preset": presets[name]}
+                more = name in MORE_FIELDS
+                fields.append(Field(name=name, label=label, comment=comment, more=more, **numbers))
+        return fields
 
     def _unchanged(self) -> dict:
         """What the fields were that a panel has changed."""
@@ -405,24 +371,21 @@ class TrainingPlan:
         return {switch.name: switch.on for switch in self.offered} | self._field_values()
 
     def planned(self, values: dict) -> tuple[str, bool]:
-        """Memory and time with these switches and fields, and whether the memory is there.
-
-        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
-        """
+        """Memory and time of `values` by the plan alone, and whether they fit. Raises KitError."""
         limit_bytes = self.verdict.limit_bytes
         work = self.workload_of(values)
-        changed_bytes = work.planned_bytes - self.workload_of(self.values()).planned_bytes
-        sizes = (
-            f"{format_memory(work.planned_bytes)} of the {format_memory(limit_bytes)} it may use"
-        )
-        change = f" ({format_memory(changed_bytes, '+')} by your changes)" if changed_bytes else ""
-        fits = work.planned_bytes <= limit_bytes
+        needed_bytes = work.planned_bytes
+        changed_bytes = needed_bytes - self.workload_of(self.values()).planned_bytes
+        words = f"Memory planned: {format_memory(needed_bytes)} of the {format_memory(limit_bytes)}"
+        words += " it may use"
+        if changed_bytes:
+            words += f" ({format_memory(changed_bytes, '+')} by your changes)"
+        fits = needed_bytes <= limit_bytes
         advice = "" if fits else " That is too much: Start tries a step and says what to change."
-        words = f"Memory planned: {sizes}{change}.{advice} A step has {work.data.grad_accum} "
         rows = f"{work.data.micro_batch} utterances"
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
-        words += f"forward passes of {rows}."
+        words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
         if self.per_step_s is not None:
             step_s = self.per_step_s * work.data.effective_batch / self.data.config.effective_batch
             steps = work.train.max_steps
@@ -448,10 +411,13 @@ class TrainingPlan:
             )
         work = self.workload(build(SpeedConfig, speed))
         if epochs:
-            train["max_steps"] = self._steps_of(epochs, train["max_steps"], batches)
-        config = build(
-            TrainConfig, vars(self.config), max_steps=train["max_steps"], num_train_epochs=0.0
-        )
+            data = copy.copy(self.data)
+            data.config = build(DataConfig, vars(data.config), **batches)
+            changed = train["max_steps"] != self.config.max_steps
+            asked_steps = train["max_steps"] if changed else 0
+            train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
+        max_steps = train["max_steps"]
+        config = build(TrainConfig, vars(self.config), max_steps=max_steps, num_train_epochs=0.0)
         config = build(TrainConfig, vars(self.config.for_steps(config.max_steps)), **train)
         steps = (config.warmup_steps, config.max_steps)
         unchanged = steps == (self.config.warmup_steps, self.config.max_steps)
@@ -460,16 +426,6 @@ class TrainingPlan:
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
-    def _steps_of(self, epochs: float, max_steps: int, batches: dict) -> int:
-        """The steps of a panel's `epochs`. Raises KitError where Max steps was changed, too."""
-        data = copy.copy(self.data)
-        data.config = build(DataConfig, vars(self.data.config), **batches)
-        changed_steps = max_steps if max_steps != self.config.max_steps else 0
-        try:
-            return steps_asked(changed_steps, epochs, data.epoch_steps)
-        except KitError as error:
-            raise KitError(str(error), field=EPOCHS) from error
-
     def keep(self, work: Workload, values: dict) -> None:
         """Train with the batches and settings of `work`, now and whenever the run is opened.
 
@@ -477,14 +433,14 @@ class TrainingPlan:
         """
         values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
         now = self._field_values()
-        unchanged = now | self._unchanged()
-        unchanged = {n: v for n, v in unchanged.items() if v != values.get(n, v)}
-        if unchanged != self._unchanged():
+        before = self._unchanged()
+        unchanged = {n: v for n, v in (now | before).items() if v != values.get(n, v)}
+        if unchanged != before:
             write_atomic(self.active.path(UNCHANGED), json.dumps(unchanged))
         changes = {}
         if work.train != self.config:
-            before = vars(build(TrainConfig, self.active.section("train")))
-            changes["train"] = {n: v for n, v in vars(work.train).items() if v != before[n]}
+            own = vars(build(TrainConfig, self.active.section("train")))
+            changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
         data = {name: values[name] for name in DATA_FIELDS}
         if data.items() - now.items():
             changes["data"] = data
@@ -506,9 +462,8 @@ def gpus_offered(run: ActiveRun) -> int:
     """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
     limit = max_processes(run)
     before = read_run_file(run.path(GPUS)).strip()
-    if limit == 1:
-        return 0
-    return min(limit, int(before)) if before.isdecimal() and int(before) else 1
+    number = int(before) if before.isdecimal() else 1
+    return min(limit, max(1, number)) if limit > 1 else 0
 
 
 def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> int:
@@ -516,10 +471,11 @@ def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> in
     if max_steps and num_train_epochs:
         raise KitError(
             f"max_steps = {max_steps} and num_train_epochs = {num_train_epochs:g} both say how "
-            "long to train: give one of them."
+            "long to train: give one of them.",
+            field=EPOCHS,
         )
     if not 0 <= num_train_epochs < 1e6:
-        raise KitError(f"num_train_epochs = {num_train_epochs:g}: must be 0 or more.")
+        raise KitError(f"num_train_epochs = {num_train_epochs:g}: must be 0 or more.", field=EPOCHS)
     return max_steps or math.ceil(num_train_epochs * epoch_steps)
 
 
@@ -529,24 +485,40 @@ def in_process(function: Callable, *arguments):
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:
-    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
-
-    {} before notebook 05 has run; a switch that did not run has no entry.
-    """
+    """The effect of each switch measured alone, {"sdpa": "1.08x, -0.20 GiB here"}; {} before 05."""
     bench = run.report().get("bench", {}).get("preset", {})
     variants = bench.get("variants", {})
-    same_device = bench.get("device") == run.hw.name
-    where = "here" if same_device else f"on {bench.get('device', 'another machine')}"
+    device = bench.get("device", "another machine")
+    where = "here" if device == run.hw.name else f"on {device}"
     pairs = {name: (name, "baseline") for name in LABELS}
     pairs["cuda_graphs"] = ("compile+cuda_graphs", "compile")
     pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
     effects = {}
     for name, (on, off) in pairs.items():
-        after = variants.get(on, {})
-        before = variants.get(off, {})
-        if "steps_per_s" not in after or "steps_per_s" not in before:
-            continue
-        times = after["steps_per_s"] / before["steps_per_s"]
-        more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
-        effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
+        after, before = variants.get(on, {}), variants.get(off, {})
+        if "steps_per_s" in after and "steps_per_s" in before:
+            times = after["steps_per_s"] / before["steps_per_s"]
+            more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
+            effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
     return effects
+
+
+def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
+    """Describe what of `model` trains; "" if all of it does from the first step on."""
+    sentences = []
+    if finetuning.adapters:
+        trained = count_trained(model, finetuning)
+        lora = finetuning.lora
+        tables = ", and the new rows of embeddings and heads" if trained.tables else ""
+        if finetuning.config.tables == "all":
+            tables = ", and all embeddings and heads"
+        sentences.append(
+            f"LoRA: {trained.learning:,} parameters train, "
+            f"{trained.learning / count_parameters(model):.1%} as many as the model has: adapters "
+            f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
+            "the frozen matrices beside them take half the memory."
+        )
+    steps = finetuning.config.tables_first
+    if steps:
+        sentences.append(f"In the first {steps:,} steps only embeddings and heads train.")
+    return " ".join(sentences)

@@ -1,22 +1,18 @@
 """Audio <-> codes with a released NeuCodec: 50 codes a second, of 65,536; output at 24 kHz.
 
 NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences. Its
-weights are under the Apache-2.0 licence, those of w2v-BERT 2.0 among them under MIT. One file holds
-all 629,937,706 parameters, by the names that transformers reads. No code in it is executed.
+weights are under the Apache-2.0 licence, those of w2v-BERT 2.0 among them under MIT. It is not
+trained here. The decoder, 188 million parameters, is the kit's own and is in the codec file of a
+run and a voice. The encoder, 442 million, is that of transformers, an optional dependency, and is
+read from the release when a recording must be encoded, so speaking does not need it.
 
-It is not trained here. The decoder, 188 million parameters, is the kit's own and is in the codec
-file of a run and a voice. The encoder, 442 million, is that of transformers, an optional dependency
-(`pip install "transformers>=5.17"`), and is read from the release when a recording must be encoded,
-so speaking does not need it. In it w2v-BERT 2.0 (Barrault et al. 2023) encodes what is said, a
-stack of convolutions (BigCodec: Xin et al. 2024) how it sounds. Its input features are computed
-here, as by w2v-BERT's own feature extractor.
-
-Shapes: B batch, L samples, N codes, C channels, D width of a head, F frequency bins, n samples of a
-window, T mel frames, M mels.
+Shapes: B batch, L samples, N codes, C channels, F frequency bins, n samples of a window, T mel
+frames, M mels.
 """
 
 import dataclasses
 import importlib.metadata
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -38,20 +34,16 @@ from kit.base.files import file_digest, make_folder
 from kit.base.formatting import shorten
 from kit.base.hub import fetch_model, fetched
 from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2.names import require_finite
+from kit.releases.xtts_v2.model import require_finite
 
 LICENCE = "Apache-2.0"
 WEIGHTS_FILE = "model.safetensors"
-WITH_IT = ("LICENSE", "README.md")  # fetched as well if they exist, to be kept with the weights
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 ENCODER_SAMPLE_RATE = 16_000  # Hz
 CODE_HOP = 320  # samples a code
 N_MELS = 80
-FRAMES_A_CODE = 2
-LEAST_TRANSFORMERS = (5, 17)  # the first with NeuCodec
 HOW_TO_INSTALL = 'pip install "transformers>=5.17"'
 LEVELS = (4,) * 8  # of each digit of a code; their product is the vocabulary
-LOUDEST = 100.0  # a spectrum's magnitude at most, as in training
 GROUPS = 32
 HOP = 480  # samples a code, at 24 kHz
 WINDOW = 4 * HOP  # samples
@@ -98,8 +90,8 @@ class NeuCodecConfig:
         require(whole, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
         whole = self.semantic_width % self.semantic_heads == 0
         require(whole, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
-        named = self.repository.count("/") == 1
-        require(named, self, "repository", "write OWNER/NAME, as on the hub.")
+        fix = "write OWNER/NAME, as on the hub."
+        require(self.repository.count("/") == 1, self, "repository", fix)
         require(bool(self.revision), self, "revision", "write main, or a commit of the repository.")
 
 
@@ -114,15 +106,10 @@ class NeuCodec(nn.Module, Codec):
 
     def __init__(self, config: NeuCodecConfig):
         super().__init__()
-        c = config
         self.config = config
-        self.quantizer = DigitsToLatents(c.latent_width)
-        self.acoustic_decoder = NeuCodecDecoder(c.latent_width, c.width, c.layers, c.heads)
-
-    @property
-    def context(self) -> int:
-        c = self.config
-        return BESIDE + c.block - 1 + max(c.before, c.after)
+        self.quantizer = DigitsToLatents(config.latent_width)
+        self.acoustic_decoder = NeuCodecDecoder(config)
+        self.context = BESIDE + config.block - 1 + max(config.before, config.after)
 
     @property
     def lookahead(self) -> int:
@@ -134,7 +121,12 @@ class NeuCodec(nn.Module, Codec):
         Raises KitError without transformers, or for a file that is damaged or of another model;
         KitError and DiskError if it cannot be fetched.
         """
-        require_encoder()  # before anything is fetched
+        why = encoder_unavailable()  # before anything is fetched
+        if why:
+            raise KitError(
+                f"NeuCodec encodes recordings with the transformers library, but {why}. Or choose "
+                "`codec.kind: mel`. Speaking does not need the library."
+            )
         folder = neucodec_folder(self.config, progress)
         sha256 = require_version(folder, self.config)
         require_release_tensors(folder, library_tensors(self.config))
@@ -149,9 +141,7 @@ class NeuCodec(nn.Module, Codec):
 
     @cached_property  # not a submodule, so it is not saved in the codec's file
     def encoder(self) -> nn.Module:
-        """The encoder, read from the `release`."""
-        folder, _ = self.release()
-        return load_encoder(folder, self.config).to(self.device)
+        return load_encoder(self.release()[0], self.config).to(self.device)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "NeuCodec":
         """As `nn.Module._apply`, by which `to` works: the encoder moves along."""
@@ -161,8 +151,7 @@ class NeuCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
-        encoder = self.encoder
-        return torch.stack([encode_clip(encoder, row) for row in wave])
+        return torch.stack([encode_clip(self.encoder, row) for row in wave])
 
     @property
     def device(self) -> torch.device:
@@ -174,25 +163,15 @@ class NeuCodec(nn.Module, Codec):
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         require_codes(codes, self.vocab_size)
-        spans = block_spans(first, codes.shape[1], self.config.block)
-        windows = torch.cat([self._windows(codes, start, end) for start, end in spans], dim=1)
-        return self.acoustic_decoder.head.sound(windows)
-
-    def _windows(self, codes: Tensor, start: int, end: int) -> Tensor:
-        begin = max(0, start - self.config.before)
-        around = codes[:, begin : end + self.config.after]
-        windows = self.acoustic_decoder(self.quantizer(around))
-        return windows[:, start - begin : end - begin]
-
-
-def block_spans(first: int, count: int, block: int) -> list[tuple[int, int]]:
-    """Split `count` codes where positions in the utterance are multiples of `block`.
-
-    The first code is at position `first`. Returns (start, end) pairs, counted from that code.
-    """
-    cuts = range(block - first % block, count, block)
-    starts = [0, *cuts]
-    return list(zip(starts, [*cuts, count], strict=True))
+        block, count = self.config.block, codes.shape[1]
+        cuts = range(block - first % block, count, block)  # where positions divide by the block
+        windows = []
+        for start, end in itertools.pairwise([0, *cuts, count]):
+            begin = max(0, start - self.config.before)
+            around = codes[:, begin : end + self.config.after]
+            around = self.acoustic_decoder(self.quantizer(around))
+            windows.append(around[:, start - begin : end - begin])
+        return self.acoustic_decoder.head.sound(torch.cat(windows, dim=1))
 
 
 # --- the decoder ----------------------------------------------------------------------------------
@@ -247,18 +226,13 @@ class UnplacedAttention(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, C)
-        q, k, v = (self._split(layer(x)) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        attended = F.scaled_dot_product_attention(q, k, v)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
+        attended = F.scaled_dot_product_attention(q, k, v)  # (B, heads, N, C / heads)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, heads, N, D)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class UnplacedLayer(nn.Module):
-    """A layer of the transformer."""
-
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(width, eps=1e-6)
@@ -284,7 +258,7 @@ class SpectrumHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         magnitude, phase = self.linear(x).float().chunk(2, dim=-1)
-        spectrum = torch.polar(magnitude.exp().clamp(max=LOUDEST), phase)
+        spectrum = torch.polar(magnitude.exp().clamp(max=100.0), phase)  # as in training
         return torch.fft.irfft(spectrum, WINDOW) * self.window
 
     def sound(self, windows: Tensor) -> Tensor:
@@ -298,12 +272,13 @@ class SpectrumHead(nn.Module):
 class NeuCodecDecoder(nn.Module):
     """Latents (B, N, C') -> the windows of sound that the codes add (B, N, n)."""
 
-    def __init__(self, latent_width: int, width: int, layers: int, heads: int):
+    def __init__(self, config: NeuCodecConfig):
         super().__init__()
-        self.fc = nn.Linear(latent_width, width)
+        width, heads = config.width, config.heads
+        self.fc = nn.Linear(config.latent_width, width)
         self.embed = nn.Conv1d(width, width, 7, padding=3)
         self.prior_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
-        self.layers = nn.Sequential(*(UnplacedLayer(width, heads) for _ in range(layers)))
+        self.layers = nn.Sequential(*(UnplacedLayer(width, heads) for _ in range(config.layers)))
         self.post_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = SpectrumHead(width)
@@ -315,6 +290,9 @@ class NeuCodecDecoder(nn.Module):
 
 
 # --- the encoder ----------------------------------------------------------------------------------
+#
+# w2v-BERT 2.0 (Barrault et al. 2023) encodes what is said, a stack of convolutions (BigCodec: Xin
+# et al. 2024) how it sounds. The input features are computed here, as by w2v-BERT's own extractor.
 
 
 def encoder_unavailable() -> str:
@@ -323,37 +301,22 @@ def encoder_unavailable() -> str:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         return f"transformers is not installed ({HOW_TO_INSTALL})"
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < LEAST_TRANSFORMERS:
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (5, 17):
         return f"transformers {version} has no NeuCodec yet ({HOW_TO_INSTALL}, and restart)"
     return ""
-
-
-def require_encoder() -> None:
-    why = encoder_unavailable()
-    if why:
-        raise KitError(
-            f"NeuCodec encodes recordings with the transformers library, but {why}. Or choose "
-            "`codec.kind: mel`. Speaking does not need the library."
-        )
 
 
 def library_settings(config: NeuCodecConfig):
     from transformers import NeuCodecConfig as LibraryConfig
 
-    semantic = {
-        "model_type": "wav2vec2-bert",
-        "hidden_size": config.semantic_width,
-        "output_hidden_size": config.semantic_width,
-        "intermediate_size": 4 * config.semantic_width,
-        "num_hidden_layers": config.semantic_layers,
-        "num_attention_heads": config.semantic_heads,
-    }
+    def sizes(width: int, layers: int, heads: int) -> dict:
+        size = {"hidden_size": width, "intermediate_size": 4 * width}
+        return size | {"num_hidden_layers": layers, "num_attention_heads": heads}
+
+    semantic = sizes(config.semantic_width, config.semantic_layers, config.semantic_heads)
+    semantic |= {"model_type": "wav2vec2-bert", "output_hidden_size": config.semantic_width}
     return LibraryConfig(
-        hidden_size=config.width,
-        intermediate_size=4 * config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
+        **sizes(config.width, config.layers, config.heads),
         num_key_value_heads=config.heads,
         head_dim=config.width // config.heads,
         encoder_hidden_size=config.acoustic_width,
@@ -374,34 +337,22 @@ def library_tensors(config: NeuCodecConfig) -> dict[str, Tensor]:
 def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
     from transformers import NeuCodecModel
 
-    model = NeuCodecModel.from_pretrained(
-        folder,
-        config=library_settings(config),
-        dtype=torch.float32,
-        local_files_only=True,
-        use_safetensors=True,
-    )
+    safe = {"local_files_only": True, "use_safetensors": True}
+    settings = library_settings(config)
+    model = NeuCodecModel.from_pretrained(folder, config=settings, dtype=torch.float32, **safe)
     del model.acoustic_decoder
     return model.eval()
 
 
 def semantic_features(wave: Tensor) -> Tensor:
-    """Waveform (L,) of 16 kHz -> log-mels, two frames side by side, (N, 2 M).
-
-    Kaldi's filter bank of 16-bit samples, each mel with mean 0 and variance 1 over the clip.
-    """
-    mel = import_torchaudio().compliance.kaldi.fbank(
-        wave[None].float() * 2**15,
-        num_mel_bins=N_MELS,
-        sample_frequency=ENCODER_SAMPLE_RATE,
-        window_type="povey",
-        dither=0.0,
-        low_freq=20.0,
-        high_freq=ENCODER_SAMPLE_RATE / 2,
-    )  # (T, M)
+    """Waveform (L,) of 16 kHz -> normalised log-mels, two frames side by side, (N, 2 M)."""
+    wave = wave[None].float() * 2**15  # as 16-bit samples
+    rate = ENCODER_SAMPLE_RATE
+    range_hz = {"sample_frequency": rate, "low_freq": 20.0, "high_freq": rate / 2}
+    settings = {"num_mel_bins": N_MELS, "window_type": "povey", "dither": 0.0}
+    mel = import_torchaudio().compliance.kaldi.fbank(wave, **range_hz, **settings)  # (T, M)
     mel = (mel - mel.mean(0)) / (mel.var(0) + 1e-7).sqrt()
-    codes = len(mel) // FRAMES_A_CODE
-    return mel[: codes * FRAMES_A_CODE].reshape(codes, FRAMES_A_CODE * N_MELS)
+    return mel[: len(mel) // 2 * 2].reshape(-1, 2 * N_MELS)
 
 
 def encode_clip(encoder: nn.Module, wave: Tensor) -> Tensor:
@@ -441,17 +392,19 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
     if fetched(folder, [WEIGHTS_FILE]):
         return folder
     lock = make_folder(folder.parent) / f".{name}.lock"
+    licence = ("LICENSE", "README.md")  # if they exist, to be kept with the weights
     with held(lock, f"fetching {config.repository}", math.inf, print):
-        fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, progress, WITH_IT)
+        fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, progress, licence)
     return folder
 
 
 def require_version(folder: Path, config: NeuCodecConfig) -> str:
+    path = folder / WEIGHTS_FILE
     card = fetched(folder, [WEIGHTS_FILE])
-    sha256 = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
+    sha256 = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(path)
     if config.sha256 not in ("", sha256):
         raise KitError(
-            f"{folder / WEIGHTS_FILE} is another NeuCodec than this codec was taken from (SHA-256 "
+            f"{path} is another NeuCodec than this codec was taken from (SHA-256 "
             f"{sha256[:12]}, not {config.sha256[:12]}): its codes may mean something else. Name "
             "the folder of that one as `codec.folder`, or its commit as `codec.revision`; or "
             "prepare a new run with this."
@@ -460,10 +413,7 @@ def require_version(folder: Path, config: NeuCodecConfig) -> str:
 
 
 def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
-    """Raise KitError, naming them, unless the file has exactly the tensors of `wanted`.
-
-    Only its header is read; `wanted` may be on the meta device.
-    """
+    """Raise KitError, naming them, unless the file's header has exactly the tensors of `wanted`."""
     path = folder / WEIGHTS_FILE
     stored = {}
     with opened(path) as file:

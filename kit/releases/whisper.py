@@ -1,8 +1,7 @@
 """Whisper (Radford et al. 2022) as a recogniser: a hundred languages, without training.
 
-It runs in faster-whisper, an optional dependency that is imported for the first transcript. Whisper
-returns words and their times, but no probabilities of letters. So the letters of a word are spread
-evenly over its time, in the form of a CTC output, and Whisper can replace the kit's own recogniser.
+It runs in faster-whisper, an optional dependency. It returns words and their times, but no
+probabilities of letters: the letters of a word are spread evenly over its time, as a CTC output.
 
 Shapes: L samples, S output frames, A alphabet + blank, N characters.
 """
@@ -29,37 +28,29 @@ from kit.text.normalize import letters, normalize
 
 RATE_HZ = 16_000
 FRAME_S = 0.02
-SURE = 4.0  # log-probability of the recognised character above that of any other
-LEAST_S = 0.1  # shorter clips contain no word
-# Limits of a transcript: from unintelligible audio Whisper may repeat itself for minutes.
-TOKENS_PER_S = 12
-TOKENS = 20
-WINDOW_S = 30  # length of Whisper's input
-REPETITIVE = 2.4  # compression ratio of a text beyond which OpenAI's code rejects it, too
 SIZES = ("tiny", "base", "small", "medium", "large-v3")
 FILES = ("model.bin", "config.json", "tokenizer.json")
 VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
 SETTINGS = ("language", "alphabet", "model_sha256")  # beside the folder
-HOW_TO_INSTALL = 'pip install "faster-whisper>=1.1"'
 
 
 def whisper_unavailable() -> str:
     """Return why Whisper cannot be used here, or ""."""
-    if importlib.util.find_spec("faster_whisper") is None:
-        return f"faster-whisper is not installed ({HOW_TO_INSTALL})"
-    return ""
+    if importlib.util.find_spec("faster_whisper"):
+        return ""
+    return 'faster-whisper is not installed (pip install "faster-whisper>=1.1")'
 
 
 def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) -> Path:
     """Return the folder of the model `name`: a size such as `base`, or a local folder.
 
     A size is fetched once, under `into`, and checked against the SHA-256 of the hub. Raises
-    KitError for a folder without a model, KitError if it cannot be fetched.
+    KitError for a folder without a model, or if it cannot be fetched.
     """
     if name in SIZES:
-        folder = Path(into) / f"faster-whisper-{name}"
-        repository = f"Systran/faster-whisper-{name}"
-        fetch_model(repository, "main", FILES, folder, progress, VOCABULARIES)
+        model = f"faster-whisper-{name}"
+        folder = Path(into) / model
+        fetch_model(f"Systran/{model}", "main", FILES, folder, progress, VOCABULARIES)
     else:
         folder = Path(name).expanduser().absolute()
     require_whisper(folder)
@@ -93,9 +84,8 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
     def __init__(self, folder: Path, language: str, alphabet: str, model_sha256: str):
         super().__init__()
         self.folder = Path(folder)
-        self.language = language
-        self.alphabet = alphabet
-        self.model_sha256 = model_sha256
+        self.language, self.alphabet, self.model_sha256 = language, alphabet, model_sha256
+        self.spoken = language.lower().replace("_", "-").split("-")[0]  # as Whisper names it
 
     @cached_property
     def model(self):
@@ -118,10 +108,6 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
             )
         return model
 
-    @property
-    def spoken(self) -> str:
-        return self.language.lower().replace("_", "-").split("-")[0]
-
     def fingerprint(self) -> str:
         return digest("whisper", self.model_sha256, self.language, self.alphabet)
 
@@ -132,8 +118,8 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         written = []
         for wave in waves:
             segments = self._segments(resampled(wave, sample_rate, RATE_HZ), timed=False)
-            words = [word for segment in segments for word in self.spelt(segment.text).split()]
-            written.append(" ".join(words))
+            text = " ".join(self.spelt(segment.text) for segment in segments)
+            written.append(" ".join(text.split()))
         return written
 
     def write_down(self, wave: Tensor, sample_rate: int) -> Transcript:
@@ -142,7 +128,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         text = " ".join(" ".join(segment.text for segment in segments).replace("|", " ").split())
         if not letters(normalize(text, self.language)):
             return Transcript(problem="no speech, Whisper says")
-        if max(segment.compression_ratio for segment in segments) > REPETITIVE:
+        if max(segment.compression_ratio for segment in segments) > 2.4:  # as OpenAI's code
             return Transcript(problem=f"Whisper repeats itself: {shorten(text, 60)}")
         tokens = [len(segment.tokens) + 1 for segment in segments]  # and the end's
         log_probs = [segment.avg_logprob * count for segment, count in zip(segments, tokens)]
@@ -152,8 +138,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     def _recognize(self, wave: Tensor) -> RecognizerOutput:
         frames = max(1, math.ceil(len(wave) / RATE_HZ / FRAME_S))
-        ids = []
-        times = []
+        ids, times = [], []
         segments = self._segments(wave, timed=True)
         for word in [word for segment in segments for word in segment.words]:
             text = self.spelt(word.word).replace(" ", "")
@@ -168,9 +153,9 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     def _segments(self, wave: Tensor, timed: bool) -> list:
         """Return faster-whisper's segments of `wave` (L,) of 16 kHz; those of no speech are not."""
-        if len(wave) < LEAST_S * RATE_HZ:
+        if len(wave) < 0.1 * RATE_HZ:  # it contains no word
             return []
-        longest_s = min(WINDOW_S, len(wave) / RATE_HZ)
+        window_s = min(30, len(wave) / RATE_HZ)  # of Whisper's input
         segments, _ = self.model.transcribe(
             wave.detach().float().cpu().clamp(-1, 1).numpy(),
             language=self.spoken,
@@ -179,7 +164,8 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
             condition_on_previous_text=False,
             without_timestamps=not timed,
             word_timestamps=timed,
-            max_new_tokens=round(TOKENS_PER_S * longest_s) + TOKENS,
+            # From unintelligible audio it may repeat itself for minutes.
+            max_new_tokens=round(12 * window_s) + 20,
         )
         return list(segments)
 
@@ -210,9 +196,8 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     for char, place in zip(ids, places):
         if place >= 0:  # below 0: more characters than frames
             labels[place] = char
-    scores = torch.zeros(frames, letters_count + 1)
-    scores[torch.arange(frames), labels] = SURE
-    return scores.log_softmax(-1)
+    # Each is by 4 nats more probable than any other.
+    return (4.0 * torch.nn.functional.one_hot(labels, letters_count + 1)).log_softmax(-1)
 
 
 def frame_loudness(wave: Tensor, frames: int) -> Tensor:

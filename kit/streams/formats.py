@@ -138,26 +138,7 @@ class TextLines(LineStream):
     def parse_all(self, data: bytes) -> list[str]:
         return as_text(unix_ends(data)).split("\n")
 
-    def parse(self, raw: bytes) -> str:
-        return as_text(raw)
-
-
-class JsonLines(LineStream):
-    """The objects of a JSON Lines file, one a line, as `dict`; blank lines are skipped."""
-
-    format = "JSON lines"
-    blank = b" \t\r\n"
-
-    def parse_all(self, data: bytes) -> list[dict]:
-        data = unix_ends(data)
-        lines = data.count(b"\n") + 1
-        # One call for all: the lines become elements of an array, of which there may be no fewer.
-        records = parse_array(b"[" + data.replace(b"\n", b",") + b"]")
-        require_valid(len(records) == lines)
-        return records
-
-    def parse(self, raw: bytes) -> dict:
-        return parse_object(raw)
+    parse = staticmethod(as_text)
 
 
 def parse_array(array: bytes) -> list[dict]:
@@ -176,6 +157,21 @@ def parse_object(raw: bytes) -> dict:
     if not isinstance(record, dict):
         raise ValueError(f"a JSON object expected, got {type(record).__name__}")
     return record
+
+
+class JsonLines(LineStream):
+    """The objects of a JSON Lines file, one a line, as `dict`; blank lines are skipped."""
+
+    format = "JSON lines"
+    blank = b" \t\r\n"
+    parse = staticmethod(parse_object)
+
+    def parse_all(self, data: bytes) -> list[dict]:
+        data = unix_ends(data)
+        # One call for all: the lines become elements of an array, of which there may be no fewer.
+        records = parse_array(b"[" + data.replace(b"\n", b",") + b"]")
+        require_valid(len(records) == data.count(b"\n") + 1)
+        return records
 
 
 class Table(LineStream):
@@ -204,7 +200,12 @@ class Table(LineStream):
         self.delimiter = delimiter or ("\t" if suffix == ".tsv" else ",")
         self.quote = b'"' if quoting else b""
         self.columns = self._header() if columns is None else list(columns)
-        self._require_columns()
+        if not all(self.columns) or len(set(self.columns)) < len(self.columns) or not self.columns:
+            raise DatasetError(
+                f"{self.file.path} needs a header of different, non-empty column names in line 1, "
+                f"got {self.columns}. Name each column there, that of the text `text`; in Python, "
+                "columns=[...] does as well."
+            )
         self.format = f"table {digest(self.columns, self.delimiter, quoting)}"
         if quoting:
             self.open_quotes = self.find_open_quotes()
@@ -219,14 +220,6 @@ class Table(LineStream):
             return self._fields(strip_line_end(raw))
         except ValueError as error:
             raise DatasetError(f"{self.file.path}, line 1, the header: {error}.") from error
-
-    def _require_columns(self) -> None:
-        if not all(self.columns) or len(set(self.columns)) < len(self.columns) or not self.columns:
-            raise DatasetError(
-                f"{self.file.path} needs a header of different, non-empty column names in line 1, "
-                f"got {self.columns}. Name each column there, that of the text `text`; in Python, "
-                "columns=[...] does as well."
-            )
 
     def _with_advice(self, reason: str) -> str:
         return f"{reason}; if double quotes are plain characters here, pass quoting=False"
@@ -266,10 +259,9 @@ class Table(LineStream):
 
     def parse(self, raw: bytes) -> dict[str, str]:
         values = self._fields(raw)
-        expected = len(self.columns)
-        if len(values) != expected:
-            names = ", ".join(self.columns)
-            raise ValueError(f"{expected} columns expected ({names}), got {len(values)}")
+        if len(values) != len(self.columns):
+            wanted = f"{len(self.columns)} columns expected ({', '.join(self.columns)})"
+            raise ValueError(f"{wanted}, got {len(values)}")
         return dict(zip(self.columns, values))
 
     def _fields(self, raw: bytes) -> list[str]:
@@ -314,9 +306,9 @@ class BracketScanner:
         """(offset in `data`, byte, depth after it) of brackets and commas outside strings."""
         held_bytes = len(self.held)
         data = self.held + data
-        keep = len(data) - len(data.rstrip(b"\\"))  # what it escapes is in the next piece
-        self.held = data[len(data) - keep :]
-        data = data[: len(data) - keep]
+        end = len(data.rstrip(b"\\"))  # what the backslashes behind it escape is in the next piece
+        self.held = data[end:]
+        data = data[:end]
         # Escaped backslashes, then escaped quotes, become as many bytes without a meaning.
         plain = data.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in data else data
         codes = np.frombuffer(plain, dtype=np.uint8)
@@ -344,8 +336,8 @@ class JsonArray(FileStream):
 
     def __init__(self, path: Path, config: StreamConfig | None = None, **hooks):
         super().__init__(path, config, **hooks)
-        self.begin = self._first_byte()
         self.closed = False
+        self._skip_bracket()
         self._index()
         if not self.closed and not self.on_bad_record:
             raise DatasetError(
@@ -353,15 +345,15 @@ class JsonArray(FileStream):
                 "complete file, or pass an `on_bad_record=` function to use what is there."
             )
 
-    def _first_byte(self) -> int:
-        """The offset behind the "["."""
+    def _skip_bracket(self) -> None:
         for chunk in self.file.chunks(self.begin, self.end):
             content = chunk.lstrip()
+            self.begin += len(chunk) - len(content)
             if content:
                 if content[:1] != b"[":
                     raise self._no_array(f"it begins with {content[:20]!r}")
-                return self.begin + len(chunk) - len(content) + 1
-            self.begin += len(chunk)
+                self.begin += 1
+                return
         raise self._no_array("it is empty")
 
     def _no_array(self, reason: str) -> DatasetError:
@@ -378,14 +370,12 @@ class JsonArray(FileStream):
         first = {0: self.begin}
         for chunk in self.file.chunks(self.begin, self.end):
             offsets, codes, depths = scanner.feed(chunk)
+            is_start = (codes == COMMA) & (depths == 1)
             ends = np.flatnonzero(depths == 0)
             if ends.size:
-                end = ends[0]
-                self._close(offset + int(offsets[end]))
-                offsets = offsets[:end]
-                codes = codes[:end]
-                depths = depths[:end]
-            starts = offset + 1 + offsets[(codes == COMMA) & (depths == 1)]
+                self._close(offset + int(offsets[ends[0]]))
+                is_start[ends[0] :] = False
+            starts = offset + 1 + offsets[is_start]
             blocks, indices = np.unique((starts - self.begin) // size, return_index=True)
             for block, start in zip(blocks.tolist(), starts[indices].tolist()):
                 first.setdefault(block, start)

@@ -64,20 +64,21 @@ class BadRecord:
 
 
 class ByteFile:
-    """The first `size` bytes of a file; `size` is its size now. Raises DatasetError like `opened`.
-
-    `fingerprint` is the size and a digest of the first, middle and last 64 KiB.
-    """
+    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.size = 0
         with self._explain_errors(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))  # first, middle, last
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
+        for magic, kind in NOT_TEXT.items():
+            if samples.startswith(magic):
+                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        self.begin = len(BOM) if samples.startswith(BOM) else 0  # of its text
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
@@ -109,15 +110,6 @@ class ByteFile:
                 f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
                 "is mounted. A saved position stays valid: restore the file and resume."
             ) from error
-
-    def text_start(self) -> int:
-        """The offset behind a byte order mark. Raises DatasetError when this is not UTF-8 text."""
-        with self.opened() as read:
-            head = read(0, 4)
-        for magic, kind in NOT_TEXT.items():
-            if head.startswith(magic):
-                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
-        return len(BOM) if head.startswith(BOM) else 0
 
     def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The bytes from `start` to `end`, `count` at a time."""
@@ -283,7 +275,7 @@ class FileStream(Stream):
         self.file = ByteFile(path)
         self.keep = keep
         self.on_bad_record = on_bad_record
-        self.begin = self.file.text_start()
+        self.begin = self.file.begin
         self.end = self.file.size  # of the part of the file that holds records
         self.seek([0, 0, 0])
 
@@ -347,24 +339,19 @@ class FileStream(Stream):
         if self.config.shuffle:
             order = permutation(self.blocks, self.config.seed, self.epoch, 0)
         for group in range(role + turn * roles, self.groups, roles):
-            records = self._read_group(order, group, report=record == 0)
+            records = []
+            for offset, data in self._spans(order, group):  # bad ones are reported once if resumed
+                records += self._records(offset, data, report=record == 0)
+            if self.keep:
+                records = list(filter(self.keep, records))
+            if self.config.shuffle:
+                records = shuffled(records, self.config.seed, self.epoch, group + 1)
             remaining = iter(records[record:])
             self._set_turn(turn, len(records), remaining)
             yield remaining
             turn += 1
             record = 0
         self._set_turn(turn, 0, iter(()))
-
-    def _read_group(self, order: np.ndarray, group: int, report: bool) -> list:
-        """The group's records; bad ones are reported if `report`, so only once when resumed."""
-        records = []
-        for offset, data in self._spans(order, group):
-            records += self._records(offset, data, report)
-        if self.keep:
-            records = list(filter(self.keep, records))
-        if self.config.shuffle:
-            records = shuffled(records, self.config.seed, self.epoch, group + 1)
-        return records
 
     def _spans(self, order: np.ndarray, group: int) -> list[tuple[int, bytes]]:
         size = self.config.group_blocks
@@ -375,10 +362,8 @@ class FileStream(Stream):
 
     def _records(self, offset: int, data: bytes, report: bool) -> list:
         if len(data) <= self.config.longest_record_bytes:
-            try:
+            with contextlib.suppress(ValueError):  # some record is bad: each is parsed alone
                 return self.parse_all(data)
-            except ValueError:
-                pass  # some record is bad: each is parsed alone below
         records = []
         for start, raw in self.split_records(offset, data):
             record = self._parse(start, raw)
@@ -510,12 +495,12 @@ class Mix(Stream):
 
     def _restart(self, parts: list[Iterator], ended: int):
         """The first record of the stream's next epoch; without one END, and no more draws of it."""
+        record = END
         if self.repeat:
             source = self.sources[ended]
             source.set_epoch(source.epoch + 1)
             parts[ended] = iter(source)
             record = next(parts[ended], END)
-            if record is not END:
-                return record
-        self._set_draw(self._drawn, [*self._ended, ended])
-        return END
+        if record is END:
+            self._set_draw(self._drawn, [*self._ended, ended])
+        return record

@@ -1,14 +1,9 @@
 """Normalise text: one spelling, however it was typed.
 
 All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
-and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
-beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
-(docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
-before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
-does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
-
-A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
-`read_signs` reads it. A − that is left is removed.
+and brackets. What one language adds is in `kit/text/languages/CODE.py` (docs/extending.md) and
+nowhere else: files beside a voice or a notebook are never run. A minus before a figure is −
+(U+2212) in its text, however it was typed (-5, but not A-5 or 10-15); a − left over is removed.
 """
 
 import dataclasses
@@ -93,37 +88,31 @@ def language_rules(language: str) -> types.ModuleType | None:
     """The language's own file as a module, or None, with one warning, where it has none."""
     code = language_code(language).replace("-", "_")
     # By the folder's own list: an import would also look where Python was started.
-    if f"{code}.py" in {path.name for path in LANGUAGES.glob("*.py")}:
-        name = f"kit.text.languages.{code}"
-        spec = importlib.util.spec_from_file_location(name, LANGUAGES / f"{code}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "normalize", None)):
-            raise SpeechError(f"{module.__file__} needs a function `normalize(text) -> str`.")
-        _require_idempotent(module)
-        return module
-    warnings.warn(
-        f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
-        "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
-        "docs/extending.md shows how to add that.",
-        category=Note,
-        stacklevel=3,
-    )
-    return None
-
-
-def _require_idempotent(rules: types.ModuleType) -> None:
-    """Texts are normalised when they are read and once more when they are spoken."""
-    example = getattr(rules, "EXAMPLE", "")
-    if not example:
-        return
-    once = _normalize(example, rules)
-    twice = _normalize(once, rules)
-    if twice != once:
-        raise SpeechError(
-            f"`normalize` in {rules.__file__} changes its own result: of EXAMPLE it made {once!r}, "
-            f"and of that {twice!r}. Let it leave nothing that it would change again."
+    if f"{code}.py" not in {path.name for path in LANGUAGES.glob("*.py")}:
+        warnings.warn(
+            f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
+            "figures as they are, lower-cased. Numbers and abbreviations are not turned into "
+            "words; docs/extending.md shows how to add that.",
+            category=Note,
+            stacklevel=3,
         )
+        return None
+    path = LANGUAGES / f"{code}.py"
+    spec = importlib.util.spec_from_file_location(f"kit.text.languages.{code}", path)
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    if not callable(getattr(rules, "normalize", None)):
+        raise SpeechError(f"{path} needs a function `normalize(text) -> str`.")
+    if example := getattr(rules, "EXAMPLE", ""):
+        # Texts are normalised when they are read and once more when they are spoken.
+        once = _normalize(example, rules)
+        twice = _normalize(once, rules)
+        if twice != once:
+            raise SpeechError(
+                f"`normalize` in {path} changes its own result: of EXAMPLE it made {once!r}, and "
+                f"of that {twice!r}. Let it leave nothing that it would change again."
+            )
+    return rules
 
 
 def language_example(language: str) -> str:
@@ -133,23 +122,25 @@ def language_example(language: str) -> str:
 
 def language_code(language: str) -> str:
     """The kit's code of `language`, given as a code or by name: "eng" and "English" become en."""
-    given = language.strip(" ")
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
-    subtags = given.lower().replace("-", "_")
+    subtags = language.strip(" ").lower().replace("-", "_")
     if subtags not in written:
-        subtags = known.get(_plain_name(given), subtags)
-    if not _CODE.fullmatch(subtags):
-        raise _unknown_language(language)
-    first, _, region = subtags.partition("_")
+        subtags = known.get(_plain_name(language), subtags)
+    first, underscore, region = subtags.partition("_")
     if first not in written:
         first = known.get(first, first)
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
-    if first not in written and first not in known.values() and len(first) != 3:
-        raise _unknown_language(language)
+    is_language = first in written or first in known.values() or len(first) == 3
+    if not (is_language and _CODE.fullmatch(subtags)):
+        close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
+        similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
+        raise SpeechError(
+            f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
+            "language, such as `am`, `en` or `pt-br`, or its name in English."
+        )
     # A region (pt-br) stays where it has a file of its own, or where the language has none.
-    code = f"{first}_{region}" if region else first
-    shorter = code
+    code = shorter = f"{first}{underscore}{region}"
     while shorter not in written and "_" in shorter:
         shorter = shorter.rpartition("_")[0]
     return (shorter if shorter in written else code).replace("_", "-")
@@ -160,12 +151,10 @@ def codes_by_name() -> dict[str, str]:
     """The kit's code by every code and name of a language, names without capitals and accents."""
     known = {}
     for line in LANGUAGE_NAMES.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        codes, names = line.split(": ")
-        code, *others = codes.split()
-        for name in (code, *others, *map(_plain_name, names.split(", "))):
-            known.setdefault(name, code)
+        if not line.startswith("#"):
+            codes, names = line.split(": ")
+            for name in (*codes.split(), *map(_plain_name, names.split(", "))):
+                known.setdefault(name, codes.split()[0])
     return known
 
 
@@ -174,16 +163,6 @@ def _plain_name(name: str) -> str:
     letters = unicodedata.normalize("NFD", name.casefold())
     kept = "".join(c for c in letters if not unicodedata.combining(c) and c not in "'’‘`")
     return " ".join(filter(None, re.split("[ _-]", kept)))
-
-
-def _unknown_language(language: str) -> SpeechError:
-    known = codes_by_name()
-    close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
-    similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
-    return SpeechError(
-        f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
-        "language, such as `am`, `en` or `pt-br`, or its name in English."
-    )
 
 
 def letters(text: str) -> str:
@@ -205,8 +184,7 @@ class SignWords:
     """The words of one language for the signs beside figures.
 
     Words are pairs: after 1, and after any other number. Two more name the hundredth of a currency
-    where $2.50 is read as two dollars fifty cents. A currency written in letters (tl) follows its
-    figure.
+    where $2.50 is read as two dollars fifty cents. A currency in letters (tl) follows its figure.
     """
 
     minus: str
@@ -219,31 +197,34 @@ class SignWords:
 
 def amount(
     value: int,
-    below_hundred: Callable[[int], str],
+    ones: Sequence[str],
+    tens: Sequence[str],
     scales: Sequence[tuple],
     alone: Sequence[str] = (),
 ) -> str:
     """A whole number as words, each scale behind its count: two thousand three hundred four.
 
-    `scales` are (size, name), largest first, the last (100, name). Those named in `alone` stand
-    without a count of one (Turkish 1100: bin yüz).
+    `ones` are the names from 0 to 9, or of all that have their own (to 19 in English), `tens` those
+    of 0, 10 ... 90; `scales` are (size, name), largest first, the last (100, name). Those named in
+    `alone` stand without a count of one (Turkish 1100: bin yüz).
     """
     assert value >= 0, value
-    for size, name in scales:
-        if value >= size:
-            count, rest = divmod(value, size)
-            words = name
-            if count > 1 or name not in alone:
-                words = f"{amount(count, below_hundred, scales, alone)} {name}"
-            return f"{words} {amount(rest, below_hundred, scales, alone)}" if rest else words
-    return below_hundred(value)
+    if value < len(ones):
+        return ones[value]
+    if value < 100:
+        return f"{tens[value // 10]} {ones[value % 10]}" if value % 10 else tens[value // 10]
+    size, name = next(scale for scale in scales if value >= scale[0])
+    count, rest = divmod(value, size)
+    words = name
+    if count > 1 or name not in alone:
+        words = f"{amount(count, ones, tens, scales, alone)} {name}"
+    return f"{words} {amount(rest, ones, tens, scales, alone)}" if rest else words
 
 
 def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:
     """`digits` as an amount; one by one if they begin with zero (a phone number) or exceed 12."""
-    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(ones[int(d)] for d in digits)
-    return words(int(digits))
+    is_amount = digits == "0" or (digits[0] != "0" and len(digits) <= 12)
+    return words(int(digits)) if is_amount else " ".join(ones[int(d)] for d in digits)
 
 
 def plain_figures(text: str, thousands: str = ",") -> str:
@@ -262,8 +243,7 @@ def read_signs(text: str, words: SignWords) -> str:
     if not re.search(r"\d", text):
         return text
     signs = "".join(re.escape(sign) for sign in words.money if not sign.isalpha())
-    suffixes = "|".join(rf"{s}(?![^\W\d])" for s in words.money if s.isalpha())
-    suffixes = f"[{signs}]|{suffixes}" if suffixes else f"[{signs}]"
+    suffixes = "|".join([f"[{signs}]", *(rf"{s}(?![^\W\d])" for s in words.money if s.isalpha())])
     scale = f"(?: (?:{'|'.join(words.scales.split())})(?![^\\W\\d]))?" if words.scales else ""
     mark = re.escape(words.decimal)
     # Beside a sign, one or two digits behind the other language's mark are decimals, too: £2,50.
@@ -280,11 +260,11 @@ def read_signs(text: str, words: SignWords) -> str:
             return f"{amount}{scale} {one if amount == '1' and not scale else many}"
         whole = int(cents[1])
         rest = int(cents[2])
-        parts = [f"{cents[1]} {one if whole == 1 else many}"] if whole or not rest else []
-        if rest:
-            joined = words.before_cents if parts else ""
-            parts.append(f"{joined}{rest} {hundredths[0 if rest == 1 else 1]}")
-        return " ".join(parts)
+        spoken = f"{cents[1]} {one if whole == 1 else many}"
+        if not rest:
+            return spoken
+        of_cents = f"{rest} {hundredths[0 if rest == 1 else 1]}"
+        return f"{spoken} {words.before_cents}{of_cents}" if whole else of_cents
 
     def spaced(match: re.Match, reading: str) -> str:
         following = match.string[match.end() : match.end() + 1]

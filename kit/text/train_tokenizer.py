@@ -2,8 +2,6 @@
 
 A grown tokenizer learns the pieces of another text and keeps every id that it has: a model's
 embeddings go by ids, so new pieces come after the old ones, and START and STOP stay.
-`tokenizer.base_spellings` gives the old ids that spelt each new piece, so that its embedding need
-not start at random.
 """
 
 import collections
@@ -120,10 +118,8 @@ def train_fitted_tokenizer(
             f"Phonemes are learned only from the texts of recordings, not from {text}: leave the "
             "file out, or `phonemes` empty."
         )
-    with contextlib.ExitStack() as stack:
-        source = lines
-        if text:
-            source = stack.enter_context(extract_text(text, Path(path).parent, language))
+    extracted = extract_text(text, Path(path).parent, language) if text else None
+    with extracted or contextlib.nullcontext(lines) as source:
         train_tokenizer(source, path, config)
         for _ in range(_MAX_FITTINGS if config.fitted else 0):
             tokenizer = Tokenizer(path)
@@ -225,18 +221,21 @@ def count_tokens(tokenizer: BaseTokenizer, lines: list[str]) -> collections.Coun
     return collections.Counter(i for line in lines for i in tokenizer.encode(line))
 
 
-def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple[int, str]:
+def vocabulary_advice(
+    tokenizer: BaseTokenizer, pieces: dict[int, int], base: BaseTokenizer | None = None
+) -> tuple[int, str]:
     """A `vocab_size` to try next for the text that gave these counts, and the reason.
 
     The rule of Gowda and May (2020): as many pieces as possible while 95 % have 100 examples. Bytes
-    and single characters do not count, nor do parts of frequent pieces, which a BPE merges.
+    and single characters do not count, nor do parts of frequent pieces, which a BPE merges. Of a
+    `base` that is a released tokenizer, the reason says what is new.
     """
+    if base is not None and not isinstance(base, Tokenizer):
+        growth = importlib.import_module(base.growth_module)
+        return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
     size = tokenizer.piece_count
-    learned = {
-        i: tokenizer.piece(i)
-        for i in range(size)
-        if len(tokenizer.piece(i)) > 1 and not tokenizer.kind(i)
-    }
+    texts = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
+    learned = {i: text for i, text in texts.items() if len(text) > 1}
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
     parts = substrings(known)
@@ -246,8 +245,8 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    kept = {i: n for i, n in pieces.items() if not tokenizer.kind(i)}
-    characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())
+    kept = {i: n for i, n in pieces.items() if i in texts}
+    characters = sum(len(texts[i]) * n for i, n in kept.items())
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
         return size + max(len(learned), size // 4), (
@@ -259,13 +258,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
 
 
 def substrings(texts: list[str]) -> set[str]:
-    """Every stretch of characters of each text."""
-    return {
-        text[start:end]
-        for text in texts
-        for start in range(len(text))
-        for end in range(start + 1, len(text) + 1)
-    }
+    return {text[a:b] for text in texts for a, b in itertools.combinations(range(len(text) + 1), 2)}
 
 
 @contextlib.contextmanager
@@ -359,15 +352,14 @@ def grow_tokenizer(
     scores = [base.model.get_score(i) for i in range(len(base.model))]
     is_bpe = all(score.is_integer() for score in scores)  # a unigram's are logarithms
     spelt = [base.spell(line) for line in lines]
-    learning = dataclasses.replace(
-        config,
-        kind="bpe" if is_bpe else "unigram",
-        fitted=True,
-        exact=False,
-        phonemes="",  # `spelt` is in phonemes already
-    )
-    pieces = _learn_pieces(spelt, learning, text, language)
-    learned = [piece for piece in pieces if piece.text not in known]
+    kind = "bpe" if is_bpe else "unigram"
+    # `spelt` is in phonemes already.
+    learning = dataclasses.replace(config, kind=kind, fitted=True, exact=False, phonemes="")
+    with TemporaryDirectory(prefix="pieces-") as folder:
+        path_alone = train_fitted_tokenizer(spelt, Path(folder) / "m", learning, text, language)
+        alone = Tokenizer(path_alone)
+    new = [i for i in range(alone.piece_count) if not alone.kind(i) and alone.piece(i) not in known]
+    learned = [Piece(alone.piece(i), alone.model.get_score(i)) for i in new]
     if is_bpe:  # a merge that was learned earlier is applied earlier
         lowest = min(scores)
         learned = [Piece(piece.text, lowest - rank) for rank, piece in enumerate(learned, 1)]
@@ -377,35 +369,11 @@ def grow_tokenizer(
     return load_tokenizer(path, base.language)
 
 
-def grown_vocabulary_advice(
-    tokenizer: BaseTokenizer, counts: dict[int, int], base: BaseTokenizer | None = None
-) -> tuple[int, str]:
-    """`vocabulary_advice`; for a grown released tokenizer, what is new in it."""
-    if base is None or isinstance(base, Tokenizer):
-        return vocabulary_advice(tokenizer, counts)
-    growth = importlib.import_module(base.growth_module)
-    return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
-
-
-def _learn_pieces(
-    spelt: list[str], config: TokenizerConfig, text: Path | None, language: str | None
-) -> list["Piece"]:
-    """The pieces of a new tokenizer for this text alone, in its order."""
-    with TemporaryDirectory(prefix="pieces-") as folder:
-        path = Path(folder) / "tokenizer.model"
-        train_fitted_tokenizer(spelt, path, config, text, language)
-        learned = Tokenizer(path)
-    normal = [i for i in range(learned.piece_count) if not learned.kind(i)]
-    return [Piece(learned.piece(i), learned.model.get_score(i)) for i in normal]
-
-
 def _used(old: bytes, learned: list["Piece"], spelt: list[str]) -> list["Piece"]:
     """Those of `learned` that spell `spelt` often, their parts (it merges them), and characters."""
     proto = b"".join([old, *(piece.entry() for piece in learned)])
     model = spm.SentencePieceProcessor(model_proto=proto)
-    counts = collections.Counter(
-        piece for line in spelt for piece in model.encode(line, out_type=str)
-    )
+    counts = collections.Counter(p for line in spelt for p in model.encode(line, out_type=str))
     needed = substrings([piece.text for piece in learned if counts[piece.text] >= OFTEN])
     return [piece for piece in learned if len(piece.text) == 1 or piece.text in needed]
 

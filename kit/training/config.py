@@ -84,8 +84,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        known = ", ".join(SCHEDULES)
-        require(self.schedule in SCHEDULES, self, "schedule", f"choose one of {known}.")
+        fix = f"choose one of {', '.join(SCHEDULES)}."
+        require(self.schedule in SCHEDULES, self, "schedule", fix)
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
         require_least(self, 1, *AT_LEAST_ONE)
         require_least(self, 0, *NOT_NEGATIVE)
@@ -93,8 +93,8 @@ class TrainConfig:
         require(within, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
         require_least(self, 1e-9, "max_grad_norm")
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
-        known = ", ".join(BOARDS)
-        require(set(self.boards) <= {*BOARDS}, self, "boards", f"choose from {known}; [] for none.")
+        fix = f"choose from {', '.join(BOARDS)}; [] for none."
+        require(set(self.boards) <= {*BOARDS}, self, "boards", fix)
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one would train uphill
@@ -112,11 +112,7 @@ class TrainConfig:
         return self.gate_patience if self.gate_every else self.early_stopping_patience
 
     def for_steps(self, steps: int) -> "TrainConfig":
-        """Adapt these settings to a run of another length.
-
-        The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
-        evaluations are as many as in the longer run, but at most ten, unless they count epochs.
-        """
+        """Adapt these settings to a run of `steps`: at most ten validations and evaluations."""
         if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)
@@ -158,8 +154,8 @@ class FinetuneConfig:
     rehearsal_sentences: str = ""  # a YAML file of them, by language; "": the kit's
 
     def __post_init__(self):
-        known = ("full", "lora", "auto")
-        require(self.method in known, self, "method", "choose full, lora or auto.")
+        known = self.method in ("full", "lora", "auto")
+        require(known, self, "method", "choose full, lora or auto.")
         require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
         require_least(self, 0, "tables_first")
         require_within(self, 0, 0.9, "rehearsal")
@@ -190,7 +186,7 @@ class Finetuning:
 
     @property
     def rounds_frozen(self) -> bool:
-        """Whether frozen matrices may be rounded, as a file has them whole: see `round_frozen`."""
+        """Whether frozen matrices may be rounded: a file has the exact ones."""
         return self.adapters and self.base is not None and self.base.weights is not None
 
     def without_phases(self) -> "Finetuning":
@@ -221,14 +217,10 @@ class Finetuning:
         """Plain values that must be unchanged to resume from a checkpoint."""
         if not self.adapters:
             return {"method": "full"}
-        return {
-            "method": "lora",
-            "rank": self.lora.rank,
-            "alpha": self.lora.alpha,
-            "targets": list(self.lora.targets),
-            "tables": self.config.tables,
-            "base_sha256": self.base.sha256 if self.base else "",
-        }
+        lora = {"rank": self.lora.rank, "alpha": self.lora.alpha, "targets": [*self.lora.targets]}
+        base_sha256 = self.base.sha256 if self.base else ""
+        more = {"tables": self.config.tables, "base_sha256": base_sha256}
+        return {"method": "lora"} | lora | more
 
 
 FULL = Finetuning()  # everything trains

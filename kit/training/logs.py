@@ -1,8 +1,7 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
-`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard, W&B and
-trackio are optional listeners to the same events, available if their packages are installed: they
-get every number of an event, and each sample that the model speaks with its spectrogram.
+TensorBoard, W&B and trackio are optional listeners to the same events: they get every number, and
+each sample that the model speaks with its spectrogram.
 """
 
 import dataclasses
@@ -31,9 +30,7 @@ Listener = Callable[[object], None]  # gets one StepEvent after the other
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpokenSample:
-    """What the model said after a step."""
-
-    step: int
+    step: int  # after which the model said it
     text: str
     wave: np.ndarray  # (L,) in -1 to 1
     sample_rate_hz: int
@@ -47,9 +44,9 @@ EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 def jsonl_log(path: Path) -> Listener:
     """A listener that appends each event to `path` as one line of strict JSON.
 
-    What is not finite becomes null. `wall_s` is added: the seconds since the event before,
-    validation and checkpoint included; null at the first event of each start. A kill costs at most
-    the line being written. Raises DiskError when the disk is full or the file was deleted.
+    What is not finite becomes null. `wall_s` is added: the seconds since the event before, with
+    validation and checkpoint; null at the first event of each start. A kill costs at most the line
+    being written. Raises DiskError when the disk is full or the file was deleted.
     """
     path = Path(path)
     file = None
@@ -78,16 +75,12 @@ def jsonl_log(path: Path) -> Listener:
 
 
 def _open_log(path: Path):
-    """`path` open for appending, without the part of a line that a kill may have left.
-
-    Unbuffered, so a line is one write: in the system's hands at once, and never written twice.
-    """
+    """`path` open for appending, without the part of a line that a kill may have left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab", buffering=0)
+    file = path.open("ab", buffering=0)  # a line is one write: at once, and never written twice
     data = path.read_bytes() if path.is_file() else b""  # a device may never end
-    complete_bytes = data.rfind(b"\n") + 1
-    if complete_bytes < len(data):
-        file.truncate(complete_bytes)
+    if data and not data.endswith(b"\n"):
+        file.truncate(data.rfind(b"\n") + 1)
         message = f"{path}: its last line was cut short, perhaps by a kill, and is dropped."
         warnings.warn(message, category=Note, stacklevel=4)
     return file
@@ -101,11 +94,7 @@ def _strict(value):
 
 
 def read_log(path: Path) -> list[dict]:
-    """The events of a run, one dict a step, in order; [] when there is no file yet.
-
-    Where a run was resumed and its steps go back, the later lines win. A line cut short by a kill
-    is passed over. What was not finite is None.
-    """
+    """The events of a run, one dict a step; where steps go back (a resume), later lines win."""
     path = Path(path)
     rows = []
     lost = 0
@@ -123,7 +112,7 @@ def read_log(path: Path) -> list[dict]:
 
 
 def _parse(line: bytes) -> dict | None:
-    """A row that `jsonl_log` wrote; None for anything else."""
+    """A row that `jsonl_log` wrote; None for anything else, such as a line cut short by a kill."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -166,17 +155,14 @@ def scalars(row: dict) -> dict[str, float]:
 def tensorboard_log(
     folder: Path, rows: list[dict] = (), newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
-
-    A `folder` without events first gets `rows`, those that `read_log` has returned.
-    """
+    """Return a listener for TensorBoard or None, and why; an empty `folder` first gets `rows`."""
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
     write = _Board(folder, newest_sample)
-    if not list(write.folder.glob(EVENT_FILES)):
+    if rows and not list(write.folder.glob(EVENT_FILES)):
         for row in rows:
             write(row)
-        write.flush()
+        write.writer.flush()
     return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
 
 
@@ -202,11 +188,10 @@ class _Board:
         if sample and sample.step == self.step:
             rate_hz = sample.sample_rate_hz
             self.writer.add_audio("sample", sample.wave[None], self.step, sample_rate=rate_hz)
-            picture = sample.spectrogram
-            self.writer.add_image("sample/mel", picture, self.step, dataformats="HWC")
+            self.writer.add_image("sample/mel", sample.spectrogram, self.step, dataformats="HWC")
             self.writer.add_text("sample/text", sample.text, self.step)
         if self.step == row["steps"]:
-            self.flush()
+            self.writer.flush()
 
     def _open(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -220,31 +205,18 @@ class _Board:
         # Everything from `step` on that older files hold is void.
         self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
 
-    def flush(self) -> None:
-        if self.writer is not None:
-            self.writer.flush()
-
 
 def wandb_log(
-    project: str,
-    name: str,
-    config: dict,
-    folder: Path,
-    newest_sample: NewestSample = lambda: None,
+    project: str, name: str, config: dict, folder: Path, newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that logs numbers and samples to W&B or None, and the reason.
-
-    `config` are plain values to show with the run `name`. Without WANDB_MODE files are left under
-    `folder`, which `wandb sync` uploads.
-    """
+    """Return a listener that logs numbers and samples to W&B or None, and the reason."""
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
-    mode = os.environ.get("WANDB_MODE", "offline")
+    mode = os.environ.get("WANDB_MODE", "offline")  # `wandb sync` uploads what is in `folder`
     Path(folder).mkdir(parents=True, exist_ok=True)
-    settings = {"project": project, "group": name, "config": config}
-    settings |= {"dir": str(folder), "mode": mode}
+    settings = {"project": project, "group": name, "config": config, "dir": str(folder)}
     reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
-    return _Tracker("wandb", settings, newest_sample), reason
+    return _tracker("wandb", settings | {"mode": mode}, newest_sample), reason
 
 
 def trackio_log(
@@ -256,41 +228,36 @@ def trackio_log(
     # `embed` would start a server and show its page in the cell that trains.
     settings = {"project": project, "group": name, "config": config, "embed": False}
     reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
-    return _Tracker("trackio", settings, newest_sample), reason
+    return _tracker("trackio", settings, newest_sample), reason
 
 
-class _Tracker:
-    """Events into W&B or trackio, whose functions have the same names.
+def _tracker(module: str, settings: dict, newest_sample: NewestSample) -> Listener:
+    """Events into W&B or trackio, whose functions have the same names."""
+    run = None
+    last_step = math.inf
 
-    Neither can take a step back, so each start, and each step back, is a run of its own there.
-    """
-
-    def __init__(self, module: str, settings: dict, newest_sample: NewestSample):
-        self.module = module
-        self.settings = settings
-        self.newest_sample = newest_sample
-        self.run = None
-        self.step = math.inf
-
-    def __call__(self, event) -> None:
-        board = importlib.import_module(self.module)
-        if event.step <= self.step:
-            if self.run is not None:
-                self.run.finish()
-            title = f"{self.settings['group']} from step {event.step}"
-            self.run = board.init(name=title, **self.settings)
-        self.step = event.step
+    def log(event) -> None:
+        nonlocal run, last_step
+        board = importlib.import_module(module)
+        # Neither can take a step back, so each start, and each step back, is a run of its own.
+        if event.step <= last_step:
+            if run is not None:
+                run.finish()
+            run = board.init(name=f"{settings['group']} from step {event.step}", **settings)
+        last_step = event.step
         values = scalars(dataclasses.asdict(event))
-        sample = self.newest_sample()
-        if sample and sample.step == self.step:
+        sample = newest_sample()
+        if sample and sample.step == event.step:
             rate_hz = sample.sample_rate_hz
             values["sample"] = board.Audio(sample.wave, sample_rate=rate_hz, caption=sample.text)
             values["sample/mel"] = board.Image(sample.spectrogram, caption=sample.text)
-        self.run.log(values, step=self.step)
-        if self.step == event.steps:
-            self.run.finish()
-            self.run = None
-            self.step = math.inf
+        run.log(values, step=event.step)
+        if event.step == event.steps:
+            run.finish()
+            run = None
+            last_step = math.inf
+
+    return log
 
 
 def summary(rows: list[dict]) -> dict:

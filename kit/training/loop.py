@@ -39,8 +39,8 @@ def train(
     """Train until `config.max_steps`, `stop()` or early stopping; yields an event per step.
 
     `validate()` returns the loss and `evaluate()` the figures (`cer`, `eos_rate`, ...) of the
-    weights that the model holds at that moment. Raises Diverged after more than `patience`
-    non-finite steps in a row, and KitError when a single row does not fit into memory.
+    model's current weights. Raises Diverged after more than `patience` non-finite steps in a row,
+    and KitError when a single row does not fit into memory.
     """
     config = trainer.config
     ranks = trainer.ranks
@@ -68,10 +68,15 @@ def train(
         trainer.position = batch.position
         if finite:
             skipped = 0
-        elif not searching_loss_scale(trainer):
+        # The scale of fp16 starts high and overflows halve it: only below 1 it is no mere overflow.
+        elif not trainer.scaler.is_enabled() or trainer.scaler.get_scale() < 1:
             skipped += 1
         if skipped > config.patience:
-            raise diverged(trainer, skipped)
+            raise Diverged(
+                f"The loss was not finite for {skipped} steps in a row (step {trainer.step}). "
+                f"Lower `lr` (now {config.lr}) or turn mixed precision off, then run again: "
+                "training resumes from the last checkpoint."
+            )
         step_s = time.perf_counter() - started
         judged = validate_when_due(trainer, validate, evaluate)
         eval_s = time.perf_counter() - started - step_s
@@ -136,10 +141,8 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
 
 
 def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
-    """Run all passes of `batch`; returns this rank's part of the loss, on the device.
-
-    Each pass is divided by the targets of all passes, so any split gives the same gradients.
-    """
+    """Run all passes of `batch`; returns this rank's part of the loss, on the device."""
+    # A pass is divided by the targets of all passes, so any split gives the same gradients.
     totals = trainer.ranks.sums(batch.text_targets, batch.code_targets)
     guide = trainer.guide_weight
     loss = torch.zeros((), device=trainer.hw.device)
@@ -180,14 +183,12 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
 
 
 def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
-    """Clip the gradients; returns `loss` and the norm before clipping.
-
-    Both are read at once: only here does a step make the CPU wait for the device.
-    """
+    """Clip the gradients; returns `loss` and the norm before clipping."""
     for optimizer in trainer.optimizers:
         trainer.scaler.unscale_(optimizer)
     params = [p for p in trainer.model.parameters() if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in params])
+    # Read at once: only here does a step make the CPU wait for the device.
     loss, norm = trainer.clock.wait_for(torch.stack((loss, total)))
     limit, note = trainer.adaptation.clip_norm(trainer.config, norm)
     if norm > limit:
@@ -198,14 +199,13 @@ def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
 
 
 def update(trainer: Trainer, finite: bool) -> None:
-    """Step the optimizers and the average; a step that is not `finite` changes neither.
-
-    The gradients have been unscaled. `scaler.step` would wait for the device once per optimizer,
-    and step those whose own gradients are finite.
-    """
+    """Step the optimizers and the average; a step that is not `finite` changes neither."""
+    # Not by `scaler.step`: it waits for the device once per optimizer, and steps those whose own
+    # gradients are finite.
     if finite:
-        for optimizer in filter(has_gradients, trainer.optimizers):
-            optimizer.step()
+        for optimizer in trainer.optimizers:
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                optimizer.step()
     trainer.scaler.update()
     trainer.model.zero_grad(set_to_none=True)
     if finite and trainer.ema:
@@ -215,26 +215,6 @@ def update(trainer: Trainer, finite: bool) -> None:
         if trainer.scaler.is_enabled():
             note += f"; the scale of fp16 is now {trainer.scaler.get_scale():g}"
         trainer.notes.append(note)
-
-
-def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-def diverged(trainer: Trainer, skipped: int) -> Diverged:
-    return Diverged(
-        f"The loss was not finite for {skipped} steps in a row (step {trainer.step}). Lower `lr` "
-        f"(now {trainer.config.lr}) or turn mixed precision off, then run again: training resumes "
-        "from the last checkpoint."
-    )
-
-
-def searching_loss_scale(trainer: Trainer) -> bool:
-    """Whether a step that was not finite may be a mere overflow of fp16.
-
-    The scale starts high and each overflow halves it; training has diverged if even 1 is too high.
-    """
-    return trainer.scaler.is_enabled() and trainer.scaler.get_scale() >= 1
 
 
 def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable | None) -> dict:
@@ -256,19 +236,15 @@ def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable |
         trainer.model.eval()
         with trainer.averaged():
             judged["gate"] = evaluate()
-        trainer.record_evaluation(judged["gate"])
+        # Ranks the step by character errors; a sentence that does not end counts as 1.
+        score = judged["gate"]["cer"] + 1 - judged["gate"]["eos_rate"]
+        trainer.judge(score, "voice", "evaluations")
     return judged
 
 
-# --- a batch and its passes ----------------------------------------------------------------------
-
-
 def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
-    """Iterate over `batches` without changing the random numbers at the start.
-
-    A DataLoader draws a seed when it starts; a resumed run starts one more.
-    """
-    before = checkpoint.random_state()
+    """Iterate over `batches` without changing the random numbers at the start."""
+    before = checkpoint.random_state()  # a DataLoader draws a seed; a resumed run starts one more
     stream = iter(batches)
     first = next(stream, None)
     checkpoint.restore_random_state(before)
@@ -283,54 +259,38 @@ def split_passes(batch: EffectiveBatch, rows: int) -> list[Batch]:
 
 
 def split_batch(batch: Batch, rows: int) -> list[Batch]:
-    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way.
-
-    A part is as wide as its longest row; a batch that was padded beyond its longest row, to a fixed
-    shape for the compiler, keeps its width.
-    """
+    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way."""
     count, width = batch.tokens.shape
     if count <= rows:
         return [batch]
-    fixed = bool(batch.lengths.max() < width)
+    fixed = bool(batch.lengths.max() < width)  # padded to a fixed shape for the compiler
     parts = []
     for first in range(0, count, rows):
-        part_width = width if fixed else int(batch.lengths[first : first + rows].max())
-        parts.append(_select_rows(batch, first, first + rows, part_width))
+        last = first + rows
+        part_width = width if fixed else int(batch.lengths[first:last].max())
+        columns = {
+            "cond": batch.cond[first:last],
+            "tokens": batch.tokens[first:last, :part_width],
+            "positions": batch.positions[first:last, :part_width],
+        }
+        for kind in ("text", "code"):
+            indices = getattr(batch, f"{kind}_indices")  # of the targets, in the flattened batch
+            selected = (indices >= first * width) & (indices < last * width)
+            row = indices[selected] // width - first
+            columns[f"{kind}_indices"] = row * part_width + indices[selected] % width
+            columns[f"{kind}_targets"] = getattr(batch, f"{kind}_targets")[selected]
+        parts.append(Batch(**columns))
     return parts
-
-
-def _select_rows(batch: Batch, first: int, last: int, width: int) -> Batch:
-    """Rows `first` to `last` of `batch`, `width` tokens wide."""
-    old_width = batch.tokens.shape[1]
-    columns = {
-        "cond": batch.cond[first:last],
-        "tokens": batch.tokens[first:last, :width],
-        "positions": batch.positions[first:last, :width],
-    }
-    for kind in ("text", "code"):
-        indices = getattr(batch, f"{kind}_indices")  # of the targets, in the flattened batch
-        targets = getattr(batch, f"{kind}_targets")
-        selected = (indices >= first * old_width) & (indices < last * old_width)
-        row = indices[selected] // old_width - first
-        column = indices[selected] % old_width
-        columns[f"{kind}_indices"] = row * width + column
-        columns[f"{kind}_targets"] = targets[selected]
-    return Batch(**columns)
-
-
-# --- detect_anomaly -------------------------------------------------------------------------------
 
 
 @contextmanager
 def nan_detection(trainer: Trainer) -> Iterator[None]:
-    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
-
-    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
-    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
-    """
+    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator."""
     if not trainer.config.detect_anomaly:
         yield
         return
+    # torch's anomaly mode prints which line of the forward pass belongs to one of the backward
+    # pass, and finds the NaN where that runs in threads of its own.
     try:
         with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
             yield
@@ -352,9 +312,7 @@ class FirstNan(TorchDispatchMode):
         if "empty" in str(operator):  # memory that nothing was written to yet
             return result
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                continue
-            if bool(tensor.isnan().any()):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.isnan().any():
                 frames = traceback.extract_stack()[:-1]
                 line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
                 raise KitError(

@@ -4,11 +4,6 @@ AdamW (Loshchilov and Hutter 2019) for all parameters, or Muon (Jordan et al. 20
 matrices and AdamW for the rest. AdamW's moments may be in 8 bits, by bitsandbytes: 2 bytes a
 parameter instead of 8, each block of 256 with its own scale (Dettmers et al. 2022). torchao was not
 chosen: it compiles its step, and safetensors cannot store its state.
-
-`EMA` is an exponential moving average of the weights, in fp32 (Polyak and Juditsky 1992). A decay
-of 0.999 would remember the random start for a thousand steps, so at update n the decay is
-min(decay, (1 + n) / (10 + n)). In the CPU's memory each update costs a copy of all weights, so
-there it is done every few steps, for all of them at once.
 """
 
 import dataclasses
@@ -36,11 +31,9 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: J
 ON_GRAM = 3  # iterations on one Gram matrix; each multiplies its rounding errors by twelve
 TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
 BITSANDBYTES = "bitsandbytes"
-NEEDED = (0, 50)  # the first whose 8-bit optimizers run on CPUs, too
 INSTALL = "pip install 'bitsandbytes>=0.50'"
 LEAST_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
 BLOCK = 256  # numbers that share a scale
-LEVELS = 256  # numbers that 8 bits can mean
 
 
 def lr_factor(config: TrainConfig, step: int) -> float:
@@ -63,20 +56,17 @@ def make_optimizers(
     """Make AdamW for what trains, with weight decay on matrices; with "muon", Muon for the trunk's.
 
     `precision` (bf16, fp16, fp32) is that of Muon's matmuls. `undecayed` are matrices without
-    weight decay. Without `fused`, torch chooses: on CUDA an operation at a time on all tensors
-    (foreach), on the CPU a loop over the tensors. The conditioner may have its own rate: its output
-    is normalised, so nothing stops a layer from growing until it no longer tells voices apart. Each
-    parameter group has its peak learning rate as `peak_lr`.
+    weight decay. The conditioner may have its own rate: its output is normalised, so nothing stops
+    a layer from growing until it no longer tells voices apart. Each parameter group has its peak
+    learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
     apart = set(model.conditioner.parameters()) if config.conditioner_lr else set()
     matrices = []
     if config.optimizer == "muon":
         matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
-    elsewhere = set(matrices) | apart
-    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    tables.update(undecayed)
-    rest = [p for p in training if p not in elsewhere]
+    rest = [p for p in training if p not in apart.union(matrices)]
+    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}.union(undecayed)
     plain = [p for p in rest if p.ndim < 2 or p in tables]
     decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
     groups = [
@@ -90,7 +80,8 @@ def make_optimizers(
     if eight_bit:
         optimizers = [adamw_8bit(groups, **settings)]
     else:
-        # None, not False: with False torch would not choose foreach.
+        # None, not False: torch then chooses foreach (an operation at a time on all tensors) on
+        # CUDA, and a loop over the tensors on the CPU.
         optimizers = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
     if matrices:
         how = {"lr": config.muon_lr, "momentum": 0.95, "ns_steps": config.muon_steps}
@@ -113,8 +104,9 @@ def _runs_on(device: str) -> Choice:
         installed = version(BITSANDBYTES)
     except PackageNotFoundError:
         return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
-    if tuple(int(part) for part in installed.split(".")[:2]) < NEEDED:
-        return Choice(value="no", reason=f"{BITSANDBYTES} {installed} is too old ({INSTALL})")
+    named = f"{BITSANDBYTES} {installed}"
+    if tuple(int(part) for part in installed.split(".")[:2]) < (0, 50):  # the first for CPUs, too
+        return Choice(value="no", reason=f"{named} is too old ({INSTALL})")
     try:  # one step of one parameter: finds a library built for another CUDA, too
         parameter = nn.Parameter(torch.zeros(LEAST_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
@@ -122,10 +114,8 @@ def _runs_on(device: str) -> Choice:
         if not bool((parameter < -0.5).all()):
             raise RuntimeError("its first step returned wrong values")
     except Exception as error:  # a library may raise anything; the reason is shown
-        reason = f"{BITSANDBYTES} {installed} does not run here: {shorten(error)}"
-        return Choice(value="no", reason=reason)
-    reason = f"a quarter of the optimizer's state ({BITSANDBYTES} {installed})"
-    return Choice(value="yes", reason=reason)
+        return Choice(value="no", reason=f"{named} does not run here: {shorten(error)}")
+    return Choice(value="yes", reason=f"a quarter of the optimizer's state ({named})")
 
 
 def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optimizer:
@@ -141,16 +131,15 @@ def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optim
 
 def eight_bit_bytes(entries: int) -> int:
     """Bytes of the two moments of a parameter with so many `entries` under 8-bit AdamW."""
-    if entries < LEAST_ENTRIES:
-        return 2 * 4 * entries
-    return 2 * (entries + 4 * math.ceil(entries / BLOCK))
+    small = entries < LEAST_ENTRIES
+    return 2 * (4 * entries if small else entries + 4 * math.ceil(entries / BLOCK))
 
 
 def moment_shape(name: str, size: torch.Size) -> torch.Size:
     """The shape of the moment `name`, torch's or bitsandbytes', of a parameter of `size`."""
     if name.startswith("absmax"):  # scales
         return torch.Size([math.ceil(size.numel() / BLOCK)])
-    return torch.Size([LEVELS]) if name.startswith("qmap") else size
+    return torch.Size([256]) if name.startswith("qmap") else size  # what 8 bits can mean
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
@@ -158,21 +147,17 @@ def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
     plain = {}
     for number, moments in optimizer.state_dict()["state"].items():
         plain[number] = {}
-        for name, value in moments.items():
-            # bitsandbytes has its tensors in a dictionary of their own.
+        for name, value in moments.items():  # bitsandbytes has its tensors in a dictionary
             plain[number].update(value if isinstance(value, dict) else {name: value})
     return plain
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with matmuls in `dtype` and matrices of one shape together; same state.
-
-    torch's own uses bf16 on every device, which is many times slower than fp32 where emulated.
-    """
+    """torch's Muon with matmuls in `dtype` and matrices of one shape together; same state."""
 
     def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, **settings):
         super().__init__(params, **settings)
-        self.dtype = dtype
+        self.dtype = dtype  # torch's own is bf16: emulated, that is many times slower than fp32
 
     @torch.no_grad()
     def step(self) -> None:
@@ -261,9 +246,8 @@ class Adaptation:
     def warm_up(self, config: TrainConfig, step: int) -> float:
         """Factor on the learning rate at `step` of an optimizer that started again."""
         since = step - self.begun_step
-        if not self.begun_step or since >= config.warmup_steps:
-            return 1.0
-        return since / config.warmup_steps
+        restarted = self.begun_step and since < config.warmup_steps
+        return since / config.warmup_steps if restarted else 1.0
 
     def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
         """Return the norm to clip this step to, and a note; a spike hardly changes the average."""
@@ -285,11 +269,10 @@ class Adaptation:
         patience = config.lr_plateau_patience
         if not patience:
             return ""
+        self.waited += 1
         if loss < self.best_loss * (1 - BETTER):
             self.best_loss = loss
             self.waited = 0
-            return ""
-        self.waited += 1
         if self.waited < patience:
             return ""
         self.rate /= 2
@@ -297,17 +280,20 @@ class Adaptation:
         return f"plateau: no better validation in {patience}; learning rates x{self.rate:g}"
 
 
-# Steps between two updates of an average on another device. It is then that of weights 3.5 steps
-# newer: 3 % of its distance from the weights at step 1,000, in the end 0.35 % with decay 0.999.
+# Steps between two updates of an average on another device, each of which costs a copy of all
+# weights. It is then that of weights 3.5 steps newer: 3 % of its distance from the weights at step
+# 1,000, in the end 0.35 % with decay 0.999.
 AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow` holds the average of `parameters` by name, in fp32, on `device`; None: on theirs."""
+    """`shadow`: moving average of `parameters` (Polyak and Juditsky 1992) by name, fp32.
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], decay: float, device: str | None = None
-    ):
+    It is on `device`, or with "" on that of the parameters. A decay of 0.999 would remember the
+    random start for a thousand steps, so update n decays by min(decay, (1 + n) / (10 + n)).
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float, device: str = ""):
         self.parameters = parameters
         self.decay = decay
         self.every = AWAY_STEPS if device else 1

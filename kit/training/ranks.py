@@ -1,6 +1,5 @@
 """The processes (ranks) that train one run together, started by torchrun; built on gloo and NCCL.
 
-A single process has `Ranks`, too, that cost nothing, so the loop never checks how many there are.
 Rank 0, the main one, runs the recipe: it decides, writes files and prints. Where the others can
 help it broadcasts an order, and each calls its `follow(ranks)`, until there is none. Orders are
 pickled, so they hold plain values.
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 
 from kit.base.errors import KitError
 from kit.base.hardware import is_oom, set_cuda_defaults
-from kit.training import checkpoint
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
 LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
@@ -31,15 +29,14 @@ TIMEOUT = datetime.timedelta(hours=6)
 # The error of a process that did not fail itself.
 ANOTHER_ENDED = "processes that work together has ended"
 POLL_S = 0.1
-LEAVE_S = 0.5
 
 
 class RankLost(RuntimeError):
-    """Another process of the same run has ended."""
+    """Another process of the same run has ended: raised by every method of SeveralRanks."""
 
 
 class Ranks:
-    """A single process: the main rank of one."""
+    """A single process: the main rank of one, so that the loop never checks how many there are."""
 
     rank = 0  # of this process, from 0
     world = 1  # number of ranks
@@ -90,10 +87,7 @@ ALONE = Ranks()
 
 
 class SeveralRanks(Ranks):
-    """One of the processes that torchrun started; all of them call every method together.
-
-    Each method raises RankLost when another process has ended.
-    """
+    """One of the processes that torchrun started; all of them call every method together."""
 
     several = True
 
@@ -136,7 +130,6 @@ class SeveralRanks(Ranks):
             return self._store.add(name, more)
 
     def write(self, name: str, text: str) -> None:
-        """Store `text` for `read` on any rank."""
         with self._together():
             self._store.set(name, text)
 
@@ -192,9 +185,9 @@ class SeveralRanks(Ranks):
     def leave(self) -> None:
         if not self.lost:
             dist.destroy_process_group()
-            # gloo's threads still have to free their last tensors. If Python ends before, the
-            # process crashes.
-            time.sleep(LEAVE_S)
+            # gloo's threads still have to free their last tensors: if Python ended before, it would
+            # crash.
+            time.sleep(0.5)
 
     def _reduce(self, tensor: Tensor) -> None:
         with self._together():
@@ -207,19 +200,16 @@ class SeveralRanks(Ranks):
         except RuntimeError as error:
             if is_oom(error):
                 raise
-            raise self.lose() from error
-
-    def lose(self) -> RankLost:
-        """Note that another rank has ended; returns the error to raise."""
-        self.lost = True
-        return RankLost(f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached.")
+            self.lost = True
+            message = f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached."
+            raise RankLost(message) from error
 
 
 def join_ranks(own_card: bool = True) -> Ranks:
     """Join the processes that torchrun started; without torchrun, a single `Ranks`.
 
     Each takes a GPU of its own where there are any; with `own_card` False they may share one.
-    Raises KitError when there are too few. Call it before CUDA is used.
+    Call it before CUDA is used. Raises KitError when there are too few.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
@@ -230,10 +220,7 @@ def join_ranks(own_card: bool = True) -> Ranks:
 
 
 def take_card() -> bool:
-    """Let this process see only one GPU, as number 0; returns whether there is one.
-
-    Raises KitError when this machine has fewer GPUs than processes.
-    """
+    """Let this process see only one GPU, as number 0; returns whether there is one."""
     cards = torch.cuda.device_count()  # asks the driver, does not initialise CUDA
     if not cards:
         return False
@@ -276,23 +263,6 @@ def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def random_states(ranks: Ranks) -> dict:
-    """The random states of all ranks: the main rank's, with the others' under "ranks"."""
-    main, *others = ranks.all_gather(checkpoint.random_state())
-    if others:
-        main["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
-    return main
-
-
-def restore_random_states(saved: dict, ranks: Ranks, seed: int, step: int) -> None:
-    """Restore this rank's state of `saved`, or seed it where `saved` has none."""
-    state = saved if ranks.is_main else saved.get("ranks", {}).get(str(ranks.rank))
-    if state is None:
-        seed_rank(ranks, seed, step)
-    else:
-        checkpoint.restore_random_state(state)
-
-
 def seed_rank(ranks: Ranks, seed: int, step: int) -> None:
     """Seed this rank's dropout from `step` on; the main rank keeps its random state."""
     if not ranks.is_main:
@@ -320,14 +290,9 @@ def broadcast_order(ranks: Ranks, order=None):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
-
-    Elsewhere ranks other than the main one ignore both: the main one handles them.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM: elsewhere only the main rank handles them."""
+    with contextlib.ExitStack() as restored:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, signal.default_int_handler)
+            restored.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in zip(numbers, before):
-            signal.signal(number, handler)

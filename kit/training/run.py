@@ -2,9 +2,7 @@
 
 A notebook holds a `TrainingProcess`: `python -m kit train`, which survives the kernel and is
 found again by its lock; a request to it is a file in the run's folder. In that process a
-`TrainingRun` builds or resumes the trainer, trains, rolls back when it diverges, and saves. It
-leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
-TrainingRun; only the main rank locks, writes and evaluates.
+`TrainingRun` trains. Of several ranks each has one; the main rank locks, writes and evaluates.
 """
 
 import contextlib
@@ -36,7 +34,7 @@ from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
-from kit.training.logs import jsonl_log
+from kit.training.logs import Listener, jsonl_log
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import SpeedConfig, prefetch_if_on
@@ -64,15 +62,12 @@ class TrainingProcess:
     def holder(self) -> Holder | None:
         """The process on this machine that is training the run, if any."""
         holder = read_holder(self.folder / LOCK)
-        if holder is None or holder.machine != machine() or is_gone(holder):
-            return None
-        return holder
+        here = holder and holder.machine == machine() and not is_gone(holder)
+        return holder if here else None
 
     @property
     def running(self) -> bool:
-        if self.process is None:
-            return self.holder is not None
-        return self.process.poll() is None
+        return self.process.poll() is None if self.process else self.holder is not None
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
         """Start `python -m kit ARGUMENTS`, by torchrun if `count` is above 1."""
@@ -86,20 +81,14 @@ class TrainingProcess:
             command += [f"--nproc-per-node={count}", "--log-dir", str(output), "--redirects", "3"]
             command += ["-m", "--", "kit", *arguments]
         with open(output / "stdout.log", "wb") as out, open(output / "stderr.log", "wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,  # so that an interrupt of the kernel does not reach it
-            )
+            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            # In a session of its own an interrupt of the kernel does not reach it.
+            own = {"env": environment, "start_new_session": True}
+            self.process = subprocess.Popen(command, **files, **own)
 
     def request(self, name: str) -> None:
         """Request STOP (after this step, with a checkpoint) or PROFILE."""
-        path = self.folder / REQUESTS / name
-        make_folder(path.parent)
-        write_atomic(path, "")
+        write_atomic(self.folder / REQUESTS / name, "")
 
     def new_rows(self) -> list[dict]:
         """Rows logged since the last call; a log that was started again is read from its start."""
@@ -124,9 +113,8 @@ class TrainingProcess:
         output = self.folder / OUTPUT
         last_lines = []
         for path in [*sorted(output.glob("*/*/*/stderr.log")), output / "stderr.log"]:
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
-            last_lines += lines[-1:]
+            lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").split("\n"))
+            last_lines += [line for line in lines if line and not TORCH_LOG.match(line)][-1:]
         if not last_lines:
             return KitError(f"Training ended with exit code {self.process.returncode}.")
         # Prefer the process that failed to those that only lost it.
@@ -153,29 +141,18 @@ def take_request(folder: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block, Ctrl-C or SIGTERM is only appended to the list that is yielded.
-
-    A second one has its usual effect, which may lose the steps since the last checkpoint. Outside
-    the main thread, which alone gets signals, this does nothing.
-    """
+    """Within the block, the first Ctrl-C or SIGTERM is only appended to the yielded list."""
     received = []
-    handlers = {}
+    with contextlib.ExitStack() as restored:
 
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        def receive(number: int, frame) -> None:
+            received.append(number)
+            restored.close()  # so that a second one has its usual effect
 
-    def receive(number: int, frame) -> None:
-        received.append(number)
-        restore()
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, receive)
-    try:
+        if threading.current_thread() is threading.main_thread():  # which alone gets signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                restored.callback(signal.signal, number, signal.signal(number, receive))
         yield received
-    finally:
-        restore()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -211,20 +188,14 @@ class TrainingRun:
         return finished_steps(self.folder) >= self.config.max_steps
 
     def resumable(self) -> bool:
-        """Whether there is a checkpoint of an unfinished run."""
         return bool(checkpoint.checkpoints(self.checkpoints)) and not self.finished()
 
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
-        """Train until done or `stop()`, from the newest sound checkpoint if there is one.
-
-        Yields nothing for a finished run. Raises KitError, also while another process
-        trains this run.
-        """
+        """Train until done or `stop()`, from the newest sound checkpoint. Raises KitError."""
         if self.finished():
             return
-        lock = contextlib.nullcontext()
-        if self.ranks.is_main:
-            lock = held(self.folder / LOCK, "training")
+        main = self.ranks.is_main
+        lock = held(self.folder / LOCK, "training") if main else contextlib.nullcontext()
         with lock as self.lock, self.hold("training"):
             try:
                 yield from self._train(stop)
@@ -273,7 +244,8 @@ class TrainingRun:
                     "model, or close what else uses this device. Run again: training resumes from "
                     "the last checkpoint."
                 ) from error
-        self._confirm_lock()
+        if self.lock:
+            self.lock.confirm()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
             trainer.save(self.checkpoints)  # stopped after the last event
@@ -290,28 +262,24 @@ class TrainingRun:
             return validation_loss(trainer.model, self.validation, *how)
 
         def evaluate() -> dict:
-            model = merged(trainer.model)
-            return self.ranks.from_main(lambda: self.evaluate(model))
+            return self.ranks.from_main(lambda: self.evaluate(merged(trainer.model)))
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
         # Several ranks stop together, at the top of the loop; then `_train` saves.
         stop_saves = (lambda: False) if self.ranks.several else stop
         listeners = [checkpointer(trainer, self.checkpoints, stop_saves)]
         if self.ranks.is_main:
-            listeners = [self._confirm_lock, jsonl_log(self.log), *listeners, *self.listeners]
-        steps = train(trainer, batches, validate, stop, evaluate if self.evaluate else None)
-        steps = (dataclasses.replace(event, **self.sample()) for event in steps)
-        yield from listen(steps, *listeners)
-
-    def _confirm_lock(self, _event: StepEvent | None = None) -> None:
-        if self.lock is not None:
-            self.lock.confirm()
+            listeners = [jsonl_log(self.log), *listeners, *self.listeners]
+        for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
+            event = dataclasses.replace(event, **self.sample())
+            if self.lock:
+                self.lock.confirm()
+            for listener in listeners:
+                listener(event)
+            yield event
 
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
-        """Return to the last good checkpoint, with half the learning rate.
-
-        Raises KitError when there is none, or it was tried often enough.
-        """
+        """Return to the last good checkpoint, with half the learning rate, or raise KitError."""
         trainer = self.trainer
         tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None or not rollbacks_left:
@@ -354,52 +322,38 @@ class TrainingRun:
         return merged(trainer.model)
 
     def _finish(self) -> None:
-        """Save the last weights, and the average of the best step where steps were evaluated.
-
-        Without an average, the weights of the best step are saved.
-        """
+        """Save the last weights and the best step's average, or without one the best weights."""
         trainer = self.trainer
-        average = self.folder / WEIGHTS["ema"]
         if trainer.ema:
             self._save_weights("raw")
         evaluated = trainer.config.gate_every or trainer.config.early_stopping_patience
         if evaluated and 0 < trainer.best.step < trainer.step:
-            self._restore_best()
+            best = checkpoint.of_step(self.checkpoints, trainer.best.step)
+            try:
+                trainer.restore(checkpoint.load(best))
+            except DamagedFileError as error:
+                message = f"The checkpoint of the best step cannot be used ({error}). "
+                message += f"The voice has the weights of the last step, {trainer.step}."
+                warnings.warn(message, category=Note, stacklevel=2)
         if trainer.ema:
             with trainer.ema.swapped_in():
                 self._save_weights("ema")
         else:
             self._save_weights("raw")
-            average.unlink(missing_ok=True)  # of an earlier, shorter training
-            (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
+            for files in (WEIGHTS, ADAPTERS):  # of an earlier, shorter training
+                (self.folder / files["ema"]).unlink(missing_ok=True)
         if self.ranks.is_main:
             write_atomic(self.folder / FINISHED, str(self.config.max_steps))
 
     def _save_weights(self, name: str) -> None:
         """Save the plain model, and the adapters alone where adapters were trained."""
-        trainer = self.trainer
-        path = self.folder / WEIGHTS[name]
-        model = merged(trainer.model)
         if not self.ranks.is_main:
             return
-        save_model(model, path, trained_with=self.trained_with)
-        finetuning = trainer.finetuning
+        trainer, finetuning = self.trainer, self.trainer.finetuning
+        save_model(merged(trainer.model), self.folder / WEIGHTS[name], self.trained_with)
         if finetuning.adapters:
             of_base = (finetuning.lora, trainer.trainable.first_rows, finetuning.base.sha256)
             save_adapters(trainer.model, self.folder / ADAPTERS[name], *of_base)
-
-    def _restore_best(self) -> None:
-        """Return to the weights of the best step, unless its checkpoint is damaged."""
-        best = checkpoint.of_step(self.checkpoints, self.trainer.best.step)
-        try:
-            self.trainer.restore(checkpoint.load(best))
-        except DamagedFileError as error:
-            warnings.warn(
-                f"The checkpoint of the best step cannot be used ({error}). The voice has the "
-                f"weights of the last step, {self.trainer.step}.",
-                category=Note,
-                stacklevel=2,
-            )
 
 
 def finished_steps(folder: Path) -> int:
@@ -424,13 +378,9 @@ def validation_loss(
     rows: int = 0,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows.
-
-    Each of the `ranks` computes its share.
-    """
+    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows."""
     sums = torch.zeros(2)
-    passes = [micro for batch in ranks.share(batches) for micro in split_passes(batch, rows)]
-    for micro in passes:
+    for micro in (part for batch in ranks.share(batches) for part in split_passes(batch, rows)):
         with autocast(device, precision):
             sums += torch.stack(model(micro.to(device))).cpu()
     text = sum(batch.text_targets for batch in batches)
@@ -440,29 +390,15 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def listen(
-    events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]
-) -> Iterator[StepEvent]:
-    """Yield every event after each listener was called with it."""
-    for event in events:
-        for listener in listeners:
-            listener(event)
-        yield event
-
-
-def checkpointer(
-    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
-) -> Callable[[StepEvent], None]:
-    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
-
-    After a step that was not finite it waits for the next one, which is good to return to.
-    """
+def checkpointer(trainer: Trainer, folder: Path, stop: Callable = lambda: False) -> Listener:
+    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop."""
     saved = trainer.step
 
     def save(event: StepEvent) -> None:
         nonlocal saved
         every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
+        # Not after a step that was not finite: the next one is good to return to.
         if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
             trainer.save(folder)
             saved = event.step

@@ -14,21 +14,13 @@ from pathlib import Path
 
 import torch
 
+from kit.base import hardware
 from kit.base.compiler import compiler_available, detect_vector_isa
 from kit.base.config import read_yaml, require, require_within
 from kit.base.errors import KitError
-from kit.base.hardware import (
-    ATTENTION_KERNELS,
-    Choice,
-    Hardware,
-    attention_backend,
-    choose_precision,
-    format_capability,
-    set_cuda_defaults,
-    why_no_kernel,
-)
+from kit.base.hardware import ATTENTION_KERNELS, Hardware, attention_backend, choose_precision
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.model.sequence import Batch, EffectiveBatch, GPTConfig
 from kit.training.optim import eight_bit_adamw
 
 
@@ -114,10 +106,8 @@ class Applied:
 
 
 def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
-    """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
-
-    torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
-    """
+    """Whether rows should be padded to a few fixed lengths, although padding is computed, too."""
+    # torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
     return compiled or (device == "cpu" and precision == "bf16")
 
 
@@ -136,15 +126,11 @@ LABELS = {
     "ema_offload": "EMA on the CPU",
 }
 BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs with these off
-OF_LAYERS = ("sdpa", "compile", "gradient_checkpointing")  # set on each layer of the trunk
 
 
 def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
-    """Every switch as `config` asks for it, and whether and why this device has it.
-
-    `model` gives the shapes of the attention; without it those of a usual head.
-    """
-    model = model or GPTConfig()
+    """Every switch as `config` asks for it, and whether and why this device has it."""
+    model = model or GPTConfig()  # shapes of the attention
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
@@ -152,19 +138,21 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     matmuls = precision.value if config.mixed_precision else "fp32"
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
+    kernel, why = attention.value, attention.reason
     if config.attention_kernel:
-        attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
+        kernel, why = config.attention_kernel, "as attention_kernel says"
     gpu = hw.device == "cuda"
+    graphs = "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them"
     only_gpu = "only useful on a GPU"
     adamw_default = "torch's default, a loop over the tensors"
     tf32 = (False, "only a GPU has it")
     if gpu:
         adamw_default = "torch's default, an operation at a time on all tensors (foreach)"
         has = "has" if hw.capability >= (8, 0) else "is below 8.0 and lacks"
-        capability = format_capability(hw.capability)
+        capability = hardware.format_capability(hw.capability)
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
-        "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
+        "sdpa": (True, f"kernel: {kernel} ({why})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
@@ -172,35 +160,25 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
-        "cuda_graphs": (
-            gpu and compiles,
-            "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them",
-        ),
+        "cuda_graphs": (gpu and compiles, graphs),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
     }
-    runs = {"sdpa": attention.value, "mixed_precision": precision.value}
-    return [
-        Switch(
-            name=name,
-            label=LABELS[name],
-            on=getattr(config, name) and available,
-            available=available,
-            reason=reason,
-            asked=getattr(config, name),
-            runs=runs.get(name, "on"),
-        )
-        for name, (available, reason) in facts.items()
-    ]
+    runs = {"sdpa": kernel, "mixed_precision": precision.value}
+    offered = []
+    for name, (available, reason) in facts.items():
+        asked = getattr(config, name)
+        about = {"label": LABELS[name], "reason": reason, "runs": runs.get(name, "on")}
+        on = asked and available
+        offered.append(Switch(name=name, on=on, available=available, asked=asked, **about))
+    return offered
 
 
 def load_choice(path: Path) -> dict[str, bool]:
     """The switches that 05_benchmark left at `path`; {} when there is no such file."""
-    if not Path(path).is_file():
-        return {}
     try:
-        return dict(read_yaml(path)["speed"])
+        return dict(read_yaml(path)["speed"]) if Path(path).is_file() else {}
     except (TypeError, KeyError, ValueError) as error:
         raise KitError(
             f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
@@ -211,13 +189,12 @@ def load_choice(path: Path) -> dict[str, bool]:
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
-    What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
-    has no list of layers `h` trains without the switches that are set on layers. `processes` is how
+    What is off is set back to off: a baseline after another run is a baseline. `processes` is how
     many torchrun started, 0 without it.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     if not hasattr(model.gpt, "h"):
-        for name in OF_LAYERS:
+        for name in ("sdpa", "compile", "gradient_checkpointing"):
             rows[name] = rows[name].turned_off("this model's trunk has no list of layers `h`")
     if rows["adamw_8bit"].on:
         reason = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
@@ -227,29 +204,23 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     if config.attention_kernel and rows["sdpa"].on:
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
-    set_cuda_defaults()
+    hardware.set_cuda_defaults()
     set_process(on)
     if hasattr(model.gpt, "h"):
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
     if processes:
-        rows["parallel"] = Switch(
-            name="parallel",
-            label="Several processes",
-            on=True,
-            available=True,
-            asked=True,
-            runs=f"{processes} of them",
-            reason="gradients are summed over the processes after the passes of a step",
-        )
+        about = {"name": "parallel", "label": "Several processes", "runs": f"{processes} of them"}
+        reason = "gradients are summed over the processes after the passes of a step"
+        rows["parallel"] = Switch(**about, reason=reason, on=True, available=True, asked=True)
     return Applied(switches=tuple(rows.values()))
 
 
 def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) -> None:
     """Raise KitError if `hw` cannot train `model` with the attention kernel `name`."""
     shape = (model.width // model.heads, model.heads, model.dropout)
-    reason = why_no_kernel(name, hw, precision, *shape)
+    reason = hardware.why_no_kernel(name, hw, precision, *shape)
     if reason:
         raise KitError(
             f"speed.attention_kernel = {name}: the {hw.name} cannot train with it in {precision} "
@@ -267,7 +238,7 @@ def set_process(on: dict[str, bool]) -> None:
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:
     """Set attention, checkpointing and compilation of the trunk; returns the layers recomputed."""
     trunk = model.gpt
-    layers = range(0, len(model.gpt.h), every)
+    layers = range(0, len(trunk.h), every)
     for layer in trunk.h:
         layer.attn.fused = on["sdpa"]
         layer.attn.kernel = ATTENTION_KERNELS[kernel] if kernel and on["sdpa"] else None
@@ -291,39 +262,31 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
 
 
 def compilations() -> int:
-    """Count the graphs that torch.compile has made in this process.
-
-    Several rows make one graph, a single row another.
-    """
+    """Count torch.compile's graphs in this process: several rows make one, a single row another."""
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
     """Return `batches` prefetched and pinned where the switch `pinned_memory` is on."""
-    if applied.on("pinned_memory"):
-        return prefetched(map(pin, batches))
-    return batches
+    return prefetched(map(pin, batches)) if applied.on("pinned_memory") else batches
 
 
 def pin(batch: EffectiveBatch) -> EffectiveBatch:
     """Return `batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
-    micro = []
-    for part in batch.micro:
-        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
-        micro.append(dataclasses.replace(part, **pinned))
+    micro = [
+        Batch(**{name: tensor.pin_memory() for name, tensor in vars(part).items()})
+        for part in batch.micro
+    ]
     return dataclasses.replace(batch, micro=micro)
 
 
-def prefetched(batches: Iterable, count: int = 2) -> Iterator:
-    """Yield what `batches` yields, `count` of them made ahead in a thread.
-
-    An exception is raised where its batch would have come. The thread ends with the iterator.
-    """
+def prefetched(batches: Iterable) -> Iterator:
+    """Yield what `batches` yields, two made ahead in a thread that ends with the iterator."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
         source = iter(batches)
-        ready = deque(thread.submit(next, source, None) for _ in range(count))
+        ready = deque(thread.submit(next, source, None) for _ in range(2))
         while (batch := ready.popleft().result()) is not None:
             ready.append(thread.submit(next, source, None))
             yield batch

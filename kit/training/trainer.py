@@ -1,7 +1,7 @@
 """The state of a training run: model, what of it trains, average, optimizers, position, adaptation.
 
-`tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
-one would have, bit for bit on a CPU.
+A run resumed from a checkpoint computes what the uninterrupted one would have, bit for bit on a
+CPU.
 """
 
 import contextlib
@@ -22,61 +22,50 @@ from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
-from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
-from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
+from kit.training.ranks import ALONE, Ranks, seed_rank
 from kit.training.switches import SpeedConfig, apply, compile_layers
 
 
 class Trainable:
     """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
 
-    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
-    are 0, and they have no weight decay: such rows stay to the last bit.
+    Adapters are added in place. Of tables with `kept_rows` only the rows beyond the base's train:
+    the others' gradients are 0, without weight decay, so they stay to the last bit.
     """
 
     def __init__(self, model: SpeechGPT, finetuning: Finetuning):
         self.tables_first = finetuning.config.tables_first
         self.kept_rows: dict[str, int] = {}
-        wanted = set(dict(model.named_parameters()))
+        wanted = dict(model.named_parameters())
         if finetuning.adapters:
-            wanted = self._beside_adapters(model.config, finetuning)
+            if finetuning.base and finetuning.config.tables == "new":
+                for name, field in TABLES.items():
+                    rows = getattr(finetuning.base.config, field)
+                    if rows < getattr(model.config, field):
+                        self.kept_rows[name] = rows
+            wanted = TABLES if finetuning.config.tables == "all" else self.kept_rows
             add_adapters(model, finetuning.lora)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
-            trains = name in wanted or is_adapter(name)
-            parameter.requires_grad_(trains)
-            if trains:
+            parameter.requires_grad_(name in wanted or is_adapter(name))
+            if parameter.requires_grad:
                 self.parameters[name] = parameter
         for name, rows in self.kept_rows.items():
-            self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
+            parameter = self.parameters[name]
+            parameter.register_post_accumulate_grad_hook(partial(_clear_gradient, rows))
         if self.tables_first and not self.first_rows:
             raise KitError(
                 f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
                 "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
             )
 
-    def _beside_adapters(self, config: GPTConfig, finetuning: Finetuning) -> set[str]:
-        if finetuning.config.tables == "all":
-            return set(TABLES)
-        if finetuning.base:
-            for name, field in TABLES.items():  # those that have more rows than the base's
-                rows = getattr(finetuning.base.config, field)
-                if rows < getattr(config, field):
-                    self.kept_rows[name] = rows
-        return set(self.kept_rows)
-
     @property
     def first_rows(self) -> dict[str, int]:
         """Of each table that trains, the number of the first row that does."""
         return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
-
-    @property
-    def undecayed(self) -> set[nn.Parameter]:
-        """Parameters of which rows must stay."""
-        return {self.parameters[name] for name in self.kept_rows}
 
     @property
     def count(self) -> int:
@@ -87,30 +76,16 @@ class Trainable:
 
     def set_phase(self, step: int) -> bool:
         """Let those train that do in optimiser step `step`, from 0; whether others did before."""
-        first = step < self.tables_first
         changed = False
         for name, parameter in self.parameters.items():
-            trains = not first or name in TABLES
+            trains = step >= self.tables_first or name in TABLES
             changed = changed or parameter.requires_grad != trains
             parameter.requires_grad_(trains)
         return changed
 
 
-def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
-    """Store the frozen matrices in `dtype` (half the bytes); `weights` is their file.
-
-    Autocast rounds them to that precision anyway, so the matmuls do not change. Merging reads the
-    exact weights from the file, so exported and spoken weights are not rounded.
-    """
-    for name, module in adapted_layers(model):
-        module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
-
-
-def _without_gradient(rows: int):
-    def forget(parameter: nn.Parameter) -> None:
-        parameter.grad[:rows] = 0
-
-    return forget
+def _clear_gradient(rows: int, parameter: nn.Parameter) -> None:
+    parameter.grad[:rows] = 0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -120,13 +95,6 @@ class Best:
     step: int = 0  # 0: none yet
     score: float = math.inf  # lower is better
     waited: int = 0  # evaluations (or validations) since then
-
-    def see(self, step: int, score: float) -> None:
-        better = score < self.score
-        self.waited = 0 if better else self.waited + 1
-        if better:
-            self.step = step
-            self.score = score
 
 
 class StepClock:
@@ -193,13 +161,18 @@ class Trainer:
         self.applied = apply(model, speed, hw, ranks.world if ranks.several else 0)
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
-            round_frozen(model, DTYPES[precision], finetuning.base.weights)
+            # Autocast rounds frozen matrices anyway, so matmuls do not change. Merging reads the
+            # exact weights from their file, so exported and spoken weights are not rounded.
+            for name, layer in adapted_layers(model):
+                frozen = layer.weight.detach().to(DTYPES[precision])
+                layer.weight = nn.Parameter(frozen, requires_grad=False)
+                layer.exact = partial(saved_tensor, finetuning.base.weights, f"{name}.weight")
         self.optimizers = make_optimizers(
             model,
             config,
             fused=self.applied.on("fused_adamw"),
             precision=precision,
-            undecayed=self.trainable.undecayed,
+            undecayed=[self.trainable.parameters[name] for name in self.trainable.kept_rows],
             eight_bit=self.applied.on("adamw_8bit"),
         )
         self.scaler = torch.amp.GradScaler(hw.device, enabled=precision == "fp16")
@@ -213,8 +186,7 @@ class Trainer:
         self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
-        """A new average of the weights, where it is on."""
-        away = "cpu" if self.applied.on("ema_offload") else None
+        away = "cpu" if self.applied.on("ema_offload") else ""
         parameters = self.trainable.parameters
         return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
 
@@ -238,7 +210,7 @@ class Trainer:
     def set_phase(self) -> None:
         """Freeze what does not train in the next step."""
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            # They were compiled for other gradients before.
+            # Compiled for other gradients before.
             compile_layers(self.model, self.applied.on("cuda_graphs"))
 
     def stop_compiling(self, why: str) -> None:
@@ -262,18 +234,18 @@ class Trainer:
         if note:
             self.notes.append(note)
         if not self.config.gate_every:
-            self._judge(loss, "validation loss", "validations")
+            self.judge(loss, "validation loss", "validations")
 
-    def record_evaluation(self, figures: dict) -> None:
-        """Rank this step by its character errors; a sentence that does not end counts as 1."""
-        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "evaluations")
-
-    def _judge(self, score: float, what: str, judgements: str) -> None:
-        self.best.see(self.step, score)
+    def judge(self, score: float, what: str, judgements: str) -> None:
+        """Compare this step with the best one; a lower score is better."""
+        best = self.best
+        best.waited += 1
+        if score < best.score:
+            self.best = best = Best(step=self.step, score=score)
         if self.settled:
             self.notes.append(
-                f"no better {what} in {self.best.waited} {judgements}: training ends here; "
-                f"the best is step {self.best.step}"
+                f"no better {what} in {best.waited} {judgements}: training ends here; "
+                f"the best is step {best.step}"
             )
 
     @property
@@ -283,12 +255,15 @@ class Trainer:
 
     def tree(self) -> dict:
         """Everything a checkpoint holds; called by all ranks together."""
+        random, *others = self.ranks.all_gather(checkpoint.random_state())
+        if others:
+            random["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
             "optimizer": {str(i): moments_of(o) for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
-            "random": random_states(self.ranks),
+            "random": random,
             "run": {
                 "step": self.step,
                 "steps": self.config.max_steps,
@@ -305,10 +280,7 @@ class Trainer:
         }
 
     def require_complete(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
-
-        Raises KitError when it is undamaged, but of another model.
-        """
+        """Raise DamagedFileError unless `tree` can be resumed, KitError for another model's."""
         try:
             read_run(tree["run"])
             if tree.get("checkpoint", "full") not in CHECKPOINTS:
@@ -345,7 +317,7 @@ class Trainer:
         conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
         before[conditioner] = tree.get("conditioner", SHARED_RATE)
         now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
-        trained_before = {**json.loads(tree.get("finetuning", ALL_OF_IT))}
+        trained_before = {**json.loads(tree.get("finetuning", '{"method": "full"}'))}
         trained_now = self.finetuning.identity()
         names = trained_before | trained_now
         if trained_before["method"] != trained_now["method"]:
@@ -373,11 +345,27 @@ class Trainer:
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
         self.step, self.position, self.adaptation, self.best = read_run(tree["run"])
-        restore_random_states(tree["random"], self.ranks, self.config.seed, self.step)
+        random = tree["random"]
+        if not self.ranks.is_main:
+            random = random.get("ranks", {}).get(str(self.ranks.rank))
+        if random:
+            checkpoint.restore_random_state(random)
+        else:  # of more ranks than before
+            seed_rank(self.ranks, self.config.seed, self.step)
         self._restore_optimizers(tree)
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = self._micro_rows_here(tree["run"])
+        self.micro_rows = tree["run"].get("micro_rows", 0)
+        if self.micro_rows:
+            now_bytes = self.smallest_memory_bytes()
+            before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
+            if now_bytes > before_bytes:
+                self.notes.append(
+                    f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
+                    f"of memory; this device has {format_gib(now_bytes)}, so they are as large as "
+                    "planned again"
+                )
+                self.micro_rows = 0
 
     def _restore_optimizers(self, tree: dict) -> None:
         restarts = ""
@@ -408,21 +396,6 @@ class Trainer:
         """Of the devices of all ranks; called by all of them together."""
         return min(self.ranks.all_gather(usable_bytes(self.hw)))
 
-    def _micro_rows_here(self, run: dict) -> int:
-        """The limit on rows of a pass in a checkpoint's `run`; 0 on a larger device."""
-        rows = run.get("micro_rows", 0)
-        if not rows:
-            return 0
-        now_bytes = self.smallest_memory_bytes()
-        before_bytes = run.get("memory_bytes", now_bytes)  # earlier versions saved none
-        if now_bytes <= before_bytes:
-            return rows
-        self.notes.append(
-            f"passes were limited to {rows} rows for {format_gib(before_bytes)} of memory; this "
-            f"device has {format_gib(now_bytes)}, so they are as large as planned again"
-        )
-        return 0
-
     def save(self, folder: Path) -> None:
         """Save a checkpoint in `folder`; the main rank writes it, with the state of all ranks."""
         tree = self.tree()
@@ -436,7 +409,6 @@ class Trainer:
 # The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
 OWN_RATE = "a learning rate of its own"
 SHARED_RATE = "the rate of the rest"
-ALL_OF_IT = '{"method": "full"}'  # `finetuning` of a checkpoint that does not name it
 
 
 def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:

@@ -37,11 +37,8 @@ def step_shares(rows: list[dict], skipped: int = SKIPPED) -> dict[str, float]:
     """The share of each phase of the newest steps of a log; {} where it has none."""
     rows = timed_rows(rows, skipped)[-RECENT:]
     total_s = sum(row["step_s"] for row in rows)
-    return {
-        words: sum(row[f"{phase}_s"] for row in rows) / total_s
-        for phase, words in PHASES.items()
-        if rows
-    }
+    spent_s = {words: sum(row[f"{phase}_s"] for row in rows) for phase, words in PHASES.items()}
+    return {words: seconds / total_s for words, seconds in spent_s.items() if rows}
 
 
 def timed_rows(rows: list[dict], skipped: int = SKIPPED) -> list[dict]:
@@ -56,8 +53,7 @@ def diagnose(
 ) -> dict[str, str]:
     """What holds the newest steps of a log back, costliest first: {cause: sentence with its fix}.
 
-    `on` are the names of the switches that run, `workers` the setting. Empty for a healthy run and
-    for less than FEWEST steps.
+    `on` names the switches that run; `workers` is the setting. Empty for less than FEWEST steps.
     """
     timed = timed_rows(rows)
     recent = timed[-RECENT:]
@@ -133,92 +129,67 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
 
     if rows:
         skipped = sum(row["loss"] is None for row in recent)
-        check(
-            "losses are finite",
-            f"{len(recent) - skipped} of {len(recent)} recent steps",
-            f"{1 - MAX_NOT_FINITE:.0%} of them",
-            skipped <= MAX_NOT_FINITE * len(recent),
-            "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16",
-        )
+        finite = f"{len(recent) - skipped} of {len(recent)} recent steps"
+        passed = skipped <= MAX_NOT_FINITE * len(recent)
+        fix = "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16"
+        check("losses are finite", finite, f"{1 - MAX_NOT_FINITE:.0%} of them", passed, fix)
     losses = _numbers(rows, "loss")
     if len(losses) >= MIN_ROWS:
         fifth = len(losses) // 5
         first, last = statistics.median(losses[:fifth]), statistics.median(losses[-fifth:])
-        check(
-            "the training loss falls",
-            f"{first:.3f}, then {last:.3f}",
-            "falling",
-            last < first,
-            "nothing is learnt: try a lower train.lr, and listen to some recordings",
-        )
+        falls = f"{first:.3f}, then {last:.3f}"
+        fix = "nothing is learnt: try a lower train.lr, and listen to some recordings"
+        check("the training loss falls", falls, "falling", last < first, fix)
     norms = _numbers(rows, "grad_norm")
     if len(norms) >= MIN_ROWS:
         usual, now = statistics.median(norms), statistics.median(norms[-MIN_ROWS // 2 :])
-        check(
-            "gradients stay as large as usual",
-            f"{now:.2g}, usually {usual:.2g}",
-            f"at most {MAX_NORM_RISE:g} times as large",
-            now <= MAX_NORM_RISE * usual,
-            "training becomes unstable: stop, lower train.lr, and resume",
-        )
+        norm = f"{now:.2g}, usually {usual:.2g}"
+        wanted = f"at most {MAX_NORM_RISE:g} times as large"
+        fix = "training becomes unstable: stop, lower train.lr, and resume"
+        check("gradients stay as large as usual", norm, wanted, now <= MAX_NORM_RISE * usual, fix)
     timed = timed_rows(rows)
     if len(timed) >= MIN_ROWS:
         times = slowdown(timed)
-        check(
-            "steps keep their pace",
-            f"{times:.1f} times as long as the first ones",
-            f"at most {MAX_SLOWDOWN:g} times",
-            times <= MAX_SLOWDOWN,
-            "something else uses this machine, or it is hot and has slowed down",
-        )
+        pace = f"{times:.1f} times as long as the first ones"
+        wanted = f"at most {MAX_SLOWDOWN:g} times"
+        fix = "something else uses this machine, or it is hot and has slowed down"
+        check("steps keep their pace", pace, wanted, times <= MAX_SLOWDOWN, fix)
     loads = _numbers(recent, "load")
     if loads:
         load = statistics.fmean(loads)
-        check(
-            "the device is busy",
-            f"{load:.0%} of the time",
-            f"{MIN_LOAD:.0%} or more",
-            load >= MIN_LOAD,
-            "it waits: take a larger data.micro_batch, and see what 05_benchmark finds",
-        )
+        busy = f"{load:.0%} of the time"
+        fix = "it waits: take a larger data.micro_batch, and see what 05_benchmark finds"
+        check("the device is busy", busy, f"{MIN_LOAD:.0%} or more", load >= MIN_LOAD, fix)
     steps, held_out = held_out_losses(rows).get("raw", ((), ()))
     if len(held_out) > PATIENCE:
         lowest = min(held_out)
-        since = len(held_out) - 1 - held_out.index(lowest)
-        check(
-            "the held-out loss does not rise",
-            f"{held_out[-1]:.3f}, lowest {lowest:.3f}",
-            f"at most {MAX_RISE - 1:.0%} above the lowest",
-            since < PATIENCE or held_out[-1] <= MAX_RISE * lowest,
-            f"it rises since step {steps[held_out.index(lowest)]:,}: more steps do not help",
-        )
+        index = held_out.index(lowest)
+        loss = f"{held_out[-1]:.3f}, lowest {lowest:.3f}"
+        wanted = f"at most {MAX_RISE - 1:.0%} above the lowest"
+        passed = len(held_out) - 1 - index < PATIENCE or held_out[-1] <= MAX_RISE * lowest
+        fix = f"it rises since step {steps[index]:,}: more steps do not help"
+        check("the held-out loss does not rise", loss, wanted, passed, fix)
     if held_out and len(losses) >= MIN_ROWS:
         own = statistics.median(losses[-MIN_ROWS // 2 :])
-        check(
-            "the recordings are not memorised",
-            f"held-out loss {held_out[-1]:.2f}, training loss {own:.2f}",
-            f"at most {MAX_OVERFIT:g} times as high",
-            held_out[-1] <= MAX_OVERFIT * own,
-            "it overfits: add recordings, or begin with a base voice (BASE_MODEL)",
-        )
+        both = f"held-out loss {held_out[-1]:.2f}, training loss {own:.2f}"
+        wanted = f"at most {MAX_OVERFIT:g} times as high"
+        passed = held_out[-1] <= MAX_OVERFIT * own
+        fix = "it overfits: add recordings, or begin with a base voice (BASE_MODEL)"
+        check("the recordings are not memorised", both, wanted, passed, fix)
     spoken = [row["gate"]["cer"] for row in rows if "cer" in (row.get("gate") or {})]
     if len(spoken) > 1:
-        check(
-            "what it speaks becomes clearer",
-            f"CER {spoken[0]:.1%}, then {spoken[-1]:.1%}",
-            "falling",
-            spoken[-1] <= spoken[0],
-            "listen to the samples: the voice has become harder to understand",
-        )
+        cers = f"CER {spoken[0]:.1%}, then {spoken[-1]:.1%}"
+        fix = "listen to the samples: the voice has become harder to understand"
+        check("what it speaks becomes clearer", cers, "falling", spoken[-1] <= spoken[0], fix)
     return checks
 
 
 def health_line(rows: list[dict]) -> str:
     """Return every check on one line, for a panel; "" before there is a row."""
-    lines = []
-    for what, measured, _, problem in training_checks(rows):
-        lines.append(f"✗ {what} ({measured}): {problem}" if problem else f"✓ {what}")
-    return "   ".join(lines)
+    return "   ".join(
+        f"✗ {what} ({measured}): {problem}" if problem else f"✓ {what}"
+        for what, measured, _, problem in training_checks(rows)
+    )
 
 
 def _numbers(rows: list[dict], name: str) -> list[float]:

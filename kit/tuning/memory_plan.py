@@ -248,7 +248,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     matrices = config.width**2 * LAYER_MATRICES  # numbers in a layer
     heads = config.width * (config.text_vocab + config.code_vocab)
 
-    # Frozen matrices may be in half precision (`round_frozen`). Of the others autocast makes
+    # Frozen matrices may be in half precision (`rounds_frozen`). Of the others autocast makes
     # copies, but of tables that are looked up.
     rounded = 0
     if step.half and step.finetuning.rounds_frozen:
@@ -305,15 +305,14 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     bottom += kept.layer + kept.conditioner + other_copies + layer_copy + kept.backward
     at_end = earlier + activations + kept.residual + forward_copies + parts["logits"]
     logits = earlier + activations + kept_copies + text_logits + 3 * code_logits
+    conformers = gradients + other_copies + kept.conformers_backward
     alive = {
         "the end of the forward pass": at_end,
         "the backward pass through the logits": logits,  # the text's still wait
         "the backward pass through the top layer": top,
         "the backward pass through the bottom layer": bottom,
         "the forward pass through the conformers": earlier + other_copies + kept.conformers_forward,
-        "the backward pass through the conformers": (
-            gradients + other_copies + kept.conformers_backward
-        ),
+        "the backward pass through the conformers": conformers,
         "the optimizer's update": gradients + _update_bytes(config, step, counts),
     }
     steady = parts["weights"] + parts["optimizer"] + parts["EMA"]

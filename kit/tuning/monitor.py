@@ -139,9 +139,9 @@ class StepProfiler:
     """Profile ten steps after a `request()`: where the time of a step goes.
 
     A listener to step events: it skips two steps, warms the profiler up for two, records six, and
-    writes a trace for Perfetto or TensorBoard and the top operators. The trainer's thread runs its
-    steps inside `with profiler:`, so that a profile is closed if the run ends during it. The error
-    of a failed profile is in `status`; it never ends the run.
+    writes a trace for Perfetto or TensorBoard and the top operators. Training runs inside
+    `with profiler:`, which closes a profile if the run ends during it. The error of a failed
+    profile is in `status`; it never ends the run.
     """
 
     def __init__(self, folder: Path):
@@ -154,11 +154,8 @@ class StepProfiler:
         self.status = ""  # a sentence
 
     def request(self) -> None:
-        """Profile the steps to come; from any thread, the first time from that of the imports.
-
-        torch's profiler complains where it is set up in another thread than torch was imported in.
-        """
-        if not self.ready:
+        """Profile the steps to come; from any thread, the first time from that of the imports."""
+        if not self.ready:  # torch's profiler complains if it is set up in another thread
             self.ready = True
             silence_profiler()
             first = new_profile()
@@ -167,7 +164,9 @@ class StepProfiler:
 
     def __call__(self, event) -> None:
         if self.profile is not None:
-            self._guarded(self._step)
+            self.steps += 1
+            last = self.steps == WAIT + WARMUP + ACTIVE
+            self._guarded(self._save if last else self.profile.step)
         elif self.asked.is_set():
             self._guarded(lambda: self._start(event.step))
 
@@ -194,13 +193,6 @@ class StepProfiler:
         self.profile = new_profile(schedule=plan)
         self.profile.start()
         self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps < WAIT + WARMUP + ACTIVE:
-            self.profile.step()
-        else:
-            self._save()
 
     def _close(self) -> torch.profiler.profile:
         ended = self.profile
@@ -247,11 +239,8 @@ def top_operators(ended: profile) -> tuple[str, list[dict]]:
     `calls` and `memory_bytes` (allocated less freed). `share` is of all operators' time.
     """
     # Kernels and device-side marks are rows of their own besides the operators behind them.
-    averages = [
-        row
-        for row in ended.key_averages()
-        if row.device_type == DeviceType.CPU and not row.key.startswith("ProfilerStep")
-    ]
+    averages = [row for row in ended.key_averages() if row.device_type == DeviceType.CPU]
+    averages = [row for row in averages if not row.key.startswith("ProfilerStep")]
     kind = "device" if any(row.self_device_time_total for row in averages) else "cpu"
     time_of = f"self_{kind}_time_total"
     memory_of = f"self_{kind}_memory_usage"

@@ -6,11 +6,10 @@ purpose. A switch is judged by what it changed where it was added to those befor
 `search` looks for the settings that train fastest under a person's target, by coordinates: one
 setting at a time is varied while the others stay, until none helps any more. The values of a
 setting are compared by successive halving: all of them for a few steps, the better half for more.
-It trains nothing itself: `measure` does.
-
 What moves the loss is refused: a switch must not, and the effective batch stays.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -47,10 +46,8 @@ MOST_LOSS = 0.10  # of steps/s, for such a saving
 ON_BY_DEFAULT = ("pinned_memory",)
 SETS = ("baseline", "alone", "added", "all")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
-UNITS = {
-    "memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6},  # bytes
-    "step": {"s": 1.0, "ms": 1e-3},  # seconds
-}
+UNITS = {"memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6}}  # bytes
+UNITS["step"] = {"s": 1.0, "ms": 1e-3}  # seconds
 SEARCH_HEAD = ("settings", "steps", "step", "memory", "loss change", "why not")
 FEWEST = 4  # steps of a first comparison
 TOO_SLOW = 1.25  # times the best's seconds after a few steps: not measured further
@@ -133,57 +130,49 @@ def compare(
     variants: Sequence[Variant],
     results: list[dict],
     dropout: float,
-    peak_tokens_per_s: float = math.inf,
+    peak_tokens_per_s: float = math.inf,  # if it did nothing but matmuls; inf: unknown
 ) -> list[Trial]:
-    """A row for each variant, from the results of all rounds; `dropout` is the model's.
-
-    `peak_tokens_per_s` is what the device would reach if it did nothing but matmuls; inf: unknown.
-    """
+    """A row for each variant, from the results of all rounds; `dropout` is the model's."""
     baseline = _median_round(results, ())
-    return [_trial(v, results, baseline, dropout, peak_tokens_per_s) for v in variants]
+    rows = []
+    for variant in variants:
+        names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
+        mine = [r for r in results if tuple(r["on"]) == variant.on]
+        failed = [r["error"] for r in mine if "error" in r]
+        row = _median_round(results, variant.on)
+        if variant.reason or failed or row is None:
+            reason = variant.reason or (failed or ["not measured yet"])[0]
+            rows.append(Trial(**names, reason=reason))
+            continue
+        tolerance = max(TOLERANCE[row["precision"]], TF32_TOLERANCE * ("tf32" in variant.on))
+        if dropout and {"sdpa", "compile"} & {*variant.on}:
+            tolerance = DROPOUT_TOLERANCE
+        # A step that fp16 skipped while it looked for its scale is missing from the curve.
+        alike = baseline and baseline["skipped"] == row["skipped"]
+        seconds = [r["seconds"] for r in mine]
+        trial = Trial(
+            **names,
+            steps_per_s=row["steps"] / row["seconds"],
+            spread=(max(seconds) - min(seconds)) / row["seconds"],
+            tokens_per_s=row["tokens"] / row["seconds"],
+            mfu=row["tokens"] / row["seconds"] / peak_tokens_per_s or None,
+            peak_memory_bytes=row["peak_memory_bytes"],
+            warmup_s=max(r["warmup_s"] for r in mine),
+            recompilations=max(r["recompilations"] for r in mine),
+            loss=row["loss"],
+            loss_change=row["loss"] / baseline["loss"] - 1 if alike else None,
+            tolerance=tolerance,
+            ran=f"{row['precision']}, {row['attention']}",
+            reason="; ".join(row["notes"]),
+        )
+        rows.append(trial)
+    return rows
 
 
 def _median_round(results: list[dict], on: tuple) -> dict | None:
     rounds = [r for r in results if tuple(r["on"]) == on and "error" not in r]
     middle = statistics.median_low([r["seconds"] for r in rounds]) if rounds else None
     return next((r for r in rounds if r["seconds"] == middle), None)
-
-
-def _trial(
-    variant: Variant,
-    results: list[dict],
-    baseline: dict | None,
-    dropout: float,
-    peak_tokens_per_s: float,
-) -> Trial:
-    names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
-    mine = [r for r in results if tuple(r["on"]) == variant.on]
-    failed = [r["error"] for r in mine if "error" in r]
-    row = _median_round(results, variant.on)
-    if variant.reason or failed or row is None:
-        return Trial(**names, reason=variant.reason or (failed or ["not measured yet"])[0])
-    tolerance = max(TOLERANCE[row["precision"]], TF32_TOLERANCE if "tf32" in variant.on else 0.0)
-    if dropout and {"sdpa", "compile"} & {*variant.on}:
-        tolerance = DROPOUT_TOLERANCE
-    # A step that fp16 skipped while it looked for its scale is missing from the curve.
-    alike = baseline and baseline["skipped"] == row["skipped"]
-    loss = row["loss"]
-    seconds = [r["seconds"] for r in mine]
-    return Trial(
-        **names,
-        steps_per_s=row["steps"] / row["seconds"],
-        spread=(max(seconds) - min(seconds)) / row["seconds"],
-        tokens_per_s=row["tokens"] / row["seconds"],
-        mfu=row["tokens"] / row["seconds"] / peak_tokens_per_s or None,
-        peak_memory_bytes=row["peak_memory_bytes"],
-        warmup_s=max(r["warmup_s"] for r in mine),
-        recompilations=max(r["recompilations"] for r in mine),
-        loss=loss,
-        loss_change=loss / baseline["loss"] - 1 if alike else None,
-        tolerance=tolerance,
-        ran=f"{row['precision']}, {row['attention']}",
-        reason="; ".join(row["notes"]),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,14 +212,11 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     if pairs:  # the one in most company is nearest to the set that will run
         keep, reason = _judge(name, *pairs[-1], goal)
     elif ran and () not in ran and name in min(ran, key=len):
-        keep = True
-        reason = "the smallest set that ran here has it"
+        keep, reason = True, "the smallest set that ran here has it"
     elif name in ON_BY_DEFAULT and row.reason == LEFT_OUT:
-        keep = True
-        reason = f"on by default; {LEFT_OUT}"
+        keep, reason = True, f"on by default; {LEFT_OUT}"
     else:
-        keep = False
-        reason = row.reason or "not measured"
+        keep, reason = False, row.reason or "not measured"
     return Decision(name=name, label=row.label, on=keep, reason=reason)
 
 
@@ -313,25 +299,16 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
             cells.append((row.label, *[""] * (len(TRIAL_HEAD) - 2), row.reason))
             continue
         times = rows[0].steps_per_s and f"{row.steps_per_s / rows[0].steps_per_s:.2f}x"
-        parity = ""
-        if row.parity is not None:
+        speed = f"{row.steps_per_s:.3g}", times or "", f"{row.spread:.0%}"
+        tokens = f"{row.tokens_per_s:,.0f}", "" if row.mfu is None else f"{row.mfu:.0%}"
+        costs = format_gib(row.peak_memory_bytes), f"{row.warmup_s:.1f} s", f"{row.loss:.4f}"
+        change = ""
+        if row.loss_change is not None:
             parity = "same" if row.parity else f"beyond {row.tolerance:.1%}"
+            change = f"{row.loss_change:+.3%} {parity}"
         again = f"{row.recompilations} recompilations" if row.recompilations else ""
-        cells.append(
-            (
-                row.label,
-                f"{row.steps_per_s:.3g}",
-                times or "",
-                f"{row.spread:.0%}",
-                f"{row.tokens_per_s:,.0f}",
-                "" if row.mfu is None else f"{row.mfu:.0%}",
-                format_gib(row.peak_memory_bytes),
-                f"{row.warmup_s:.1f} s",
-                f"{row.loss:.4f}",
-                "" if row.loss_change is None else f"{row.loss_change:+.3%} {parity}".strip(),
-                "; ".join(filter(None, (row.ran, again, row.reason))),
-            )
-        )
+        ran = "; ".join(filter(None, (row.ran, again, row.reason)))
+        cells.append((row.label, *speed, *tokens, *costs, change, ran))
     return cells
 
 
@@ -396,15 +373,13 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
 
 
 def fastest(turns: Sequence[dict]) -> dict:
-    """Figures of several trials of one setting as one: each step as fast as it was once.
-
-    What else the machine does only makes a step slower.
-    """
+    """Figures of several trials of one setting as one: each step as fast as it was once."""
     failed = [figures for figures in turns if "error" in figures]
     if failed:
         return failed[0]
+    # What else the machine does only makes a step slower.
     steps = zip(*(figures["step_seconds"] for figures in turns))
-    return turns[0] | {"step_seconds": [min(seconds) for seconds in steps]}
+    return turns[0] | {"step_seconds": list(map(min, steps))}
 
 
 def is_better(new: Tried, old: Tried) -> bool:
@@ -455,12 +430,11 @@ def search(
     best = compare([start], few)[0]
     yield best
     changed = True
-    try:
+    with contextlib.suppress(TimeoutError):
         while changed:
             changed = False
             for axis in (None, *axes):
-                rivals = variations(best.work, axis)
-                best, *rows = compare([best.work, *rivals], few)
+                best, *rows = compare([best.work, *variations(best.work, axis)], few)
                 rows = survivors(rows, best)
                 if rows:
                     best, *rows = compare([best.work, *(row.work for row in rows)], steps)
@@ -469,8 +443,6 @@ def search(
                         best = winner
                         changed = True
                 yield best
-    except TimeoutError:
-        return
 
 
 def rank(row: Tried) -> tuple:
@@ -479,13 +451,9 @@ def rank(row: Tried) -> tuple:
 
 def survivors(rows: list[Tried], best: Tried) -> list[Tried]:
     """The better half of `rows`, without those that are refused or much slower than `best`."""
-    half = sorted(rows, key=rank)[: (len(rows) + 1) // 2]
-    return [
-        row
-        for row in half
-        if not row.reason
-        and (row.excess < best.excess or (row.excess == 0 and row.step_s <= TOO_SLOW * best.step_s))
-    ]
+    half = [row for row in sorted(rows, key=rank)[: (len(rows) + 1) // 2] if not row.reason]
+    fast = [row for row in half if not row.excess and row.step_s <= TOO_SLOW * best.step_s]
+    return [row for row in half if row in fast or row.excess < best.excess]
 
 
 def variations(work: Workload, axis: list[dict] | None) -> list[Workload]:

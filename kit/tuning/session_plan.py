@@ -111,12 +111,10 @@ def plan_session(
         room_bytes = min(room_bytes, limits.quota_bytes - now_bytes)
     most_bytes = sizes.most_bytes(config.checkpoint, config.save_total_limit)
     fits = sessions is not None and most_bytes <= now_bytes + room_bytes
-    advice = (
-        _disk_advice(config, sizes, now_bytes + room_bytes),
-        _time_advice(config, per_step_s, limits, done, sessions),
-        _saving_advice(config, per_step_s, limits, left),
-    )
-    advice = tuple(filter(None, advice))
+    disk = _disk_advice(config, sizes, now_bytes + room_bytes)
+    time = _time_advice(config, per_step_s, limits, done, sessions)
+    saving = _saving_advice(config, per_step_s, limits, left)
+    advice = tuple(filter(None, (disk, time, saving)))
     room = f"{_size(now_bytes)} there now, room for {_size(room_bytes)} more"
     size = _size(sizes.checkpoint_bytes(config.checkpoint))
     table = {
@@ -178,10 +176,9 @@ def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
     epochs = config.max_steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
     text = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
-    if not config.end_patience:
-        return text
     judged = "gate evaluations" if config.gate_every else "validations"
-    return f"{text}; {config.end_patience} {judged} without improvement end it early"
+    early = f"; {config.end_patience} {judged} without improvement end it early"
+    return text + early if config.end_patience else text
 
 
 def shortened(
@@ -227,22 +224,18 @@ def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) ->
     Of the parameters a checkpoint holds `saved` (0: all), and as many averages with `ema`.
     """
     numbers = (saved or parameters) * (1 + ema)
-    return DiskSizes(
-        full_bytes=4 * numbers + optimizer_bytes,
-        weights_bytes=2 * numbers,
-        models_bytes=4 * parameters * (1 + ema),
-    )
+    full_bytes = 4 * numbers + optimizer_bytes
+    models_bytes = 4 * parameters * (1 + ema)
+    return DiskSizes(full_bytes=full_bytes, weights_bytes=2 * numbers, models_bytes=models_bytes)
 
 
 def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
-
-    def fitting(kind: str) -> int:
-        """How many checkpoints can be kept; 0: not one."""
-        counts = range(config.save_total_limit, 0, -1)
-        return next((n for n in counts if sizes.most_bytes(kind, n) <= whole_bytes), 0)
-
     limit = config.save_total_limit
+
+    def fitting(kind: str) -> int:  # checkpoints that can be kept
+        return next((n for n in range(limit, 0, -1) if sizes.most_bytes(kind, n) <= whole_bytes), 0)
+
     keep = fitting(config.checkpoint)
     if keep == limit:
         return ""
@@ -287,16 +280,13 @@ def _saving_advice(config: TrainConfig, per_step_s: float, limits: SessionLimits
     every = config.save_steps
     between_s = every * per_step_s
     bearable_s = LOST_SHARE * limits.session_s
-    if bearable_s < between_s < limits.session_s and left > every:
-        fewer = max(1, int(bearable_s / per_step_s))
-        return (
-            f"A disconnect may cost {clock(between_s)} of work: set `save_steps` to {fewer:,}"
-            f" or less (now {every:,})."
-        )
-    return ""
+    if left <= every or not bearable_s < between_s < limits.session_s:
+        return ""
+    fewer = max(1, int(bearable_s / per_step_s))
+    line = f"A disconnect may cost {clock(between_s)} of work: set `save_steps` to {fewer:,}"
+    return f"{line} or less (now {every:,})."
 
 
 def _size(count_bytes: float) -> str:
-    if abs(count_bytes) < 1e9:
-        return f"{count_bytes / 1e6:.1f} MB"
-    return f"{count_bytes / 1e9:.1f} GB"
+    small = abs(count_bytes) < 1e9
+    return f"{count_bytes / 1e6:.1f} MB" if small else f"{count_bytes / 1e9:.1f} GB"

@@ -23,43 +23,20 @@ import psutil
 import torch
 from torch.autograd.profiler import profile
 
+from kit.base import hardware
 from kit.base.config import build, by_former_names, load_preset, merge, require, require_least
 from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
-from kit.base.hardware import (
-    ATTENTION_KERNELS,
-    PRODUCT,
-    Hardware,
-    autocast,
-    choose_precision,
-    matmul_ms,
-    peak_memory_bytes,
-    silence_profiler,
-    versions,
-    why_no_kernel,
-)
+from kit.base.hardware import ATTENTION_KERNELS, PRODUCT, Hardware, silence_profiler
 from kit.base.processes import run_in_process
-from kit.batches.batching import (
-    EXTRA_TOKENS,
-    DataConfig,
-    micro_batches,
-    padded,
-    padding_lengths,
-    plan_batches,
-)
+from kit.batches import batching
+from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
+from kit.training import switches
 from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import train
-from kit.training.switches import (
-    BASELINE,
-    LABELS,
-    SpeedConfig,
-    compilations,
-    prefetch_if_on,
-    switches,
-    wants_few_shapes,
-)
+from kit.training.switches import LABELS, SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.doctor import step_shares
 from kit.tuning.memory_plan import LAYER_MATRICES
@@ -102,20 +79,12 @@ class Task:
 
 
 def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> Task:
-    """A preset's model and settings on `rows`.
-
-    Without rows: their lengths go up to a quarter of what the model has positions for.
-    """
+    """A preset's model and settings on `rows`, or on rows of up to a quarter of its positions."""
     model = build(GPTConfig, preset["model"])
-    short = some_rows((8, model.max_text // 4), (16, model.max_code // 4))
-    return Task(
-        model=model,
-        train=build(TrainConfig, preset["train"]),
-        data=build(DataConfig, preset["data"]),
-        rows=rows or short,
-        hw=hw,
-        threads=threads,
-    )
+    train = build(TrainConfig, preset["train"])
+    data = build(DataConfig, preset["data"])
+    rows = rows or some_rows((8, model.max_text // 4), (16, model.max_code // 4))
+    return Task(model=model, train=train, data=data, rows=rows, hw=hw, threads=threads)
 
 
 def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
@@ -123,12 +92,11 @@ def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
 
     In this process, with the preset's switches but torch.compile, which begins slowly.
     """
-    task = preset_task(preset, hw, threads)
-    model = task.model
+    model = build(GPTConfig, preset["model"])
     usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
     on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
-    short = TrialConfig(steps=3, warmup_steps=3)
-    figures = run_variant(dataclasses.replace(task, rows=usual), short, on)
+    task = preset_task(preset, hw, threads, usual)
+    figures = run_variant(task, TrialConfig(steps=3, warmup_steps=3), on)
     return figures["seconds"] / figures["steps"]
 
 
@@ -144,7 +112,7 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
 
     Then EMA, CUDA graphs and the attention kernels, among which nothing is chosen.
     """
-    offered = switches(SpeedConfig(), task.hw, task.model)
+    offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
     refused |= {s.name: s.reason for s in offered if not s.available}
     listed = [Variant(kind="baseline", label="Baseline")]
@@ -174,11 +142,11 @@ def attention_variants(task: Task, refused: dict[str, str]) -> list[Variant]:
     model = task.model
     half = task.hw.device == "cuda" and "mixed_precision" not in refused
     on = ("mixed_precision",) if half else ()
-    precision = choose_precision(task.hw).value if half else "fp32"
+    precision = hardware.choose_precision(task.hw).value if half else "fp32"
     listed = [Variant(kind="extra", label="Attention: explicit", on=on)]
+    shape = (model.width // model.heads, model.heads, model.dropout)
     for name in ATTENTION_KERNELS:
-        shape = (model.width // model.heads, model.heads, model.dropout)
-        reason = refused.get("sdpa") or why_no_kernel(name, task.hw, precision, *shape)
+        reason = refused.get("sdpa") or hardware.why_no_kernel(name, task.hw, precision, *shape)
         chosen = (*on, "sdpa", f"attention_kernel={name}")
         listed.append(Variant(kind="extra", label=f"Attention: {name}", on=chosen, reason=reason))
     return listed
@@ -195,12 +163,9 @@ def speed_of(on: Sequence[str]) -> SpeedConfig:
 
 def names_of(speed: SpeedConfig) -> tuple[str, ...]:
     """The inverse of `speed_of`."""
-    names = []
-    for field in dataclasses.fields(SpeedConfig):
-        value = getattr(speed, field.name)
-        if value != field.default:
-            names.append(field.name if value is True else f"{field.name}={value}")
-    return tuple(names)
+    defaults = vars(SpeedConfig())
+    changed = {name: value for name, value in vars(speed).items() if value != defaults[name]}
+    return tuple(n if value is True else f"{n}={value}" for n, value in changed.items())
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -228,18 +193,16 @@ def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
 
 
 def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
-    """Of each micro-batch of `make_batches`: text ids, codes, references, padded length.
-
-    They are arrays, as rows of the code cache are.
-    """
+    """Arrays of each micro-batch of `make_batches`: text ids, codes, references, padded length."""
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
-    totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
+    totals = [text + codes + batching.EXTRA_TOKENS for text, codes in task.rows]
     if few_shapes and not data.grid_lengths:
-        data = dataclasses.replace(data, grid_lengths=padding_lengths(np.bincount(totals)))
+        lengths = batching.padding_lengths(np.bincount(totals))
+        data = dataclasses.replace(data, grid_lengths=lengths)
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
-        for batch in plan_batches(totals, data, epoch):
+        for batch in batching.plan_batches(totals, data, epoch):
             # Drawn together, so that they do not depend on how the batch is split.
             texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in batch]
             walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in batch]
@@ -248,8 +211,8 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
             references = rng.standard_normal(shape, dtype=np.float32)
             parts = []
             first = 0
-            for rows in micro_batches(batch, totals, data):
-                length = padded(max(totals[i] for i in rows), data)
+            for rows in batching.micro_batches(batch, totals, data):
+                length = batching.padded(max(totals[i] for i in rows), data)
                 part = slice(first, first + len(rows))
                 parts.append((texts[part], codes[part], references[part], length))
                 first += len(rows)
@@ -259,8 +222,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     """Train with `on`, as `speed_of` reads it; returns the figures of the steps after the warm-up.
 
-    Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
-    memory over what it held before the model was made.
+    Peak memory is the allocator's on a GPU, on a CPU the process's over that before the model.
     """
     torch.set_num_threads(task.threads)
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
@@ -269,33 +231,31 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         model = SpeechGPT(task.model)
     # The run's settings for a few steps that do learn, with no validation in between.
     total = config.warmup_steps + config.steps
-    settings = dataclasses.replace(
-        task.train,
-        max_steps=total + 1,
-        eval_steps=total + 1,
-        warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
-    )
-    speed = speed_of(on)
-    trainer = Trainer(model, settings, speed, task.hw, task.finetuning.without_phases())
-    few_shapes = wants_few_shapes(task.hw.device, trainer.applied.precision, "compile" in on)
+    fewer = {"warmup_steps": min(task.train.warmup_steps, config.warmup_steps)}
+    fewer |= dict.fromkeys(("max_steps", "eval_steps"), total + 1)
+    settings = dataclasses.replace(task.train, **fewer)
+    trainer = Trainer(model, settings, speed_of(on), task.hw, task.finetuning.without_phases())
+    precision = trainer.applied.precision
+    few_shapes = switches.wants_few_shapes(task.hw.device, precision, "compile" in on)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,
     # so that code compiled for a shape belongs to the warm-up.
     rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
     repeated = itertools.islice(itertools.cycle(rows), total)
-    batches = prefetch_if_on((make_batch(task.model, r) for r in repeated), trainer.applied)
+    made = (make_batch(task.model, r) for r in repeated)
+    batches = switches.prefetch_if_on(made, trainer.applied)
     events = []
     began_s = time.perf_counter()
     for event in itertools.islice(train(trainer, batches), total):
         events.append(event)
         if event.step == config.warmup_steps:
             warmup_s = time.perf_counter() - began_s
-            compiled = compilations()
+            compiled = switches.compilations()
     if "compile" in on and not trainer.applied.on("compile"):  # its figures are another variant's
         return {"error": "; ".join(event.note for event in events if event.note)}
     timed = events[config.warmup_steps :]
     last = timed[-max(1, len(timed) // 4) :]
     notes = [*trainer.applied.notes, *(event.note for event in events if event.note)]
-    peak_bytes = peak_memory_bytes(task.hw.device)
+    peak_bytes = hardware.peak_memory_bytes(task.hw.device)
     return {
         "seconds": sum(event.step_s for event in timed),
         "first_step_s": events[0].step_s,
@@ -308,8 +268,8 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         "warmup_s": warmup_s,
         "peak_memory_bytes": peak_bytes - idle_bytes,
         "compilations": compiled,
-        "recompilations": compilations() - compiled,
-        "precision": trainer.applied.precision,
+        "recompilations": switches.compilations() - compiled,
+        "precision": precision,
         "attention": profile_attention(trainer),
         "notes": list(dict.fromkeys(notes)),
     }
@@ -317,15 +277,14 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
 
 def profile_attention(trainer: Trainer) -> str:
     """Run a layer's attention under the profiler; returns the name of the kernel that ran."""
-    config = trainer.model.config
     device = trainer.hw.device
-    x = torch.randn(1, 128, config.width, device=device)
+    x = torch.randn(1, 128, trainer.model.config.width, device=device)
     silence_profiler()
-    with autocast(device, trainer.applied.precision), profile() as record:
+    with hardware.autocast(device, trainer.applied.precision), profile() as record:
         trainer.model.gpt.h[0].attn(x)
     names = " ".join(event.name for event in record.function_events)
     kernel = re.search(r"_scaled_dot_product_(?:attention_)?(flash|efficient|cudnn|math)", names)
-    return kernel[1] if kernel else BASELINE["sdpa"]
+    return kernel[1] if kernel else switches.BASELINE["sdpa"]
 
 
 def measure_variant(
@@ -363,8 +322,8 @@ def run_trials(
     trained = dataclasses.asdict(task) | {"train": by_former_names("train", task.train)}
     for name in ("boards", "gate_epochs"):  # they change no measurement; earlier results lack them
         del trained["train"][name]
-    key = digest(trained, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
-    path = Path(folder) / f"{key}.jsonl"
+    measured = (config.steps, config.warmup_steps, hardware.versions(), STEP_INCLUDES)
+    path = Path(folder) / f"{digest(trained, *measured)}.jsonl"
     results = read_results(path)
     possible = [v for v in wanted if not v.reason]
     jobs = [(number, variant) for number in range(config.rounds) for variant in possible]
@@ -384,7 +343,7 @@ def peak_flops(hw: Hardware, threads: int) -> float:
     """Operations a second of the fastest precision's matmul, measured; inf if `hw` is not here."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    fastest_ms = min(matmul_ms(hw).values(), default=0.0)
+    fastest_ms = min(hardware.matmul_ms(hw).values(), default=0.0)
     torch.set_num_threads(before)
     return 2e3 * math.prod(PRODUCT[hw.device]) / fastest_ms if fastest_ms else math.inf
 

@@ -1,7 +1,6 @@
 """The small networks train safely in fp16, and for as long as a corpus asks."""
 
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -9,22 +8,9 @@ import torch
 from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
-from kit.audio.fitting import (
-    MAX_OVERFLOWS,
-    FitConfig,
-    FitSchedule,
-    backward_and_step,
-    fit_model,
-    one_cycle,
-)
+from kit.audio import fitting, recognizer
+from kit.audio.fitting import FitConfig, FitSchedule
 from kit.audio.mel_codec import MelCodec
-from kit.audio.recognizer import (
-    Recognizer,
-    RecognizerConfig,
-    alphabet_of,
-    recognizer_schedule,
-    train_recognizer,
-)
 from kit.base.errors import KitError
 from kit.base.hardware import autocast
 
@@ -37,11 +23,11 @@ def faint(layer: nn.Linear) -> torch.Tensor:
         return (layer(torch.ones(1, 4)).float() * TINY_GRADIENT).sum()
 
 
-def step(layer: nn.Linear, loss: torch.Tensor, scaler, lr: float = 1.0, **how) -> tuple:
+def step(layer: nn.Linear, loss: torch.Tensor, scaler, lr: float = 1.0) -> tuple:
     """Whether a step was taken, and how far it moved the weights."""
     before = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr)
-    taken = backward_and_step(loss, optimizer, scaler, **how)
+    taken = fitting.backward_and_step(loss, optimizer, scaler)
     assert layer.weight.grad is None
     return taken, before - layer.weight.detach()
 
@@ -69,7 +55,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(layer):
 
 def test_gradients_are_clipped_after_they_are_unscaled(layer):
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    _, moved = step(layer, layer(torch.full((1, 4), 50.0)).sum(), scaler, clip_norm=1.0)
+    _, moved = step(layer, layer(torch.full((1, 4), 50.0)).sum(), scaler)
     assert float(moved.norm()) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -81,10 +67,11 @@ def fit(name: str, clips: tuple, precision: str = "fp32", held_out: tuple = ([],
         model = MelCodec(dataclasses.replace(CODEC, **over))
         schedule = model.fit_schedule(held_out[0])
         return model, schedule, model.fit(sounds, "cpu", precision, schedule)
-    config = RecognizerConfig(width=32, blocks=1, batch=4, **over)
-    model = Recognizer(config, alphabet_of(texts))
-    schedule = recognizer_schedule(model, list(zip(*held_out[1:])))
-    return model, schedule, train_recognizer(model, logs, texts, "cpu", precision, schedule)
+    config = recognizer.RecognizerConfig(width=32, blocks=1, batch=4, **over)
+    model = recognizer.Recognizer(config, recognizer.alphabet_of(texts))
+    schedule = recognizer.recognizer_schedule(model, list(zip(*held_out[1:])))
+    steps = recognizer.train_recognizer(model, logs, texts, "cpu", precision, schedule)
+    return model, schedule, steps
 
 
 def corpus() -> tuple:
@@ -109,21 +96,17 @@ def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, precision):
-    with pytest.raises(KitError, match=r"The loss was nan at step 1\. Lower `lr` \(now 0\.00"):
-        list(fit(name, BROKEN, precision, steps=3)[2])
-
-
-def test_a_loss_that_stays_infinite_in_fp16_ends_the_training_too():
-    with pytest.raises(KitError, match=rf"at step {MAX_OVERFLOWS + 1}"):
-        list(fit("recogniser", BROKEN, "fp16", steps=90)[2])
+    step = fitting.MAX_OVERFLOWS + 1 if precision == "fp16" else 1
+    with pytest.raises(KitError, match=rf"was nan at step {step}\. Lower `lr` \(now 0\.00"):
+        list(fit(name, BROKEN, precision, steps=90)[2])
 
 
 @pytest.mark.parametrize("steps", [2, 3, 9, 10, 11])
 def test_every_number_of_steps_can_be_trained(steps):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = one_cycle(optimizer, 1e-3, steps, warmup_share=0.1)
+    schedule = fitting.one_cycle(optimizer, 1e-3, steps, warmup_share=0.1)
     for _ in range(steps - 1):
         optimizer.step()
         schedule.step()
@@ -133,11 +116,11 @@ def test_every_number_of_steps_can_be_trained(steps):
 def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) -> FitSchedule:
     """A course of cycles of 10 steps over made-up held-out figures, driven to its end."""
     config = FitConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
-    seconds, shown = itertools.count(0.0, seconds_a_step), iter(figures)
-    now = [next(seconds)]
-    schedule = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now[0])
+    shown = iter(figures)
+    now_s = 0.0
+    schedule = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now_s)
     while not schedule.reason:
-        now[0] = next(seconds)
+        now_s += seconds_a_step
         schedule.advance(1.0, taken=True)
     return schedule
 
@@ -158,20 +141,15 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
     """The loss draws the one weight from 1 towards 0; the metric is how far it is from 0.5."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
-    figures = []
-
-    def metric() -> float:
-        figures.append(abs(layer.weight.item() - 0.5))
-        return figures[-1]
-
-    config = FitConfig(steps=20, look_every=1000, least_gain=0.0)
-    schedule = FitSchedule(config, metric)
-    adamw = {"lr": 0.05, "betas": (0.9, 0.999), "warmup_share": 0.1}
+    metric = lambda: abs(layer.weight.item() - 0.5)  # noqa: E731
     loss = lambda: layer.weight.abs().sum()  # noqa: E731
-    steps = fit_model(schedule, layer, loss, "cpu", "fp32", **adamw)
+    schedule = FitSchedule(FitConfig(steps=20, look_every=1000, least_gain=0.0), metric)
+    adamw = {"lr": 0.05, "betas": (0.9, 0.999), "warmup_share": 0.1}
+    steps = fitting.fit_model(schedule, layer, loss, "cpu", "fp32", **adamw)
     record = schedule.follow(steps, lambda *_: None)
+    figures = [figure for _, figure in record["held_out_by_step"]]
     assert record["ended"] == "no further improvement" and figures[-1] > min(figures)
-    assert metric() == pytest.approx(min(figures[:-1])) == pytest.approx(record["held_out"])
+    assert metric() == pytest.approx(min(figures)) == pytest.approx(record["held_out"])
 
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
@@ -195,10 +173,8 @@ def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(second
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
     schedule = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
-    assert schedule.evaluate is None
-    while not schedule.reason:
-        schedule.advance(1.0, taken=True)
-    assert schedule.step == 2 and "no held-out clips" in schedule.reason
+    assert not schedule.advance(1.0, taken=True) and not schedule.reason
+    assert not schedule.advance(1.0, taken=True) and "no held-out clips" in schedule.reason
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
@@ -209,8 +185,8 @@ def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(name):
     for _ in range(2):
         model, own, steps = fit(name, clips, held_out=held_out, **length)
         figures = own.follow(steps, lambda *_: None)
-        ends.append((figures["steps"], figures["ended"], figures["held_out_by_step"]))
         assert not model.training and figures["steps"] == 12 and len(own.losses) == 12
         assert [step for step, _ in own.metrics] == [3, 4, 6, 9, 12]
-        ends.append([p.detach().sum().item() for p in model.parameters()])
-    assert ends[:2] == ends[2:]
+        sums = [p.detach().sum().item() for p in model.parameters()]
+        ends.append((figures["ended"], figures["held_out_by_step"], sums))
+    assert ends[0] == ends[1]

@@ -5,6 +5,7 @@ import importlib.metadata
 import itertools
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -16,21 +17,13 @@ from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, s
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
 from kit.releases import neucodec
-from kit.releases.neucodec import (
-    WEIGHTS_FILE,
-    NeuCodec,
-    NeuCodecConfig,
-    block_spans,
-    code_digits,
-    encode_clip,
-    encoder_unavailable,
-    semantic_features,
-)
+from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
 SMALL = NeuCodecConfig(**SIZES, **SEMANTIC, block=8, before=5, after=3)
-with_transformers = pytest.mark.skipif(bool(encoder_unavailable()), reason=encoder_unavailable())
+MISSING = neucodec.encoder_unavailable()
+with_transformers = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 @pytest.fixture(scope="module")
@@ -55,39 +48,33 @@ def random_codes(count: int, rows: int = 1) -> torch.Tensor:
 def released_names() -> dict[str, tuple]:
     """The half that speaks as `model.safetensors` of the release has it."""
     c = 1024
-    layers = {"quantizer.project_out": (2 * c, 8), "acoustic_decoder.fc": (c, 2 * c)}
-    layers |= {"acoustic_decoder.embed": (c, c, 7), "acoustic_decoder.norm": (c,)}
-    layers["acoustic_decoder.head.linear"] = (1922, c)
+    layers = {"fc": (c, 2 * c), "embed": (c, c, 7), "norm": (c,), "head.linear": (1922, c)}
     for net, block, n in itertools.product(("prior_net", "post_net"), range(2), (1, 2)):
-        layers[f"acoustic_decoder.{net}.{block}.norm{n}"] = (c,)
-        layers[f"acoustic_decoder.{net}.{block}.conv{n}"] = (c, c, 3)
+        layers |= {f"{net}.{block}.norm{n}": (c,), f"{net}.{block}.conv{n}": (c, c, 3)}
     names = {f"{name}.weight": shape for name, shape in layers.items()}
     names |= {f"{name}.bias": shape[:1] for name, shape in layers.items()}
-    for i in range(12):
-        layer = f"acoustic_decoder.layers.{i}"
-        for part in "qkvo":
-            names[f"{layer}.self_attn.{part}_proj.weight"] = (c, c)
-        names[f"{layer}.mlp.fc1.weight"] = (4 * c, c)
-        names[f"{layer}.mlp.fc2.weight"] = (c, 4 * c)
-        names[f"{layer}.input_layernorm.weight"] = (c,)
-        names[f"{layer}.post_attention_layernorm.weight"] = (c,)
-    return names
+    layer = {f"self_attn.{part}_proj": (c, c) for part in "qkvo"}
+    layer |= {"input_layernorm": (c,), "post_attention_layernorm": (c,)}
+    layer |= {"mlp.fc1": (4 * c, c), "mlp.fc2": (c, 4 * c)}
+    for i, part in itertools.product(range(12), layer):
+        names[f"layers.{i}.{part}.weight"] = layer[part]
+    names = {f"acoustic_decoder.{name}": shape for name, shape in names.items()}
+    digits = "quantizer.project_out"
+    return names | {f"{digits}.weight": (2 * c, 8), f"{digits}.bias": (2 * c,)}
 
 
 def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
     with torch.device("meta"):
         codec = NeuCodec(NeuCodecConfig())
-    names = {name: tuple(tensor.shape) for name, tensor in codec.state_dict().items()}
-    assert names == released_names()
+    assert {n: tuple(tensor.shape) for n, tensor in codec.state_dict().items()} == released_names()
     assert sum(p.numel() for p in codec.parameters()) == 187_639_682
-    assert (codec.vocab_size, codec.frame_rate) == (65_536, 50.0)
-    assert (codec.sample_rate, codec.input_sample_rate) == (24_000, 16_000)
-    assert (codec.context, codec.lookahead) == (101, 61)
+    figures = codec.vocab_size, codec.frame_rate, codec.sample_rate, codec.input_sample_rate
+    assert (*figures, codec.context, codec.lookahead) == (65_536, 50.0, 24_000, 16_000, 101, 61)
 
 
 def test_every_code_has_digits_of_its_own_and_they_say_which():
     codes = torch.arange(65_536)
-    digits = code_digits(codes)
+    digits = neucodec.code_digits(codes)
     assert digits.unique().tolist() == [-1.0, -0.5, 0.0, 0.5]
     places = 4 ** torch.arange(8)
     assert torch.equal(((digits * 2 + 2).long() * places).sum(-1), codes)
@@ -100,12 +87,6 @@ def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
     for code in (-1, 65_536):
         with pytest.raises(KitError, match=r"must be in 0\.\.65535"):
             codec.decode(torch.tensor([[code]]))
-
-
-def test_utterances_are_cut_at_the_same_codes_wherever_a_part_begins():
-    assert block_spans(0, 20, 8) == [(0, 8), (8, 16), (16, 20)]
-    assert block_spans(5, 12, 8) == [(0, 3), (3, 11), (11, 12)]
-    assert block_spans(16, 8, 8) == [(0, 8)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 30])
@@ -124,8 +105,7 @@ def test_no_code_has_effect_beyond_the_context(codec):
     other = codes.clone()
     other[0, 48] = (other[0, 48] + 30_000) % 65_536
     moved = (codec.decode(codes) - codec.decode(other))[0].unflatten(0, (97, 480)).abs().amax(-1)
-    affected = moved.nonzero()[:, 0]
-    first, last = int(affected.min()), int(affected.max())
+    first, *_, last = moved.nonzero()[:, 0].tolist()
     assert 48 - codec.lookahead <= first < 48 < last <= 48 + codec.context
 
 
@@ -156,10 +136,9 @@ def test_settings_are_checked():
 @pytest.fixture
 def folder(tmp_path, codec, monkeypatch):
     """A folder with a small release; its encoder is named but never used."""
-    tensors = dict(codec.state_dict())
-    tensors["fc_encoder.weight"] = torch.ones(4, 4)
+    tensors = {**codec.state_dict(), "fc_encoder.weight": torch.ones(4, 4)}
     wanted = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    monkeypatch.setattr(neucodec, "require_encoder", lambda: None)
+    monkeypatch.setattr(neucodec, "encoder_unavailable", lambda: "")
     monkeypatch.setattr(neucodec, "library_tensors", lambda config: wanted)
     released = tmp_path / "release"
     released.mkdir()
@@ -168,17 +147,15 @@ def folder(tmp_path, codec, monkeypatch):
 
 
 def taking(folder, **over) -> NeuCodec:
-    config = dataclasses.replace(SMALL, **{"folder": str(folder), **over})
-    codec = NeuCodec(config).eval()
+    codec = NeuCodec(dataclasses.replace(SMALL, folder=str(folder), **over)).eval()
     codec.release_line = codec.load_release(lambda *_: None)
     return codec
 
 
 def test_a_release_is_taken_with_its_licence_and_its_version(folder, codec):
     taken = taking(folder)
-    sha256 = file_digest(folder / WEIGHTS_FILE)
-    assert taken.config.sha256 == sha256
-    for fact in ("Apache-2.0", sha256[:12], str(folder)):
+    assert taken.config.sha256 == file_digest(folder / WEIGHTS_FILE)
+    for fact in ("Apache-2.0", taken.config.sha256[:12], str(folder)):
         assert fact in taken.release_line
     codes = random_codes(20)
     assert torch.equal(taken.decode(codes), codec.decode(codes))
@@ -212,8 +189,8 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
 def test_another_version_is_not_taken_for_this_one(folder):
     taken = taking(folder)
     tensors = safetensors.torch.load_file(folder / WEIGHTS_FILE)
-    tensors["fc_encoder.weight"] = torch.zeros(4, 4)
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE)
+    other = tensors | {"fc_encoder.weight": torch.zeros(4, 4)}
+    safetensors.torch.save_file(other, folder / WEIGHTS_FILE)
     with pytest.raises(KitError, match="another NeuCodec than this codec was taken from"):
         taken.encode(torch.zeros(1, 16_000))
     with pytest.raises(KitError, match=r"as `codec\.folder`, or its commit"):
@@ -251,13 +228,10 @@ def test_without_a_network_or_room_it_says_what_to_do(folder, tmp_path, monkeypa
 
 @pytest.mark.parametrize("version", [None, "5.16.4"])
 def test_without_transformers_it_says_how_to_install_it(version, codec, monkeypatch):
-    def reported(name):
-        if version is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version
-
+    missing = importlib.metadata.PackageNotFoundError("transformers")
+    reported = Mock(side_effect=None if version else missing, return_value=version)
     monkeypatch.setattr(neucodec.importlib.metadata, "version", reported)
-    why = "is not installed" if version is None else "5.16.4 has no NeuCodec yet"
+    why = "5.16.4 has no NeuCodec yet" if version else "is not installed"
     for asked in (lambda: codec.encode(torch.zeros(1, 16_000)), lambda: taking("/nowhere")):
         with pytest.raises(KitError, match=rf'{why}.*pip install "transformers>=5\.17"'):
             asked()
@@ -282,16 +256,14 @@ def test_the_names_are_those_of_transformers():
     speaks = ("acoustic_decoder.", "quantizer.project_out.")
     half = {name: tuple(t.shape) for name, t in tensors.items() if name.startswith(speaks)}
     assert half == released_names()
-    assert {name.split(".")[0] for name in tensors.keys() - half.keys()} == {
-        *("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_encoder", "quantizer"),
-    }
+    others = "semantic_encoder semantic_adapter acoustic_encoder fc_encoder quantizer"
+    assert {name.split(".")[0] for name in tensors.keys() - half.keys()} == {*others.split()}
 
 
 @with_transformers
 def test_it_sounds_as_transformers_does(library):
     model, released = library
-    codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released), block=100)).eval()
-    assert "Apache-2.0" in codec.load_release(lambda *_: None)
+    codec = taking(released, block=100)
     codes = random_codes(60, rows=2)
     with torch.no_grad():
         theirs = model.decode(audio_codes=codes[:, None]).audio_values[:, 0]
@@ -306,8 +278,7 @@ def test_it_transcribes_as_transformers_does(library, samples):
 
     model, released = library
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
-    codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released))).eval()
-    codec.load_release(lambda *_: None)
+    codec = taking(released)
     codes = codec.encode(wave[None])
     assert codes.shape == (1, max(1, samples // 320)) and not codec.quantizer.training
     assert codes.ge(0).all() and codes.lt(65_536).all()
@@ -317,12 +288,12 @@ def test_it_transcribes_as_transformers_does(library, samples):
     extractor = NeuCodecFeatureExtractor(padding_value=1.0)
     features = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
     padded = features["input_values"][0, 0]
-    torch.testing.assert_close(semantic_features(padded), features["input_features"][0])
+    torch.testing.assert_close(neucodec.semantic_features(padded), features["input_features"][0])
     with torch.no_grad():
         theirs = model.encode(features["input_values"], features["input_features"])
     assert torch.equal(codes, theirs.audio_codes[:, 0].long())
     assert len(codes.unique()) > 3 or samples == 320
-    assert torch.equal(encode_clip(model, wave), codes[0])
+    assert torch.equal(neucodec.encode_clip(model, wave), codes[0])
 
 
 @with_transformers
@@ -331,4 +302,4 @@ def test_a_release_without_the_encoder_is_rejected(library, tmp_path):
     del tensors["fc_encoder.weight"]
     safetensors.torch.save_file(tensors, tmp_path / WEIGHTS_FILE)
     with pytest.raises(KitError, match=r"missing: fc_encoder\.weight"):
-        NeuCodec(dataclasses.replace(SMALL, folder=str(tmp_path))).load_release(lambda *_: None)
+        taking(tmp_path)

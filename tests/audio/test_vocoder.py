@@ -7,20 +7,9 @@ import torchaudio
 from helpers import speech, waves
 from torch import nn
 
-from kit.audio.codec import ClipWithStates
+from kit.audio import vocoder
 from kit.audio.spectrogram import Mel
-from kit.audio.vocoder import (
-    NOISE_FRAMES,
-    CropShape,
-    GriffinLim,
-    Vocoder,
-    compare_waves,
-    crops,
-    overlap_add,
-    state_crops,
-    train_generator,
-    train_vocoder,
-)
+from kit.audio.vocoder import Vocoder
 from kit.base.errors import KitError
 
 
@@ -40,7 +29,7 @@ def test_overlap_add_is_torchs_fold(n, hop, count):
     frames = torch.randn(2, count, n)
     length = (count - 1) * hop + n
     wanted = F.fold(frames.mT, (1, length), (1, n), stride=(1, hop)).view(2, length)
-    assert torch.allclose(overlap_add(frames, hop), wanted, atol=1e-5)
+    assert torch.allclose(vocoder.overlap_add(frames, hop), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("iters", [4, 24])
@@ -51,24 +40,24 @@ def test_the_phase_is_as_good_as_torchaudios(iters):
     ours = theirs = 0.0
     for wave in waves()[:8]:
         magnitude = magnitude_of(wave[None])
-        ours += convergence(GriffinLim(1024, 256, iters)(magnitude), magnitude)
+        ours += convergence(vocoder.GriffinLim(1024, 256, iters)(magnitude), magnitude)
         theirs += convergence(peer(magnitude), magnitude)
     assert ours < 1.05 * theirs
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 50])
 def test_any_number_of_frames_has_its_sound(frames):
-    for vocoder in (GriffinLim(1024, 256, 3), small()):
-        wave = vocoder(torch.rand(2, 513, frames))
+    for network in (vocoder.GriffinLim(1024, 256, 3), small()):
+        wave = network(torch.rand(2, 513, frames))
         assert wave.shape == (2, 256 * frames) and torch.isfinite(wave).all()
 
 
 def test_parts_meet_also_where_the_noise_begins_again():
-    vocoder = GriffinLim(1024, 256, 2)
-    magnitude = torch.rand(1, 513, 2 * NOISE_FRAMES)
-    first, context = NOISE_FRAMES - 10, vocoder.context
-    part = vocoder(magnitude[..., first:], first)[:, context * 256 :]
-    assert torch.allclose(part, vocoder(magnitude)[:, (first + context) * 256 :], atol=1e-6)
+    network = vocoder.GriffinLim(1024, 256, 2)
+    magnitude = torch.rand(1, 513, 2 * vocoder.NOISE_FRAMES)
+    first, context = vocoder.NOISE_FRAMES - 10, network.context
+    part = network(magnitude[..., first:], first)[:, context * 256 :]
+    assert torch.allclose(part, network(magnitude)[:, (first + context) * 256 :], atol=1e-6)
 
 
 def small(blocks: int = 1) -> Vocoder:
@@ -83,13 +72,13 @@ def recording() -> torch.Tensor:
 
 @torch.inference_mode()
 def test_it_ends_in_torchs_inverse_transform():
-    vocoder = small()
-    vocoder.to_phase.weight.zero_()
-    vocoder.to_phase.bias.fill_(0.7)
+    network = small()
+    network.to_phase.weight.zero_()
+    network.to_phase.bias.fill_(0.7)
     magnitude = torch.rand(2, 513, 20) + 0.1
     spectrum = torch.polar(magnitude, torch.full_like(magnitude, 0.7))
     wanted = torch.istft(spectrum, 1024, 256, window=torch.hann_window(1024))
-    made = vocoder(magnitude.log())
+    made = network(magnitude.log())
     assert made.shape == (2, 20 * 256)
     assert torch.allclose(made[:, : wanted.shape[1]], wanted, atol=1e-5)
 
@@ -97,79 +86,35 @@ def test_it_ends_in_torchs_inverse_transform():
 @pytest.mark.parametrize("blocks", [1, 3])
 @torch.inference_mode()
 def test_a_frame_has_effect_within_the_context_only(blocks):
-    vocoder = small(blocks=blocks)
+    network = small(blocks=blocks)
     frames = torch.randn(1, 513, 100)
     other = frames.clone()
     other[..., 50] += 1
-    changed = (vocoder(other) != vocoder(frames)).view(100, 256).any(1).nonzero()[:, 0]
-    assert changed.min() == 50 - vocoder.context
-    assert 50 + vocoder.context - 1 <= changed.max() <= 50 + vocoder.context
+    changed = (network(other) != network(frames)).view(100, 256).any(1).nonzero()[:, 0]
+    assert changed.min() == 50 - network.context
+    assert 50 + network.context - 1 <= changed.max() <= 50 + network.context
 
 
 def test_what_it_has_learnt_from_it_says_better(recording):
-    vocoder = small()
+    network = small()
     mel = Mel()
     log_magnitude = mel(recording)[1][..., :50]
 
     @torch.no_grad()
     def error() -> float:
-        made = vocoder(log_magnitude)[:, : recording.shape[1]]
-        return compare_waves(recording, made, mel)[2].item()
+        made = network(log_magnitude)[:, : recording.shape[1]]
+        return vocoder.compare_waves(recording, made, mel)[2].item()
 
     before = error()
-    steps = list(train_vocoder(vocoder, mel, lambda: (log_magnitude, recording), 30))
+    steps = list(vocoder.train_vocoder(network, mel, lambda: (log_magnitude, recording), 30))
     assert [step for step, _ in steps] == list(range(1, 31))
     assert error() < 0.9 * before
 
 
 def test_silence_has_a_gradient(recording):
     silence = torch.zeros_like(recording, requires_grad=True)
-    compare_waves(recording, silence, Mel())[2].backward()
+    vocoder.compare_waves(recording, silence, Mel())[2].backward()
     assert torch.isfinite(silence.grad).all()
-
-
-SHAPE = CropShape(codes=4, code_samples=10, samples=35, margin=8)
-
-
-def counted(codes: int) -> ClipWithStates:
-    """A clip whose every sample, code and state tells its place."""
-    return ClipWithStates(
-        wave=torch.arange(1.0, 10 * codes + 1),
-        codes=torch.arange(codes),
-        states=torch.arange(codes)[:, None].expand(codes, 3).half(),
-    )
-
-
-def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
-    generator = torch.Generator().manual_seed(0)
-    return state_crops([counted(codes)], SHAPE, count, generator, dropped_share)
-
-
-def test_sound_codes_and_states_are_of_the_same_moment():
-    some = drawn(9)
-    starts = set()
-    for wave, codes, states in zip(some.wave[:, 8:-8], some.codes, some.states):
-        start = int(codes[0])
-        assert torch.equal(codes, torch.arange(start, start + 4))
-        assert torch.equal(states[:, 0], codes.float())
-        assert torch.equal(wave, torch.arange(10 * start + 1.0, 10 * start + 36))
-        starts.add(start)
-    assert starts == set(range(6))  # the first and the last, too
-
-
-@pytest.mark.parametrize("codes", [1, 3, 4])
-def test_beyond_the_clip_is_silence_and_its_last_code(codes):
-    (crop,) = drawn(codes, 1).wave
-    assert crop.shape == (35 + 16,)
-    assert not crop[:8].any() and not crop[8 + 10 * codes :].any()
-    assert torch.equal(crop[8 : 8 + 10 * codes], torch.arange(1.0, 10 * codes + 1))
-    assert drawn(codes, 1).codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
-    assert crops([counted(codes).wave], 35, 2, torch.Generator()).shape == (2, 35)
-
-
-def test_a_share_is_learnt_without_states():
-    assert not drawn(9).dropped.any() and drawn(9, dropped_share=1.0).dropped.all()
-    assert 0.2 < drawn(9, dropped_share=0.3).dropped.float().mean() < 0.4
 
 
 def wavy(rows: int, depth) -> torch.Tensor:
@@ -185,7 +130,7 @@ def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
     def views():
         return [wavy(4, 2.0)], [wavy(4, depth)], 0 * depth.square()
 
-    steps = list(train_generator([depth], views, 120, adversarial=True))
+    steps = list(vocoder.train_generator([depth], views, 120, adversarial=True))
     assert [step for step, _ in steps] == list(range(1, 121))
     assert depth > 0.21  # 4e-4 a step at most
 
@@ -193,4 +138,4 @@ def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
 def test_a_loss_of_critics_that_is_no_number_ends_the_training():
     depth = nn.Parameter(torch.tensor(float("nan")))
     with pytest.raises(KitError, match=r"nan at step 1 .*sharpen_steps=0"):
-        next(train_generator([depth], lambda: ([], [], depth.sum()), 5, adversarial=True))
+        next(vocoder.train_generator([depth], lambda: ([], [], depth.sum()), 5, adversarial=True))

@@ -10,15 +10,9 @@ from released_sound import spoken
 from released_xtts import random_dvae, random_sound, settings, write_release
 from torch import Tensor
 
+from kit.audio import codec as codecs
 from kit.audio.clip import resampled
-from kit.audio.codec import (
-    AudioStream,
-    codec_config,
-    load_codec,
-    make_codec,
-    mels_and_codes,
-    save_codec,
-)
+from kit.audio.codec import AudioStream
 from kit.base.errors import KitError, SpeechError
 from kit.releases.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
 from kit.releases.xtts_v2.model import load_xtts
@@ -73,7 +67,7 @@ def test_the_length_of_the_sound_follows_the_codes(codec, count):
 
 def test_clips_are_encoded_as_each_alone(codec):
     waves = [spoken(20_000), spoken(31_000, seed=1)]
-    mels, codes = mels_and_codes(codec, codec.reference_mel, waves)
+    mels, codes = codecs.mels_and_codes(codec, codec.reference_mel, waves)
     for wave, mel, own in zip(waves, mels, codes):
         assert torch.equal(own, codec.encode(wave[None])[0])
         alone = codec.reference_mel.clip_mel(wave, INPUT_RATE)
@@ -88,13 +82,11 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, st
     given = some_states(90) if with_state_inputs else {}
     context = codec.vocoder.context if with_state_inputs else codec.context
     first = max(0, start - context)
-    part = dict(given)
-    if with_state_inputs:
-        part["states"] = given["states"][:, first : end + context]
-    wave = codec.decode(codes[:, first : end + context], first, **part)
-    wave = wave[:, codec.samples(start) - codec.samples(first) :]
+    around = slice(first, end + context)
+    part = given | ({"states": given["states"][:, around]} if with_state_inputs else {})
+    wave = codec.decode(codes[:, around], first, **part)
     whole = codec.decode(codes, **given)[:, codec.samples(start) : codec.samples(end)]
-    wave = wave[:, : whole.shape[1]]
+    wave = wave[:, codec.samples(start) - codec.samples(first) :][:, : whole.shape[1]]
     assert (wave - whole).abs().max() <= 1e-4 * whole.abs().max()
 
 
@@ -180,8 +172,8 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     xtts = load_xtts(write_release(tmp_path / "release"))
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
     path = tmp_path / "codec.safetensors"
-    save_codec(codec, path)
-    again = load_codec(path)
+    codecs.save_codec(codec, path)
+    again = codecs.load_codec(path)
     assert again.config == codec.config and again.config.codes == xtts.model.config.start_code
     wave = spoken(INPUT_RATE)[None]
     assert torch.equal(again.encode(wave), codec.encode(wave))
@@ -195,9 +187,9 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
 
 def test_parts_of_two_releases_are_reported():
     sound = random_sound()
-    name = "hifigan_decoder.speaker_encoder.fc"
-    sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
-    sound[f"{name}.bias"] = sound[f"{name}.bias"][:256]
+    for name in ("weight", "bias"):
+        name = f"hifigan_decoder.speaker_encoder.fc.{name}"
+        sound[name] = sound[name][:256]
     with pytest.raises(KitError, match=r"misshapen: speaker_encoder\.fc\.weight"):
         xtts_codec(sound, random_dvae(), settings())
 
@@ -214,7 +206,7 @@ def test_a_configuration_of_another_release_is_reported():
 
 def test_it_is_not_trained_here():
     small = {"channels": 16, "filters": [8, 8, 8, 8], "dvae_width": 8, "latent_width": 8}
-    codec = make_codec(codec_config({"kind": "xtts", **small}))
+    codec = codecs.make_codec(codecs.codec_config({"kind": "xtts", **small}))
     with pytest.raises(KitError, match="comes with a release"):
         codec.fit_schedule([])
 

@@ -3,102 +3,94 @@
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from kit.base.compiler import (
-    compiler_available,
-    compiler_errors,
-    not_compiled_note,
-    quiet_inductor,
-    will_compile,
-)
-from kit.base.hardware import Choice
+from kit.base import compiler
+from kit.base.compiler import compiler_available, compiler_errors, quiet_inductor
+from kit.base.config import ROOT
 
 
 def run_code(code: str) -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_compiler_the_reason_is_reported(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    compiles, note = will_compile(True, torch.device("cpu"))
-    assert not compiles and note == not_compiled_note(compiler_available("cpu").reason)
-
-
-@pytest.mark.parametrize("compiler", ["g++", "clang++", "cl"])
-def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, compiler):
-    """torch looks for one name alone: another compiler on the path would not help it."""
-    system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[compiler]
+@pytest.fixture
+def computer(monkeypatch, tmp_path):
+    """Describes a computer with Python's header: its system, programs, and whether packages."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda _: tmp_path)
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
-    monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
-    assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
-    monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
-    choice = compiler_available("cpu")
-    assert choice.value == "no" and "install" in choice.reason
+
+    def describe(system="linux", has=lambda program: True, packages=True) -> None:
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr("shutil.which", lambda name: name if has(name) else None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name if packages else None)
+
+    describe()
+    return describe
+
+
+def refused(device: str, *facts: str) -> bool:
+    """Whether compiling for `device` (a GPU is an RTX A6000) is refused with these facts."""
+    choice = compiler_available(device, (8, 6))
+    return choice.value == "no" and all(fact in choice.reason for fact in facts)
+
+
+@pytest.mark.parametrize("name", ["g++", "clang++", "cl"])
+def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(computer, monkeypatch, name):
+    """torch looks for one name alone: another compiler on the path would not help it."""
+    system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[name]
+    computer(system, has=lambda program: program == name)
+    assert compiler_available("cpu").reason == f"{name} is installed"
+    assert compiler.will_compile(True, torch.device("cpu")) == (True, "")
+    computer(system, has=lambda program: program != name)
+    assert refused("cpu", "install")
+    note = compiler.not_compiled_note(compiler_available("cpu").reason)
+    assert compiler.will_compile(True, torch.device("cpu")) == (False, note)
     monkeypatch.setenv("CXX", "my-own-c++")
     assert compiler_available("cpu").value == "yes"
 
 
-@pytest.fixture
-def all_installed(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
-    monkeypatch.setattr(sys, "platform", "linux")
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_pythons_header_nothing_is_compiled(all_installed, monkeypatch, tmp_path, device):
-    monkeypatch.setattr("kit.base.compiler.python_header", lambda: tmp_path / "Python.h")
-    choice = compiler_available(device, (8, 0) if device == "cuda" else None)
-    assert choice.value == "no" and "Python.h" in choice.reason and "python3-dev" in choice.reason
+def test_without_pythons_header_nothing_is_compiled(computer, tmp_path, device):
+    (tmp_path / "Python.h").unlink()
+    assert refused(device, "Python.h", "python3-dev")
 
 
 GPUS = [((6, 0), "no"), ((6, 1), "no"), ((7, 0), "yes"), ((7, 5), "yes"), ((9, 0), "yes")]
 
 
 @pytest.mark.parametrize(("capability", "value"), GPUS)
-def test_triton_serves_gpus_from_volta_on(all_installed, capability, value):
+def test_triton_serves_gpus_from_volta_on(computer, capability, value):
     choice = compiler_available("cuda", capability)
     assert choice.value == value
     assert ("{}.{}".format(*capability) in choice.reason) == (value == "no")
 
 
-def test_for_a_gpu_without_triton_or_its_compiler_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "platform", "win32")
-    choice = compiler_available("cuda", (8, 6))
-    assert choice.value == "no" and "pip install triton-windows" in choice.reason
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+def test_for_a_gpu_without_triton_or_its_compiler_the_message_says_what_to_install(computer):
+    computer("win32", packages=False)
+    assert refused("cuda", "pip install triton-windows")
+    computer("win32", has=lambda program: False)
     assert compiler_available("cuda", (8, 6)).value == "yes"  # its wheel brings a compiler along
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    choice = compiler_available("cuda", (8, 6))
-    assert choice.value == "no" and "install gcc" in choice.reason
+    computer("linux", has=lambda program: False)
+    assert refused("cuda", "install gcc")
 
 
-COMPILERS = ["_dynamo.exc", "_inductor.exc", "_inductor.compile_worker.subproc_pool"]
-MODULES = [f"torch.{name}" for name in COMPILERS]
-MODULES += ["triton.compiler.errors", "triton.runtime.errors"]
+MODULES = ["torch._dynamo.exc", "torch._inductor.exc", "triton.compiler.errors"]
+MODULES += ["torch._inductor.compile_worker.subproc_pool", "triton.runtime.errors"]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_exception_of_the_compilers_is_caught(module):
-    exceptions = [
-        value
-        for name, value in inspect.getmembers(pytest.importorskip(module), inspect.isclass)
-        if issubclass(value, Exception) and value.__module__ == module
-        if name != "IncorrectUsage"  # of torch.compiler's own functions
-    ]
-    assert exceptions and all(issubclass(each, compiler_errors()) for each in exceptions)
+    classes = dict(inspect.getmembers(pytest.importorskip(module), inspect.isclass))
+    classes.pop("IncorrectUsage", None)  # of torch.compiler's own functions
+    raised = [each for each in classes.values() if each.__module__ == module]
+    raised = [each for each in raised if issubclass(each, Exception)]
+    assert raised and all(issubclass(each, compiler_errors()) for each in raised)
     assert issubclass(subprocess.CalledProcessError, compiler_errors())
     assert not issubclass(ValueError, compiler_errors())
 

@@ -1,5 +1,6 @@
 """Files that belong together are replaced together; a result is made once for all it depends on."""
 
+import errno
 import itertools
 import math
 import os
@@ -8,7 +9,23 @@ from collections.abc import Callable
 import pytest
 
 from kit.base.errors import DiskError
-from kit.base.files import atomic_folder, cached_result
+from kit.base.files import atomic_folder, cached_result, write_atomic
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch, step):
+    path = tmp_path / "deep" / "file"
+    write_atomic(path, "ሰላም")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="Free some disk space") as caught:
+        write_atomic(path, b"new")
+    assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
+    assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
+
 
 NAMES = ("a.json", "b.json", "card", "weights")
 MARKS = ("card", "weights")
@@ -49,13 +66,12 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize("moved", range(len(NAMES)))
 def test_no_mark_is_ever_beside_a_mixture(moved, tmp_path, monkeypatch):
     write(tmp_path, "old")
-    left = [moved]
-    replace = os.replace
+    steps = iter([os.replace] * moved)
 
     def stops(source, target):
-        if not left[0]:
+        replace = next(steps, None)
+        if replace is None:
             raise KeyboardInterrupt
-        left[0] -= 1
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", stops)
@@ -66,14 +82,14 @@ def test_no_mark_is_ever_beside_a_mixture(moved, tmp_path, monkeypatch):
     assert not marks or set(texts.values()) == marks == {"new"}
 
 
-def counting() -> Callable[[], dict]:
+@pytest.fixture
+def work() -> Callable[[], dict]:
     """A work that counts how often it was done."""
     times = itertools.count(1)
     return lambda: {"text": "ሰላም", "times": next(times), "score": -math.inf}
 
 
-def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tmp_path):
-    work = counting()
+def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tmp_path, work):
     path = tmp_path / "deep" / "result.json"
     assert [cached_result(path, key, work)["times"] for key in "aabb"] == [1, 1, 2, 2]
     assert "ሰላም" in path.read_text(encoding="utf-8")
@@ -82,9 +98,9 @@ def test_a_result_is_made_once_for_each_key_and_again_when_its_files_are_gone(tm
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"key": "a"}', b"\xff", b"[" * 99_999])
-def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, data):
+def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, work, data):
     path = tmp_path / "result.json"
     path.write_bytes(data)
     with pytest.warns(UserWarning, match=r"result\.json is damaged .* made again"):
-        cached_result(path, "a", counting())
+        cached_result(path, "a", work)
     assert cached_result(path, "a", None)["times"] == 1

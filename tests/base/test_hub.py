@@ -1,6 +1,7 @@
 """A model's files from a hub (on this machine): complete, at the revision asked for, or why not."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from kit.base.hub import fetch_model
 NAME = "someone/a-voice"
 FILES = {"model.pth": bytes(range(256)) * 9000, "config.json": b"{}", "README.md": b"read me"}
 WANTED = ("model.pth", "config.json")
+fetch = partial(fetch_model, NAME, "v2", WANTED)
 
 
 @pytest.fixture
@@ -32,6 +34,12 @@ def into(tmp_path) -> Path:
     return tmp_path / "here"
 
 
+def has_all(into: Path) -> bool:
+    """Whether the wanted files are there as published, and no incomplete ones."""
+    come = {path.name: path.read_bytes() for path in into.iterdir()}
+    return come.pop("download.json") != b"" and come == {name: FILES[name] for name in WANTED}
+
+
 def sent(hub: Hub, name: str) -> list[str | None]:
     """The Range of each request for the file `name`."""
     return [wanted for path, wanted in hub.asked if path.endswith(f"/{name}")]
@@ -39,54 +47,51 @@ def sent(hub: Hub, name: str) -> list[str | None]:
 
 def test_what_is_needed_comes_and_nothing_else(hub, into):
     reported = []
-    card = fetch_model(NAME, "v2", WANTED, into, lambda *seen: reported.append(seen))
-    for name in WANTED:
-        assert (into / name).read_bytes() == FILES[name]
-    assert not (into / "README.md").exists() and not sent(hub, "README.md")
+    card = fetch(into, lambda *seen: reported.append(seen))
+    assert has_all(into) and not sent(hub, "README.md")
     assert (card["revision"], card["commit"]) == ("v2", COMMIT)
     assert card["files"]["model.pth"]["bytes"] == len(FILES["model.pth"])
     assert card == json.loads((into / "download.json").read_text())
     total = sum(len(FILES[name]) for name in WANTED)
     assert reported == sorted(reported) and reported[-1] == (total, total) and len(reported) > 3
-    addresses = [path for path, _ in hub.asked if "/resolve/" in path]
-    assert all(f"/resolve/{COMMIT}/" in path for path in addresses), "not a moving revision"
+    paths = [path for path, _ in hub.asked if "/resolve/" in path]
+    assert all(f"/resolve/{COMMIT}/" in path for path in paths), "not a moving revision"
 
 
 def test_what_is_there_is_not_asked_for_again(hub, into):
-    first = fetch_model(NAME, "v2", WANTED, into)
+    first = fetch(into)
     hub.asked.clear()
-    assert fetch_model(NAME, "v2", WANTED, into) == first
+    assert fetch(into) == first
     assert not hub.asked, "nor is the hub, so it works without a network"
     (into / "config.json").write_bytes(b"")
-    fetch_model(NAME, "v2", WANTED, into)
-    assert (into / "config.json").read_bytes() == b"{}" and not sent(hub, "model.pth")
+    fetch(into)
+    assert has_all(into) and not sent(hub, "model.pth")
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "download.json"])
 def test_a_record_that_is_no_file_is_written_again_and_a_folder_is_named(hub, into, target):
-    first = fetch_model(NAME, "v2", WANTED, into)
+    first = fetch(into)
     (into / "download.json").unlink()
     (into / "download.json").symlink_to(target)
-    assert fetch_model(NAME, "v2", WANTED, into) == first
+    assert fetch(into) == first
     assert not (into / "download.json").is_symlink()
     (into / "config.json").unlink()
     (into / "config.json").mkdir()
     with pytest.raises(DiskError, match=r"config\.json"):
-        fetch_model(NAME, "v2", WANTED, into)
+        fetch(into)
 
 
 def test_what_is_optional_may_lack_and_nothing_else(hub, into):
     with pytest.raises(KitError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"):
         fetch_model(NAME, "v2", (*WANTED, "vocab.json"), into)
-    card = fetch_model(NAME, "v2", WANTED, into, optional=("README.md", "LICENSE.txt"))
+    card = fetch(into, optional=("README.md", "LICENSE.txt"))
     assert (into / "README.md").is_file() and "LICENSE.txt" not in card["files"]
 
 
 def test_a_broken_connection_resumes_where_it_broke(hub, into):
     hub.cut = 700_000
-    fetch_model(NAME, "v2", WANTED, into)
-    assert (into / "model.pth").read_bytes() == FILES["model.pth"]
-    assert sent(hub, "model.pth") == [None, "bytes=700000-"]
+    fetch(into)
+    assert has_all(into) and sent(hub, "model.pth") == [None, "bytes=700000-"]
 
 
 def test_a_killed_download_resumes_where_it_was(hub, into):
@@ -94,29 +99,27 @@ def test_a_killed_download_resumes_where_it_was(hub, into):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch_model(NAME, "v2", WANTED, into, kill)
+        fetch(into, kill)
     come = (into / "model.pth.part").stat().st_size
     assert 0 < come < len(FILES["model.pth"]) and not (into / "model.pth").exists()
-    fetch_model(NAME, "v2", WANTED, into)
-    assert sent(hub, "model.pth")[1:] == [f"bytes={come}-"]
-    assert (into / "model.pth").read_bytes() == FILES["model.pth"]
-    assert not (into / "model.pth.part").exists()
+    fetch(into)
+    assert has_all(into) and sent(hub, "model.pth")[1:] == [f"bytes={come}-"]
 
 
 def test_a_hub_that_falls_silent_is_reported_and_what_came_stays(hub, into, monkeypatch):
     monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("gone"))
     with pytest.raises(KitError, match=r"model\.pth is incomplete: 0 of 2,304,000 .*again"):
-        fetch_model(NAME, "v2", WANTED, into)
+        fetch(into)
     assert not (into / "download.json").exists()
 
 
 def test_bytes_that_differ_from_the_declared_ones_are_dropped(hub, into):
     hub.spoilt.add("model.pth")
     with pytest.raises(KitError, match=r"model\.pth came damaged: its SHA-256 .*run this again"):
-        fetch_model(NAME, "v2", WANTED, into)
+        fetch(into)
     assert not list(into.glob("model*"))
     hub.spoilt.clear()
-    fetch_model(NAME, "v2", WANTED, into)
+    fetch(into)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +134,11 @@ def test_a_name_that_is_not_there(hub, into, name, revision):
 def test_without_a_network(into, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(KitError, match=r"The hub \(http.*\) could not be reached .*name their fol"):
-        fetch_model(NAME, "v2", WANTED, into)
+        fetch(into)
 
 
 def test_disk_space_is_checked_before_the_first_byte(hub, into, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(DiskError, match=r"needs about 2 MB, its disk has 0 MB left\. Free"):
-        fetch_model(NAME, "v2", WANTED, into)
+        fetch(into)
     assert not sent(hub, "model.pth")

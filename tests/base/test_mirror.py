@@ -42,32 +42,42 @@ def machine(tmp_path, lines):
     """Makes a machine: a Mirror of a folder of its own, all kept in one place."""
     kept = tmp_path / "drive" / "run"
     kept.parent.mkdir()
-    return lambda name="a", **how: Mirror(tmp_path / name / "run", kept, say=lines.append, **how)
+    return lambda name, **how: Mirror(tmp_path / name / "run", kept, say=lines.append, **how)
 
 
 @pytest.fixture
-def drive(monkeypatch, tmp_path):
-    """Faults of the Drive, one for each copy to it: `drive.faults` is what the next ones meet."""
-    copyfile = shutil.copyfile
+def a(machine) -> Mirror:
+    return machine("a")
 
+
+@pytest.fixture
+def b(machine) -> Mirror:
+    return machine("b")
+
+
+@pytest.fixture
+def drive(monkeypatch):
+    """The files that were copied, and the faults (or None) that the next copies meet halfway."""
+    copyfile = shutil.copyfile
     drive = SimpleNamespace(faults=[], copied=[])
 
     def faulty(source, target):
-        if Path(target).is_relative_to(tmp_path / "drive"):
-            fault = drive.faults.pop(0) if drive.faults else None
-            if fault:
-                half = Path(source).read_bytes()[: Path(source).stat().st_size // 2]
-                Path(target).write_bytes(half)
-                raise OSError(fault, os.strerror(fault))
-            drive.copied.append(Path(source).name)
+        drive.copied.append(Path(source).name)
+        fault = drive.faults.pop(0) if drive.faults else None
+        if fault:
+            Path(target).write_bytes(Path(source).read_bytes()[: Path(source).stat().st_size // 2])
+            raise fault
         copyfile(source, target)
 
     monkeypatch.setattr(mirror.shutil, "copyfile", faulty)
     return drive
 
 
-def test_a_fresh_machine_finds_everything(machine):
-    a, b = machine("a"), machine("b")
+def fault(number: int, *more) -> OSError:
+    return OSError(number, os.strerror(number), *more)
+
+
+def test_a_fresh_machine_finds_everything(a, b):
     write(a.folder, preset="tiny", checkpoints__step="weights", samples__one="sound")
     a.copy()
     assert b.fetch() == len("tinyweightssound")
@@ -77,8 +87,7 @@ def test_a_fresh_machine_finds_everything(machine):
     assert a.fetch() and texts(a.folder) == texts(b.folder)
 
 
-def test_nothing_is_copied_twice(machine, drive):
-    a, b = machine("a"), machine("b")
+def test_nothing_is_copied_twice(a, b, drive):
     write(a.folder, one="1", two="2")
     a.copy()
     a.copy()
@@ -86,10 +95,10 @@ def test_nothing_is_copied_twice(machine, drive):
     assert b.fetch() and not b.fetch()
     b.copy()
     Mirror(a.folder, a.kept).copy()  # another process of that machine
-    assert drive.copied == ["one", "two"]
+    assert drive.copied == ["one", "two"] * 2, "there and back"
     write(a.folder, two="2 and more")
     a.copy()
-    assert drive.copied == ["one", "two", "two"]
+    assert drive.copied == [*["one", "two"] * 2, "two"]
 
 
 def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_comes(machine):
@@ -108,10 +117,9 @@ def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_co
     assert set(stamps(b.folder)) == {"report", "checkpoints/step", "more"}
 
 
-def test_a_failing_drive_is_reported_once_and_tried_again(machine, drive, lines):
-    a = machine()
+def test_a_failing_drive_is_reported_once_and_tried_again(a, drive, lines):
     write(a.folder, weights="long enough", mark="done")
-    drive.faults = [errno.EIO, errno.EIO]
+    drive.faults = [fault(errno.EIO), fault(errno.EIO)]
     assert not a.keep() and not a.keep()
     assert stamps(a.kept) == {}, "neither a half file nor a mark before what it marks"
     (line,) = lines
@@ -123,22 +131,20 @@ def test_a_failing_drive_is_reported_once_and_tried_again(machine, drive, lines)
 
 
 @pytest.mark.parametrize("older", [1, 2])
-def test_a_full_drive_keeps_the_last_checkpoint_and_says_what_helps(machine, drive, lines, older):
+def test_a_full_drive_keeps_the_last_checkpoint_and_says_what_helps(a, drive, lines, older):
     """One that is replaced makes room before the next is copied, if another is kept."""
-    a = machine()
     write(a.folder, **{f"checkpoints__{n}.safetensors": str(n) for n in range(1, older + 1)})
     a.copy()
     write(a.folder, **{"checkpoints__new.safetensors": "new"})
     (a.folder / "checkpoints/1.safetensors").unlink()
-    drive.faults = [errno.ENOSPC]
+    drive.faults = [fault(errno.ENOSPC)]
     assert not a.keep()
     assert "No space left on device" in lines[0] and "empty its bin" in lines[0]
     assert texts(a.kept) == {f"checkpoints/{older}.safetensors": str(older)}
     assert a.keep() and texts(a.kept) == texts(a.folder)
 
 
-def test_a_deleted_folder_takes_nothing_with_it(machine):
-    a = machine()
+def test_a_deleted_folder_takes_nothing_with_it(a):
     write(a.folder, preset="tiny")
     a.copy()
     shutil.rmtree(a.folder)
@@ -150,43 +156,33 @@ def test_a_deleted_folder_takes_nothing_with_it(machine):
     assert texts(a.kept) == {"preset": "tiny"}
 
 
-def test_an_unreadable_drive_is_not_an_empty_one(machine, monkeypatch):
-    a, b = machine("a"), machine("b")
+def test_an_unreadable_drive_is_not_an_empty_one(a, b, drive, monkeypatch):
     write(a.folder, preset="tiny")
     a.copy()
 
     def broken(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        raise fault(errno.EIO, str(path))
 
-    monkeypatch.setattr(mirror.os, "scandir", broken)
-    with pytest.raises(OSError, match="Input/output error"):
-        b.fetch()
-    monkeypatch.undo()
-    monkeypatch.setattr(mirror.shutil, "copyfile", lambda *_: broken("preset"))
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.os, "scandir", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            b.fetch()
+    drive.faults = [fault(errno.EIO)] * mirror.FETCH_TRIES
     monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
     with pytest.raises(OSError, match="Input/output error"):
         b.fetch()
     assert stamps(b.folder) == {}
 
 
-def test_fetching_tries_again_and_resumes_where_it_stopped(machine, monkeypatch):
-    a, b = machine("a"), machine("b")
+def test_fetching_tries_again_and_resumes_where_it_stopped(a, b, drive, monkeypatch):
     write(a.folder, one="1", two="2", three="3", four="4")
     a.copy()
-    copyfile, calls = shutil.copyfile, []
-    faults = {2: OSError(errno.EIO, os.strerror(errno.EIO)), 5: KeyboardInterrupt()}
-
-    def flaky(source, target):
-        calls.append(Path(source).name)
-        if len(calls) in faults:
-            raise faults[len(calls)]
-        copyfile(source, target)
-
+    drive.copied.clear()
+    drive.faults = [None, fault(errno.EIO), None, None, KeyboardInterrupt()]
     monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
-    monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
     with pytest.raises(KeyboardInterrupt):
         b.fetch()
-    assert calls == ["one", "two", "two", "three", "four"]
+    assert drive.copied == ["one", "two", "two", "three", "four"]
     assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
@@ -208,8 +204,7 @@ mirror.Mirror(Path(sys.argv[1]), Path(sys.argv[2])).copy()
 """
 
 
-def test_a_machine_killed_in_the_middle_of_a_copy(machine):
-    a, b = machine("a"), machine("b")
+def test_a_machine_killed_in_the_middle_of_a_copy(a, b):
     write(a.folder, weights="old")
     a.copy()
     write(a.folder, weights="new" * 2000)
@@ -229,8 +224,7 @@ def test_a_machine_killed_in_the_middle_of_a_copy(machine):
     assert texts(a.kept) == texts(a.folder)
 
 
-def test_two_machines_record_their_figures_in_one_report(machine):
-    a, b = machine("a"), machine("b")
+def test_two_machines_record_their_figures_in_one_report(a, b):
 
     def record(machine: Mirror, **figures) -> None:
         write(machine.folder, **{"report.json": json.dumps({"data": {"hours": 1}} | figures)})
@@ -246,8 +240,7 @@ def test_two_machines_record_their_figures_in_one_report(machine):
         assert json.loads((folder / "report.json").read_text()) == both
 
 
-def test_two_runs_of_one_name_are_never_mixed(machine, lines):
-    a, b = machine("a"), machine("b")
+def test_two_runs_of_one_name_are_never_mixed(a, b, lines):
     write(a.folder, preset="tiny", codec="one")
     a.copy()
     write(b.folder, preset="t4")
@@ -267,8 +260,7 @@ def test_a_folder_of_several_runs_is_filled_by_all(machine):
     assert several.fetch(lambda name: False) == 0 and list(stamps(several.folder)) == ["b"]
 
 
-def test_one_machine_at_a_time_trains(machine, monkeypatch, lines):
-    a, b = machine("a"), machine("b")
+def test_one_machine_at_a_time_trains(a, b, monkeypatch, lines):
     a.kept.mkdir()
     monkeypatch.setattr(mirror, "STALE_S", -39.0)  # it waits for a second
     with a.hold_shared_lock("training"):
@@ -280,8 +272,7 @@ def test_one_machine_at_a_time_trains(machine, monkeypatch, lines):
         pass
 
 
-def test_who_was_taken_over_keeps_nothing_any_more(machine, lines):
-    a = machine()
+def test_who_was_taken_over_keeps_nothing_any_more(a, lines):
     write(a.folder, weights="")
     a.copy()
     with a.hold_shared_lock("training"):
@@ -293,8 +284,7 @@ def test_who_was_taken_over_keeps_nothing_any_more(machine, lines):
     assert texts(a.kept) == {"weights": ""}
 
 
-def test_who_finds_another_process_copying_leaves_it_to_that(machine, monkeypatch, lines):
-    a = machine()
+def test_who_finds_another_process_copying_leaves_it_to_that(a, monkeypatch, lines):
     write(a.folder, weights="")
     with lock.held(a.folder / ".mirror.lock", "copying"):
         monkeypatch.setattr(lock, "machine", lambda: "another one")
@@ -303,8 +293,7 @@ def test_who_finds_another_process_copying_leaves_it_to_that(machine, monkeypatc
     assert a.keep() and texts(a.kept) == {"weights": ""}
 
 
-def test_a_drive_that_takes_no_lock_stops_nobody(machine, lines):
-    a = machine()
+def test_a_drive_that_takes_no_lock_stops_nobody(a, lines):
     a.kept.write_text("a file in the way")
     with a.hold_shared_lock("training"):
         assert "cannot be seen" in lines[0]

@@ -1,14 +1,13 @@
 """One run, one folder, one record."""
 
 import base64
-import errno
+import html
 import json
 import multiprocessing
 import os
 import re
 import shlex
 import time
-from html.parser import HTMLParser
 
 import pytest
 import soundfile
@@ -22,9 +21,7 @@ from kit.base.run import Run, find_run, git_state
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return Run(
-        name="mine", preset_name="tiny", preset={"train": {"steps": 3}}, folder=tmp_path / "mine"
-    )
+    return Run(name="mine", preset_name="tiny", preset={}, folder=tmp_path / "mine")
 
 
 @pytest.fixture
@@ -46,19 +43,15 @@ def on_disk(run: Run) -> dict:
     return json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
 
 
-def test_figures_are_merged_not_replaced(run):
+def test_figures_are_merged_not_replaced_in_json_that_anyone_can_read(run):
     run.record(train={"steps": 3, "loss": 2.0}, samples=[])
-    run.record(train={"loss": 1.5}, eval={"cer": 0.1})
-    report = on_disk(run)
-    assert report["train"] == {"steps": 3, "loss": 1.5} and report["eval"] == {"cer": 0.1}
-    assert report["preset"] == "tiny" and report["versions"]["torch"] and report["device"]
-    assert run.report() == report
-
-
-def test_the_file_is_json_anyone_can_read(run):
-    run.record(train={"val_loss": float("nan")})
+    run.record(train={"loss": 1.5, "val_loss": float("nan")}, eval={"cer": 0.1})
     assert "NaN" not in (run.folder / "report.json").read_text()
-    assert on_disk(run)["train"] == {"val_loss": None}
+    report = on_disk(run)
+    assert report["train"] == {"steps": 3, "loss": 1.5, "val_loss": None}
+    assert report["eval"] == {"cer": 0.1} and report["preset"] == "tiny"
+    assert report["versions"]["torch"] and report["device"]
+    assert run.report() == report
 
 
 def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypatch):
@@ -85,45 +78,17 @@ def test_a_demo_that_finds_its_work_done_keeps_its_clock(run, monkeypatch):
     assert (report["wall_s"], report["interruptions"]) == (first_s, 0)
 
 
-class Page(HTMLParser):
-    """Collects the tags, the addresses and the text of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.addresses, self.texts = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.addresses += [v for k, v in attributes if k in ("src", "href")]
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def test_the_page_is_self_contained_and_escapes_text(run):
     nasty = "<script>alert('x')</script> & \"ሰላም\""
     soundfile.write(run.path("samples", "a.wav"), speech(0.1), RATE)
     samples = [{"text": nasty, "wav": "samples/a.wav", "split": "<b>"}]
     run.record(samples=[*samples, {"text": "gone", "wav": "samples/none.wav", "split": "x"}])
     run.record(note={nasty: nasty})
-    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
-    assert page.tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(page.tags)
-    assert all(a.startswith("data:audio/wav;base64,") for a in page.addresses)
-    assert sum(nasty in text for text in page.texts) == 3
-
-
-def test_a_full_disk_leaves_the_record_as_it_was(run, monkeypatch):
-    before = run.record(train={"loss": 2.0})
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="Free some disk space"):
-        run.record(train={"loss": 1.0})
-    monkeypatch.undo()
-    assert on_disk(run) == before and len(list(run.folder.iterdir())) == 2
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    tags = re.findall(r"<(\w+)", page)
+    assert tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(tags)
+    assert re.findall(r"(?:src|href)=.(.{22})", page) == ["data:audio/wav;base64,"]
+    assert html.unescape(page).count(nasty) == 3
 
 
 def test_a_run_keeps_its_preset_and_its_data_for_life(place):
@@ -153,15 +118,11 @@ def test_an_unknown_preset_begins_no_run(place):
     assert not list(place.iterdir())
 
 
-def test_data_come_before_their_index(run):
+def test_data_come_before_their_index_or_the_run_that_was_meant_is_named(place, run):
     with pytest.raises(KitError, match=r"`mine` has no `data\.codes` yet: run 01_data_prep"):
         run.index()
     run.record(data={"codes": "codes/k.json"})
     assert run.index() == run.folder / "codes" / "k.json"
-
-
-def test_the_error_about_a_misspelt_run_names_the_run_that_was_meant(place, run):
-    run.record(data={"codes": "codes/k.json"})
     with pytest.raises(KitError, match=r"`mnie` has .*`mine`"):
         open_run("tiny", name="mnie").index()
     with pytest.raises(KitError) as error:
@@ -201,22 +162,22 @@ def test_no_file_from_outside_the_run_goes_into_the_page(tmp_path, way):
     assert f"{wav} is left out" in page
 
 
-def record_sections(run: Run, prefix: str, count: int) -> None:
-    for number in range(count):
-        run.record(**{f"{prefix}{number}": {"figure": number}})
+def record_each(run: Run, names: list[str]) -> None:
+    for name in names:
+        run.record(**{name: {"figure": 1}})
 
 
 def test_two_processes_that_record_lose_no_section(run):
+    names = [str(number) for number in range(24)]
     fork = multiprocessing.get_context("fork")
-    jobs = [(run, prefix, 12) for prefix in ("one", "two")]
-    several = [fork.Process(target=record_sections, args=job) for job in jobs]
+    shares = (names[:12], names[12:])
+    several = [fork.Process(target=record_each, args=(run, share)) for share in shares]
     for process in several:
         process.start()
     for process in several:
         process.join()
         assert process.exitcode == 0
-    wanted = {f"{prefix}{number}" for prefix in ("one", "two") for number in range(12)}
-    assert wanted <= on_disk(run).keys()
+    assert on_disk(run).keys() >= set(names)
     assert {p.name for p in run.folder.iterdir()} == {"report.json", "report.html"}
 
 

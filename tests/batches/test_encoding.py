@@ -34,7 +34,6 @@ def build(folder, rows=None, config=DATA, **over) -> Path:
 
 
 def build_noted(folder, rows=None, **over) -> tuple[Path, list]:
-    """The index, and the progress that was reported."""
     reported = []
     return build(folder, rows, progress=lambda *now: reported.append(now), **over), reported
 
@@ -55,7 +54,6 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(built, tmp_path) -> Path:
-    """The index of a cache of one's own."""
     return Path(shutil.copytree(built.parent, tmp_path / "cache")) / built.name
 
 
@@ -68,18 +66,17 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
-    cache, codec = code_cache(), trained_codec()[0]
+    cache, codec, rows = code_cache(), trained_codec()[0], manifest()
     shapes = {name: mel.shape for name, mel in speaker_references(cache).items()}
     assert shapes == dict.fromkeys(("voice0", "voice1", "voice2"), (80, DATA.reference_frames))
-    assert [r["id"] for r in cache.rows] == [r.id for r in manifest()]
+    assert [r["id"] for r in cache.rows] == [r.id for r in rows]
     for i in (0, 25, 70):
-        wave = load_wave(manifest()[i].audio, codec.sample_rate)
-        alone = codec.encode(wave[None])[0]
+        wave = load_wave(rows[i].audio, codec.sample_rate)[None]
+        (alone,) = codec.encode(wave)
         assert len(cache.codes[i]) == len(alone)
         assert (torch.from_numpy(cache.codes[i]) == alone).float().mean() > 0.9
-        assert cache.texts[i].tolist() == tokenizer().encode(manifest()[i].text)
-        mel = codec.mel(wave[None])[0][0]
-        wanted = reference_mel(mel, DATA.reference_frames)
+        assert cache.texts[i].tolist() == tokenizer().encode(rows[i].text)
+        wanted = reference_mel(codec.mel(wave)[0][0], DATA.reference_frames)
         assert (torch.from_numpy(cache.references[i]) - wanted).abs().mean() < 0.05
 
 
@@ -92,8 +89,7 @@ def test_silence_around_speech_has_no_codes(tmp_path):
     row = dataclasses.replace(manifest()[0], audio=str(path))
     cache = CodeCache(build(tmp_path / "cache", [row]))
     found, spoken = len(cache.codes[0]), codec.encode(torch.from_numpy(wave)[None]).shape[1]
-    kept = 2 * KEPT_SILENCE_S * codec.frame_rate
-    assert spoken - 2 <= found <= spoken + kept + 1
+    assert spoken - 2 <= found <= spoken + 2 * KEPT_SILENCE_S * codec.frame_rate + 1
 
 
 def test_a_second_build_reads_no_audio_and_changes_nothing(built):
@@ -183,15 +179,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage):
+def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage, capsys):
     sound, shard = shards(copy.parent)
     inode = sound.stat().st_ino
     shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
     with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged.*01_data_prep"):
         CodeCache(copy)
-    reported = []
-    assert build(copy.parent, say=reported.append) == copy
-    assert len(reported) == 1 and shard.name in reported[0] and "encoded again" in reported[0]
+    assert build(copy.parent) == copy
+    (reported,) = capsys.readouterr().out.splitlines()
+    assert shard.name in reported and "encoded again" in reported
     assert contents(copy.parent) == contents(built.parent) and sound.stat().st_ino == inode
 
 
@@ -200,9 +196,9 @@ def test_a_missing_shard_or_index_names_the_notebook(copy):
     shard.unlink()
     with pytest.raises(DamagedFileError, match=rf"{shard.name}.*01_data_prep"):
         CodeCache(copy)
+    assert build(copy.parent) == copy and shard.is_file()
     with pytest.raises(DamagedFileError, match=r"none.*01_data_prep"):
         CodeCache(copy.parent / "none.safetensors")
-    assert build(copy.parent) == copy and shard.is_file()
 
 
 def test_a_damaged_index_is_reported_and_made_again(built, copy):
@@ -214,14 +210,14 @@ def test_a_damaged_index_is_reported_and_made_again(built, copy):
 
 def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
     trained_codec()
-    path = world() / "codec.safetensors"
-    key = cache_key(path, DEFAULT_MEL, DATA)
-    other = dataclasses.replace(DATA, seed=9, micro_batch=8, shard=7)
-    assert key == cache_key(path, DEFAULT_MEL, other)
-    assert key != cache_key(path, DEFAULT_MEL, dataclasses.replace(DATA, reference_frames=21))
-    assert key != cache_key(path, dataclasses.replace(DEFAULT_MEL, hop_length=128), DATA)
+    path, mel, data = world() / "codec.safetensors", DEFAULT_MEL, DATA
     (tmp_path / "codec").write_bytes(path.read_bytes() + b" ")
-    assert key != cache_key(tmp_path / "codec", DEFAULT_MEL, DATA)
+    change = dataclasses.replace
+    key = cache_key(path, mel, data)
+    assert key == cache_key(path, mel, change(data, seed=9, micro_batch=8, shard=7))
+    assert key != cache_key(path, mel, change(data, reference_frames=21))
+    assert key != cache_key(path, change(mel, hop_length=128), data)
+    assert key != cache_key(tmp_path / "codec", mel, data)
 
 
 def gib(folder) -> float:
@@ -237,8 +233,7 @@ def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
     cap = gib(tmp_path) * 1.3
     config = dataclasses.replace(SMALL, max_cache_gib=cap)
     new = build(tmp_path, manifest()[9:16], config)  # row 9 is cached: its shard is in use
-    assert not oldest.exists() and youngest.exists()
-    assert gib(tmp_path) <= cap
+    assert not oldest.exists() and youngest.exists() and gib(tmp_path) <= cap
     assert len(CodeCache(new).rows) == 7
     with pytest.raises(DamagedFileError, match="01_data_prep"):
         CodeCache(old)
@@ -285,7 +280,6 @@ def build_apart(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, processes) -> Path:
-    """Ten shards, made by one process undisturbed."""
     code_cache()  # leaves manifest, codec and tokenizer in files
     folder = tmp_path_factory.mktemp("small")
     run(processes, folder, 1)
@@ -299,10 +293,9 @@ def start(processes, folder: Path):
 
 
 def run(processes, folder: Path, count: int) -> None:
-    children = [start(processes, folder) for _ in range(count)]
-    for child in children:
+    for child in [start(processes, folder) for _ in range(count)]:
         child.join(60)
-    assert [child.exitcode for child in children] == [0] * count
+        assert child.exitcode == 0
 
 
 def test_two_processes_build_the_same_cache_at_once(processes, small, tmp_path):
@@ -331,11 +324,11 @@ def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
     apart = tmp_path / "apart"
     with pytest.raises(KeyboardInterrupt):
         build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
-    made = shards(apart)
-    assert 0 < len(made) < 10
+    made = len(shards(apart))
+    assert 0 < made < 10
     index, reported = build_noted(apart, config=SMALL, group=PretendedGroup(2))
     assert index.name == alone.name and contents(apart) == contents(alone.parent)
-    assert reported[0] == (3 * len(made), ROWS) and reported[-1] == (ROWS, ROWS)
+    assert reported[0] == (3 * made, ROWS) and reported[-1] == (ROWS, ROWS)
     assert not list(apart.glob(".*"))
 
 
@@ -369,8 +362,7 @@ def files(folder, ages) -> list:
 def test_the_longest_unused_go_first_and_no_more_than_needed(tmp_path, needed, left):
     paths = files(tmp_path, [1, 9, 5, 7])
     make_room(tmp_path, 4000 / 2**30, needed, set())
-    kept = [paths[i] for i in (0, 2, 3, 1)][:left]  # from young to old
-    assert {p for p in paths if p.exists()} == set(kept)
+    assert {i for i in range(4) if paths[i].exists()} == {*(0, 2, 3, 1)[:left]}  # young to old
 
 
 def test_what_is_in_use_stays_however_old(tmp_path):

@@ -40,7 +40,6 @@ from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.config import FULL, Base, FinetuneConfig, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import train
-from kit.training.run import listen
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import make_batches, preset_task
@@ -160,11 +159,11 @@ def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         for owner, name in calls:
             undo.enter_context(patch.object(owner, name, timed(getattr(owner, name), inside)))
-        events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
-        next(events)
+        events, log = train(state, batches), jsonl_log(Path(folder) / "train.jsonl")
+        log(next(events))
         for _ in range(steps):
             started_s, inside[0] = time.perf_counter(), 0.0
-            next(events)
+            log(next(events))
             yield 1 - inside[0] / (time.perf_counter() - started_s)
 
 

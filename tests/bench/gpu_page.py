@@ -1,4 +1,4 @@
-"""Write the table of a GPU check into docs/measurements-archive.md: `python tests/bench/gpu_page.py FILE`.
+"""Write a GPU check into docs/measurements-archive.md: `python tests/bench/gpu_page.py FILE`.
 
 FILE is the gpu.json of `make check-gpu` or of gpu_session.sh. Each card has a section of its own;
 running the command again replaces that section.

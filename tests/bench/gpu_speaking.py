@@ -133,7 +133,7 @@ def recorded_row(model: SpeechGPT, setting: Setting) -> RecordedExample:
     texts, cond = request(model.config, 1)
     random = torch.Generator().manual_seed(1)
     codes = torch.randint(0, model.config.start_code, (setting.codes,), generator=random)
-    return RecordedExample(text=texts[0], codes=codes.tolist(), cond=cond[0])
+    return texts[0], codes.tolist(), cond[0]
 
 
 def peer_seconds(model: SpeechGPT, batch: int, setting: Setting) -> float:

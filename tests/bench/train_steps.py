@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
-from kit.releases.xtts_v2.names import from_released, to_released
+from kit.releases.xtts_v2.model import from_released, to_released
 from kit.training import loop, switches
 from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.trainer import Trainer

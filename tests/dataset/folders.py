@@ -5,50 +5,48 @@ from pathlib import Path
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
 
-TEXTS = [
-    "printing in the only sense.",
-    "in being comparatively modern.",
-    "the dog ran home today.",
-    "a quick brown fox jumps.",
-    "we are going to the sea.",
-    "nobody knows the trouble.",
-    "it was the best of times.",
-    "she sells sea shells here.",
-    "all that glitters is not gold.",
-    "they went away again.",
-]
-
-
+TEXTS = (
+    "printing in the only sense. in being comparatively modern. the dog ran home today. "
+    "a quick brown fox jumps. we are going to the sea. nobody knows the trouble. "
+    "it was the best of times. she sells sea shells here. all that glitters is not gold. "
+    "they went away again."
+)
+TEXTS = [f"{text}." for text in TEXTS.removesuffix(".").split(". ")]
 RULES = {"language": "en", "held_out_percent": 0}
+ALL_ONE, TWO = ["speaker"] * 10, ["s0", "s1"] * 5
+SPLIT_OF = {text: "held_out" if i > 7 else "train" for i, text in enumerate(TEXTS)}
 
 
 def folder_of(root: Path, recordings: list[str], **tables: str | bytes) -> Path:
     """A folder with empty `recordings`, which are only looked for, and `tables` by name."""
-    for name in recordings:
+    for name, data in (dict.fromkeys(recordings, b"?") | tables).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"?")
-    for name, data in tables.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        (root / name).write_bytes(data.encode() if isinstance(data, str) else data)
     return root
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file that is not hidden, by its path in `folder`."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 def wavs(count: int = 10, pattern: str = "wavs/c{}.wav") -> list[str]:
     return [pattern.format(i) for i in range(count)]
 
 
-def lines(pattern: str, **values: list) -> str:
-    """Ten rows: {i} is the number, {t} the text, {s} one of two speakers."""
-    rows = [pattern.format(i=i, t=text, s=f"s{i % 2}", n=i % 2) for i, text in enumerate(TEXTS)]
-    return "".join(f"{row}\n" for row in rows)
+def rows_of(pattern: str) -> list[str]:
+    """`pattern` for each text {t}, its number {i}, of two speakers {n} or {s}, {h} of each."""
+    values = [{"i": i, "h": i // 2, "n": i % 2, "s": f"s{i % 2}"} for i in range(10)]
+    return [pattern.format(t=text, **each) for text, each in zip(TEXTS, values)]
+
+
+def lines(pattern: str) -> str:
+    return "".join(f"{row}\n" for row in rows_of(pattern))
 
 
 def read(folder: Path, **over):
     return read_dataset(folder, ManifestConfig(**{**RULES, **over}))
-
-
-ALL_ONE, TWO = ["speaker"] * 10, [f"s{i % 2}" for i in range(10)]
 
 
 CSV = lines("c{i}|{t}").splitlines(True)
@@ -71,9 +69,6 @@ def parts(pattern: str) -> tuple[str, str]:
     return "".join(rows[:8]), "".join(rows[8:])
 
 
-SPLIT_OF = {text: "held_out" if i > 7 else "train" for i, text in enumerate(TEXTS)}
-
-
 def half(pattern: str, n: int) -> str:
     """The rows of one of two speakers."""
     return "".join(lines(pattern).splitlines(True)[n::2])
@@ -81,9 +76,4 @@ def half(pattern: str, n: int) -> str:
 
 def texts(pattern: str, content: str = "{t}\n") -> dict[str, str]:
     """A file for each text, by its name."""
-    names = [pattern.format(i=i, n=i % 2).replace("/", "__") for i in range(10)]
-    return {name: content.format(t=text) for name, text in zip(names, TEXTS)}
-
-
-def clips(pattern: str) -> list[str]:
-    return [pattern.format(i=i, n=i % 2) for i in range(10)]
+    return dict(zip(rows_of(pattern), rows_of(content)))

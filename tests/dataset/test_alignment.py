@@ -13,38 +13,27 @@ from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.errors import DatasetError
-from kit.dataset.alignment import (
-    AlignConfig,
-    Alignment,
-    align_clips,
-    align_clips_cached,
-    alignment_score,
-)
+from kit.dataset import alignment
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips, align_clips_cached
 from kit.dataset.checks import lowest_score, match
 from kit.dataset.manifest import Utterance
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()
-ROW = Utterance(
-    id="", audio="clip.wav", text="dab", speaker="", split="train", seconds=1.0,
-    file="metadata.csv", line=1,
-)  # fmt: skip
+PLACE = {"id": "", "file": "metadata.csv", "line": 1, "split": "train"}
+ROW = Utterance(**PLACE, audio="clip.wav", text="dab", speaker="", seconds=1.0)
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
     output = HEAR.recognize([torch.from_numpy(noisy(wave))], RATE)[0]
-    return alignment_score(HEAR, output, text)
-
-
-def sentence(rng: random.Random) -> str:
-    return " ".join("".join(rng.sample(LETTERS, 4)) for _ in range(5))
+    return alignment.alignment_score(HEAR, output, text)
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory) -> tuple[list[Utterance], dict[str, set[str]]]:
     """A hundred clips, five of each kind of mistake among them."""
     folder, rng = tmp_path_factory.mktemp("clips"), random.Random(0)
-    texts = [sentence(rng) for _ in range(100)]
+    texts = [" ".join("".join(rng.sample(LETTERS, 4)) for _ in range(5)) for _ in range(100)]
     rows, wrong = [], {"swapped": set(), "word left out": set(), "cut short": set()}
     for i, text in enumerate(texts):
         wave, kind = noisy(say(text), seed=i), None
@@ -71,29 +60,22 @@ def test_any_other_text_scores_far_lower(text):
     assert score(wave, text).score < right.score - 1
 
 
-def test_where_text_and_sound_part_is_pointed_at():
+def test_where_text_and_sound_part_is_pointed_at_and_silence_costs_nothing():
     wave = np.concatenate([say("abcdefgh"), say("mmmm"), say("abcdefgh")])
     assert score(wave, "abcdefgh abcdefgh").worst_at_s == pytest.approx(1.3, abs=0.3)
-
-
-def test_silence_at_the_ends_costs_nothing():
     long = np.concatenate([silence(1.0), say("dab lime"), silence(1.0)])
     assert score(long, "dab lime").score > -0.3
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("abcdefghijklm" * 9, r"117 characters do not fit into \d+ frames"),
-        ("aa" * 10, "20 characters do not fit"),  # a letter said twice needs a frame between
-        ("ሰላም", "no letter of the text"),
-        ("", "no letter of the text"),
-    ],
-)
-def test_a_text_that_cannot_be_aligned_scores_minus_infinity_with_the_reason(text, reason):
+UNFIT = {"abcdefghijklm" * 9: r"117 characters do not fit into \d+ frames", "": "no letter of the"}
+UNFIT["aa" * 10] = "20 characters do not fit"  # a letter said twice needs a frame between
+UNFIT["ሰላም"] = "no letter of the text"
+
+
+@pytest.mark.parametrize("text", UNFIT)
+def test_a_text_that_cannot_be_aligned_scores_minus_infinity_with_the_reason(text):
     result = score(say("abcdef"), text)
-    assert result.score == -math.inf
-    assert re.search(reason, result.reason)
+    assert result.score == -math.inf and re.search(UNFIT[text], result.reason)
 
 
 def test_precisely_the_wrong_clips_are_refused(clips):
@@ -109,18 +91,16 @@ def test_precisely_the_wrong_clips_are_refused(clips):
 
 
 def test_a_clip_alone_scores_as_in_any_batch(clips):
-    rows = clips[0][:20]
-    together = align_clips(rows, HEAR, CONFIG)
-    alone = align_clips(rows, HEAR, AlignConfig(batch=1))
-    assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=0.05)
+    batches = (CONFIG, AlignConfig(batch=1))
+    together, alone = ([a.score for a in align_clips(clips[0][:20], HEAR, c)] for c in batches)
+    assert together == pytest.approx(alone, abs=0.05)
 
 
 def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_path):
     (tmp_path / "bad.wav").write_bytes(b"RIFF" + b"\0" * 60)
     bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
     rows = [bad, *clips[0][21:30]]
-    result = align_clips(rows, HEAR, CONFIG)
-    (refused,) = match(rows, result, CONFIG).mismatched
+    (refused,) = match(rows, align_clips(rows, HEAR, CONFIG), CONFIG).mismatched
     assert refused.id == "bad" and "bad.wav" in refused.reason
     assert align_clips([bad], HEAR, CONFIG)[0].score == -math.inf
     assert align_clips([], HEAR, CONFIG) == []
@@ -130,14 +110,10 @@ def scored(*scores: float) -> list[Alignment]:
     return [Alignment(score=s) for s in scores]
 
 
-def test_clips_that_are_all_alike_are_all_kept():
+def test_clips_that_are_alike_are_kept_and_an_unsure_recogniser_is_given_more_room():
     assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
     assert lowest_score([], CONFIG) == -0.4
-
-
-def test_a_recogniser_that_is_less_sure_is_given_more_room():
-    rng = np.random.default_rng(0)
-    unsure = scored(*rng.normal(-0.5, 0.2, 200), -9.0, -math.inf)
+    unsure = scored(*np.random.default_rng(0).normal(-0.5, 0.2, 200), -9.0, -math.inf)
     assert -1.9 < lowest_score(unsure, CONFIG) < -1.5
 
 
@@ -151,10 +127,9 @@ def test_a_recogniser_of_another_language_rejects_nothing_and_the_note_says_so()
 
 def clips_of(learnt: list[float], unseen: list[float]):
     """Rows of two splits with these scores."""
-    rows = []
-    for split, scores in (("train", learnt), ("held_out", unseen)):
-        for i, _ in enumerate(scores):
-            rows.append(dataclasses.replace(ROW, id=f"{split}-{i}", split=split))
+    splits = [("train", i) for i in range(len(learnt))]
+    splits += [("held_out", i) for i in range(len(unseen))]
+    rows = [dataclasses.replace(ROW, id=f"{split}-{i}", split=split) for split, i in splits]
     return rows, scored(*learnt, *unseen)
 
 
@@ -164,20 +139,15 @@ PERSON = [-2.33, -1.29, -0.99, -0.87, -0.81, -0.75, -0.72, -0.71, -0.64, -0.55, 
 
 
 def test_new_clips_are_not_rejected_for_scoring_below_memorised_ones():
-    rows, result = clips_of([0.0] * 555, PERSON)
-    judged = match(rows, result, CONFIG)
+    judged = match(*clips_of([0.0] * 555, PERSON), CONFIG)
     assert judged.judged and len(judged.mismatched) <= 1  # eleven, by the limit of the others
-
-
-def test_a_wrong_text_is_found_among_either_kind():
-    rows, result = clips_of([0.0] * 50 + [-0.9], [*PERSON, -6.0, -math.inf])
-    refused = {finding.id for finding in match(rows, result, CONFIG).mismatched}
+    with_wrong_texts = clips_of([0.0] * 50 + [-0.9], [*PERSON, -6.0, -math.inf])
+    refused = {finding.id for finding in match(*with_wrong_texts, CONFIG).mismatched}
     assert refused >= {"train-50", "held_out-13", "held_out-14"} and len(refused) <= 4
 
 
 def test_clips_it_knows_too_little_of_stay_and_the_note_says_so():
-    rows, result = clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf])
-    judged = match(rows, result, CONFIG)
+    judged = match(*clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf]), CONFIG)
     assert [finding.id for finding in judged.mismatched] == ["train-20", "held_out-3"]
     assert "3 that the recogniser was not trained on" in judged.note
     assert judged.note.startswith("2 of 25 clips") and judged.limits.keys() == {"trained on"}
@@ -193,11 +163,9 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
 
     scores = [a.score for a in align_clips(rows, HEAR, CONFIG)]
     first = align(rows)
-    assert [a.score for a in first] == scores and len(ticks) == 1
-    assert align(rows) == first and len(ticks) == 1
+    assert [a.score for a in first] == scores and align(rows) == first and len(ticks) == 1
     assert align(rows, AlignConfig(hopeless=-2.0)) and len(ticks) == 2
-    align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]])
-    assert len(ticks) == 3
+    assert align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]]) and len(ticks) == 3
     assert align(rows, sounds="abcdeg") == first and len(ticks) == 4
     kept.write_text("{", encoding="utf-8")
     assert align(rows) == first and len(ticks) == 5

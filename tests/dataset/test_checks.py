@@ -64,13 +64,9 @@ def test_a_row_with_several_faults_names_all_of_them():
     assert refusal.kind == "long text", "and it is not cut"
     _, (refusal,), _ = judged(many(1), {0: changed(peak=1.0, clipped=0.3, dc=0.5)})
     assert refusal.kind == "clipped" and "30.0%" in refusal.reason and "+0.50" in refusal.reason
-
-
-def test_a_long_recording_with_a_text_of_seconds_has_both_reasons():
     hour = changed(seconds=3600.0)
-    sentence = row(0)
-    _, (refusal,), _ = judged([sentence], {0: hour})
-    assert refusal.kind == "too long" and f"its {len(sentence.text)} characters" in refusal.reason
+    _, (refusal,), _ = judged([row(0)], {0: hour})
+    assert refusal.kind == "too long" and f"its {len(row(0).text)} characters" in refusal.reason
     _, (refusal,), _ = judged([row(0, "ሰላም " * 3000)], {0: hour})
     assert refusal.kind == "too long" and "characters" not in refusal.reason
 
@@ -95,9 +91,7 @@ def test_a_pace_far_from_everyone_elses_is_refused():
     _, (refusal,), _ = judged(rows, measures)
     assert (refusal.id, refusal.kind) == ("c7", "pace") and "far from the usual" in refusal.reason
     assert not judged(rows, measures, ManifestConfig(pace_deviations=math.inf))[1]
-
-
-def test_a_very_even_dataset_does_not_refuse_small_differences():
+    # A very even dataset does not refuse small differences.
     low, high = usual_paces([10.0] * 1000, 6)
     assert low < 5 and high > 20 and usual_paces([1, 50] * 5, 6) == (0, math.inf)
 
@@ -107,11 +101,8 @@ def test_the_same_recording_twice():
     kept, (refusal,), _ = judged(many(3), same)
     assert [r.id for r in kept] == ["c0", "c2"] and refusal.id == "c1"
     assert refusal.reason == "the same recording as c0 (metadata.csv, line 0)"
-
-
-def test_one_recording_under_two_texts_is_refused_both_times():
-    rows = [row(0), row(1, "ሌላ ነገር ነው"), row(2)]
-    kept, refused, _ = judged(rows, {0: changed(), 1: changed()})
+    # Under two texts it is refused both times.
+    kept, refused, _ = judged([row(0), row(1, "ሌላ ነገር ነው"), row(2)], same)
     assert [r.id for r in kept] == ["c2"] and {f.id for f in refused} == {"c0", "c1"}
     assert "c0 (metadata.csv, line 0), under another text" in refused[1].reason
 
@@ -125,15 +116,11 @@ def test_a_sample_rate_that_few_have_is_odd_and_one_that_many_have_is_not():
 
 
 def test_letters_of_another_script_are_named():
-    rows = [*many(100), row(100, "ሰላም ok ለሁሉ привет")]
-    kept, (refusal,), _ = judged(rows)
+    kept, (refusal,), _ = judged([*many(100), row(100, "ሰላም ok ለሁሉ привет")])
     assert len(kept) == 100 and refusal.kind == "alphabet"
     assert refusal.reason == "letters of another script (Cyrillic, Latin): k o в е и п р т"
-
-
-def test_scripts_that_belong_together_are_not_odd():
-    japanese = [row(i, "東京へ行きましたスーパー") for i in range(50)]
-    assert not judged(japanese)[1]
+    # Scripts that belong together are not odd.
+    assert not judged([row(i, "東京へ行きましたスーパー") for i in range(50)])[1]
     assert script("ሰ") == "ETHIOPIC" and script("ʼ") == script("5") == script("፣") == ""
 
 
@@ -150,8 +137,7 @@ def test_warnings_keep_the_row():
     rows = [row(0, "ሀ ሁ"), row(1, "ለ ሉ"), row(2), row(3, split="held_out", speaker="w")]
     clipped = dataclasses.replace(SOUND, clipped=0.005)
     inverted = dataclasses.replace(SOUND, channels=2, cancels=True)
-    measures = {0: changed(trailing_s=1.5), 1: clipped, 2: inverted}
-    kept, refused, warned = judged(rows, measures)
+    kept, refused, warned = judged(rows, {0: changed(trailing_s=1.5), 1: clipped, 2: inverted})
     assert len(kept) == 4 and not refused
     kinds = {"c0": "edge silence", "c1": "clipped", "c2": "opposite phase"}
     assert {w.id: w.kind for w in warned} == kinds | {"c3": "also in training"}
@@ -161,13 +147,9 @@ def test_warnings_keep_the_row():
     assert not kept[1].silence_s
 
 
-def test_letters_that_hardly_any_text_has_are_reported():
-    rows = [*many(999), row(999, "ሰላም ጷ")]
-    result = [w for w in judged(rows)[2] if w.kind == "rare letter"]
+def test_rare_letters_and_floats_somewhat_beyond_full_scale_are_kept_with_a_word():
+    result = [w for w in judged([*many(999), row(999, "ሰላም ጷ")])[2] if w.kind == "rare letter"]
     assert [w.id for w in result] == ["c999"] and result[0].reason.endswith("ጷ")
-
-
-def test_floats_somewhat_beyond_full_scale_are_kept_with_a_word():
     kept, refused, (warning,) = judged(many(1), {0: changed(peak=1.5)})
     assert len(kept) == 1 and not refused and warning.kind == "too loud"
     assert "1.5 times full scale: it is read scaled" in warning.reason

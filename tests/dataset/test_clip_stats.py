@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 from clips import encoded, voice
@@ -24,42 +25,36 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def clips(tmp_path) -> list[str]:
     """150 recordings: some are copies, the last two cannot be read."""
-    folder = tmp_path / "wavs"
-    folder.mkdir()
-    data = [encoded(voice(0.3, seed)) for seed in range(5)] + [b"no audio", encoded(voice(9))]
-    paths = [folder / f"{i:03d}.wav" for i in range(150)]
-    for i, path in enumerate(paths):
-        path.write_bytes(data[i % 5] if i < 148 else data[i - 143])
-    return [str(path) for path in paths]
+    (tmp_path / "wavs").mkdir()
+    data = [encoded(voice(0.3, seed)) for seed in range(5)]
+    paths = [tmp_path / f"wavs/{i:03d}.wav" for i in range(150)]
+    for path, content in zip(paths, [*(data * 30)[:148], b"no audio", encoded(voice(9))]):
+        path.write_bytes(content)
+    return list(map(str, paths))
 
 
 @pytest.fixture
 def read(monkeypatch) -> list[str]:
     """The paths that are measured in this process from now on."""
     seen = []
-
-    def noted(path, decode_s):
-        seen.append(path)
-        return measure_clip(path, decode_s)
-
+    noted = lambda path, decode_s: seen.append(path) or measure_clip(path, decode_s)  # noqa: E731
     monkeypatch.setattr(measures, "measure_clip", noted)
     return seen
 
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_processes_find_what_one_call_finds(clips, tmp_path, processes, read):
-    reported = []
-    tick = lambda *counts: reported.append(counts)  # noqa: E731
-    result = measure_clips(clips, tmp_path / "c.jsonl", 5, processes, tick)
+    reported = Mock()
+    result = measure_clips(clips, tmp_path / "c.jsonl", 5, processes, reported)
     assert list(result) == clips and result[clips[7]] == measure_clip(clips[7])
     assert result[clips[148]].startswith("cannot be read as audio")
     assert result[clips[149]].seconds == 9 and result[clips[149]].peak is None
-    assert reported == [(64, 150), (128, 150), (150, 150)]
+    assert reported.mock_calls == [call(64, 150), call(128, 150), call(150, 150)]
     again = measure_clips(clips, tmp_path / "c.jsonl", decode_s=10)
     assert read[-1] == clips[149] and again[clips[149]].peak > 0, "it is not too long any more"
 
 
-def test_only_what_changed_is_measured_again(clips, tmp_path, read):
+def test_only_what_changed_is_measured_again(clips, tmp_path, read, monkeypatch):
     first = measure_clips(clips, tmp_path / "c.jsonl")
     assert sorted(read) == clips
     read.clear()
@@ -69,31 +64,22 @@ def test_only_what_changed_is_measured_again(clips, tmp_path, read):
     again = measure_clips(clips, tmp_path / "c.jsonl")
     assert sorted(read) == [clips[3], clips[5]]
     assert again[clips[3]].seconds == pytest.approx(0.7, abs=1e-3)
-
-
-def test_the_working_folder_is_no_part_of_the_key(clips, tmp_path, read, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    measure_clips(["wavs/000.wav"], tmp_path / "c.jsonl")
     read.clear()
-    monkeypatch.chdir(tmp_path / "wavs")
-    assert measure_clips(["000.wav"], tmp_path / "c.jsonl")["000.wav"].seconds > 0 and not read
+    for folder, path in ((tmp_path, "wavs/000.wav"), (tmp_path / "wavs", "000.wav")):
+        monkeypatch.chdir(folder)  # it is no part of the key
+        assert measure_clips([path], tmp_path / "c.jsonl")[path].seconds > 0 and not read
 
 
-def test_a_file_that_is_gone_for_now_is_looked_for_again(clips, tmp_path, read):
+def test_what_is_missing_for_now_is_looked_for_again(clips, tmp_path, monkeypatch):
     hidden = Path(clips[0]).rename(tmp_path / "away.wav")
     result = measure_clips(clips[:3], tmp_path / "c.jsonl")
     assert "No such file" in result[clips[0]]
     hidden.rename(clips[0])
     assert isinstance(measure_clips(clips[:3], tmp_path / "c.jsonl")[clips[0]], ClipMeasure)
-
-
-def test_what_needs_a_library_is_measured_again_once_it_is_there(tmp_path, monkeypatch):
-    path = tmp_path / "a.m4a"
-    path.write_bytes(b"\0\0\0\x1cftypM4A " + bytes(99))
-    monkeypatch.setitem(sys.modules, "av", None)
-    result = measure_clips([str(path)], tmp_path / "c.jsonl")
-    assert "pip install av" in result[str(path)]
-    assert (tmp_path / "c.jsonl").read_bytes() == b""
+    (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x1cftypM4A " + bytes(99))
+    monkeypatch.setitem(sys.modules, "av", None)  # a library may be installed
+    (result,) = measure_clips([str(tmp_path / "a.m4a")], tmp_path / "d.jsonl").values()
+    assert "pip install av" in result and (tmp_path / "d.jsonl").read_bytes() == b""
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
@@ -113,11 +99,11 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(clips, tmp_path
     if how == "emptied":
         folder.rmdir()
     shutil.move(away, folder)
-    again = []
-    noted = lambda *args: again.append(args[0]) or measure_clip(*args)  # noqa: E731
-    monkeypatch.setattr(measures, "measure_clip", noted)
+    again = Mock(wraps=measure_clip)
+    monkeypatch.setattr(measures, "measure_clip", again)
     result = measure_clips(clips, tmp_path / "c.jsonl")
-    assert again == clips[70:] and isinstance(result[clips[147]], ClipMeasure)
+    assert [each.args[0] for each in again.mock_calls] == clips[70:]
+    assert isinstance(result[clips[147]], ClipMeasure)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -143,8 +129,7 @@ def test_the_file_is_the_same_however_it_was_made(clips, tmp_path):
     measure_clips(clips, paths[0])
     measure_clips(clips, paths[1], processes=3)
     measure_clips(clips[90:], paths[2])
-    with paths[2].open("ab") as cut_short:
-        cut_short.write(paths[0].read_bytes()[:40])
+    paths[2].write_bytes(paths[2].read_bytes() + paths[0].read_bytes()[:40])
     with pytest.warns(UserWarning, match="1 damaged lines"):
         measure_clips(clips, paths[2])
     assert len({path.read_bytes() for path in paths}) == 1
@@ -177,10 +162,12 @@ def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
     assert result == measure_clips(clips, tmp_path / "fresh.jsonl")
 
 
+POPEN = subprocess.Popen
+
+
 def run_instead(monkeypatch, code: str) -> None:
     """Let every process that measures run `code`."""
-    plain = subprocess.Popen
-    started = lambda command, **how: plain([sys.executable, "-c", code], **how)  # noqa: E731
+    started = lambda command, **how: POPEN([sys.executable, "-c", code], **how)  # noqa: E731
     monkeypatch.setattr(measures.subprocess, "Popen", started)
 
 
@@ -192,32 +179,23 @@ def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path,
         "m._serve()"
     )
     run_instead(monkeypatch, crash)
-    some = clips[70:90]
-    result = measure_clips(some, tmp_path / "c.jsonl", processes=1)
+    result = measure_clips(clips[70:90], tmp_path / "c.jsonl", processes=1)
     assert result[clips[80]] == "crashes the audio decoder"
     assert sum(isinstance(value, ClipMeasure) for value in result.values()) == 19
-
-
-def test_processes_that_cannot_begin_refuse_no_clip(clips, tmp_path, monkeypatch):
     run_instead(monkeypatch, "raise SystemExit(3)")
     with pytest.raises(RuntimeError, match=r"could not start \(exit code 3\)"):
-        measure_clips(clips, tmp_path / "c.jsonl", processes=2)
-    assert not (tmp_path / "c.jsonl").read_bytes()
+        measure_clips(clips, tmp_path / "d.jsonl", processes=2)
+    assert not (tmp_path / "d.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_an_interrupted_check_keeps_what_it_has(clips, tmp_path, monkeypatch, processes, read):
     started = []
-    plain = subprocess.Popen
-    noted = lambda *args, **how: started.append(plain(*args, **how)) or started[-1]  # noqa: E731
+    noted = lambda *args, **how: started.append(POPEN(*args, **how)) or started[-1]  # noqa: E731
     monkeypatch.setattr(measures.subprocess, "Popen", noted)
-
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
     cache = tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        measure_clips(clips, cache, processes=processes, progress=interrupt)
+        measure_clips(clips, cache, 60.0, processes, Mock(side_effect=KeyboardInterrupt))
     assert len(started) == processes
     assert all(process.poll() is not None for process in started)
     assert len(cache.read_bytes().splitlines()) == measures.CHUNK
@@ -234,28 +212,21 @@ def test_a_script_without_a_main_guard_can_use_processes(clips, tmp_path):
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
 
 
-def damaged(line: bytes, **over) -> bytes:
-    return json.dumps(json.loads(line) | over).encode()
-
-
-DAMAGE = {
-    "cut short": lambda line: line[:40],
-    "zeros": lambda line: b"\0" * 30,
-    "deep": lambda line: b"[" * 99_999,
-    "a number": lambda line: b"7",
-    "no path": lambda line: b'{"format": %d}' % measures.FORMAT,
-    "a list": lambda line: damaged(line, measure=[1]),
-    "another field": lambda line: damaged(line, measure={"wings": 2}),
-}
+# Whole lines, or values in place of a line's own.
+DAMAGE = {"zeros": b"\0" * 30, "deep": b"[" * 99_999, "a number": b"7", "cut short": b'{"form'}
+DAMAGE |= {"no path": b'{"format": %d}' % measures.FORMAT}
+DAMAGE |= {"a list": {"measure": [1]}, "another field": {"measure": {"wings": 2}}}
 
 
 @pytest.mark.parametrize("number", [1, 3])  # the last one as a kill leaves it
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_line_is_reported_and_measured_again(clips, tmp_path, read, kind, number):
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_line_is_reported_and_measured_again(clips, tmp_path, read, damage, number):
     cache = tmp_path / "c.jsonl"
     first = measure_clips(clips[:4], cache)
     lines = cache.read_bytes().splitlines()
-    lines[number] = DAMAGE[kind](lines[number])
+    if isinstance(damage, dict):
+        damage = json.dumps(json.loads(lines[number]) | damage).encode()
+    lines[number] = damage
     cache.write_bytes(b"\n".join(lines))
     read.clear()
     with pytest.warns(UserWarning, match=r"c\.jsonl: 1 damaged lines are left out"):

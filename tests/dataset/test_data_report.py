@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 from clips import TEXT
-from helpers import dataset
+from folders import folder_of
 from test_checks import SOUND
 
 from kit.audio.clip import ClipMeasure
@@ -14,15 +14,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.dataset import checks, data_report
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.archive import ArchiveConfig
-from kit.dataset.data_report import (
-    FIXES,
-    DataReport,
-    Finding,
-    ManifestConfig,
-    Spool,
-    by_kind,
-    findings_table,
-)
+from kit.dataset.data_report import FIXES, DataReport, Finding, ManifestConfig, Spool
 from kit.dataset.fetch import HubConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance, write_manifest
@@ -43,13 +35,10 @@ def book(rows, refused) -> DataReport:
     return DataReport(layout="LJSpeech", kept=rows, refused=refused, warned=[])
 
 
-def test_every_kind_has_a_fix_and_a_row_may_bring_its_own():
+def test_every_kind_has_a_fix_and_clips_of_unknown_length_count_as_average_ones():
     assert all(finding(1, kind).cure == fix for kind, fix in FIXES.items())
     own = Finding(file="t", line=1, id="", kind="row", reason="why", cure="save it as UTF-8")
     assert own.cure == "save it as UTF-8"
-
-
-def test_clips_of_unknown_length_count_as_average_ones():
     result = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
     assert (result.kept_s, result.lost_s) == (36, 8)
     assert result.lost_percent == pytest.approx(100 * 8 / 44)
@@ -63,15 +52,12 @@ def test_too_much_refused_stops_with_reasons_and_fix(tmp_path):
     result.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
 
 
-def test_a_message_names_the_first_refused_rows_and_counts_the_rest(tmp_path):
+def test_a_message_names_the_first_refused_rows_and_says_that_no_row_is_left(tmp_path):
     result = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
     with pytest.raises(DatasetError) as caught:
         result.require_usable(ManifestConfig(), tmp_path)
     assert str(caught.value).splitlines()[1].startswith("  metadata.csv:20 ")
     assert "csv:12 " not in str(caught.value) and "\n  and 12 more" in str(caught.value)
-
-
-def test_nothing_to_train_on_is_reported(tmp_path):
     for rows, refused in (([], []), (kept(3, split="held_out"), []), ([], [finding(1, "silent")])):
         with pytest.raises(DatasetError, match=r"No utterance can be trained on\. Refused: "):
             book(rows, refused).require_usable(ManifestConfig(max_rejected_percent=100), tmp_path)
@@ -79,35 +65,34 @@ def test_nothing_to_train_on_is_reported(tmp_path):
 
 def test_findings_are_grouped_by_kind_the_commonest_first():
     one, two, three = finding(1, "clipped", 5), finding(2, "silent", 1), finding(3, "silent", 2)
-    grouped = [("silent", [two, three]), ("clipped", [one])]
-    assert list(by_kind([one, two, three]).items()) == grouped and by_kind([]) == {}
+    grouped = data_report.by_kind([one, two, three])
+    assert list(grouped.items()) == [("silent", [two, three]), ("clipped", [one])]
 
 
 def test_the_table_shows_the_worst_first_and_counts_the_rest():
-    head, first, *others = findings_table([finding(i, "silent", i) for i in range(1, 31)])
+    table = data_report.findings_table
+    head, first, *others = table([finding(i, "silent", i) for i in range(1, 31)])
     assert head[0] == "where" and first[:3] == ("metadata.csv:30", "r30", "30.0")
-    assert len(others) == 20 and others[-1][0] == "and 10 more"
-    assert findings_table([]) == []
-    assert findings_table([finding(1, "row")])[1][2] == "?", "an unmeasured clip"
+    assert len(others) == 20 and others[-1][0] == "and 10 more" and table([]) == []
+    assert table([finding(1, "row")])[1][2] == "?", "an unmeasured clip"
 
 
-SENSELESS = [
-    *((AlignConfig, "batch", 0), (AlignConfig, "spread", 0.0), (AlignConfig, "least_gap", -1.0)),
-    *((ArchiveConfig, "most_gib", 0.0), (ArchiveConfig, "most_ratio", 0.5)),
-    *((HubConfig, "most_hours", 0.0), (HubConfig, "save_every", 0)),
-    *((ManifestConfig, "min_clip_s", 30), (ManifestConfig, "characters_per_s", (40, 2))),
-    *((ManifestConfig, "max_rejected_percent", 101), (ManifestConfig, "held_out_percent", -1)),
-    *((ManifestConfig, "odd_share", 0.7), (ManifestConfig, "pace_deviations", 0)),
-    *((ManifestConfig, "most_repeats", 0), (SegmentConfig, "min_s", 0.0)),
-    *((SegmentConfig, "min_s", 15.0), (SegmentConfig, "least_pause_s", 0.0)),
-    (SegmentConfig, "margin_s", -0.1),
-]
+SENSELESS = {
+    AlignConfig: {"batch": 0, "spread": 0.0, "least_gap": -1.0},
+    ArchiveConfig: {"most_gib": 0.0, "most_ratio": 0.5},
+    HubConfig: {"most_hours": 0.0, "save_every": 0},
+    ManifestConfig: {"min_clip_s": 30, "characters_per_s": (40, 2), "max_rejected_percent": 101}
+    | {"held_out_percent": -1, "odd_share": 0.7, "pace_deviations": 0, "most_repeats": 0},
+    SegmentConfig: {"min_s": 0.0, "max_s": 0.5, "least_pause_s": 0.0, "margin_s": -0.1},
+}
 
 
-@pytest.mark.parametrize(("config", "field", "value"), SENSELESS)
-def test_limits_that_make_no_sense_are_refused_by_name(config, field, value):
-    with pytest.raises(KitError, match=rf"{config.__name__}\.{field} = "):
-        config(**{field: value})
+@pytest.mark.parametrize("config", SENSELESS)
+def test_limits_that_make_no_sense_are_refused_by_name(config):
+    for field, value in SENSELESS[config].items():
+        name = "min_s" if field == "max_s" else field  # it is below that
+        with pytest.raises(KitError, match=rf"{config.__name__}\.{name} = "):
+            config(**{field: value})
 
 
 def test_the_report_begins_with_hours_and_the_commonest_reasons():
@@ -122,8 +107,6 @@ def test_the_report_begins_with_hours_and_the_commonest_reasons():
 
 
 # --- rows in a file -----------------------------------------------------------------------------
-
-MEASURE = dataclasses.replace(SOUND, seconds=4.0)
 
 
 @pytest.fixture(params=[2**24, 1], ids=["in memory", "in a file"])
@@ -152,18 +135,15 @@ def test_some_of_it_keep_their_order_and_travel(values, monkeypatch):
 
 def made_dataset(folder, rows: int):
     lines = [f"clip_{number:07d}|{TEXT} {TEXT} {TEXT} {number % 7919}\n" for number in range(rows)]
-    dataset(folder, "".join(lines))
-    for number in range(rows):
-        (folder / "wavs" / f"clip_{number:07d}.wav").touch()
-    return folder
+    recordings = [f"wavs/clip_{number:07d}.wav" for number in range(rows)]
+    return folder_of(folder, recordings, **{"metadata.csv": "".join(lines)})
 
 
-class MadeMeasures:
-    def __getitem__(self, path: str) -> ClipMeasure:
-        return MEASURE
+class MadeMeasures(dict):
+    """Has no items, and yet one for each path."""
 
-    def items(self):
-        return ()
+    def __missing__(self, path: str) -> ClipMeasure:
+        return dataclasses.replace(SOUND, seconds=4.0)
 
 
 def peak_bytes(folder, rows: int) -> int:
@@ -186,7 +166,7 @@ def test_a_row_costs_few_bytes_until_it_is_in_the_manifest(tmp_path, monkeypatch
 def test_the_manifest_is_that_of_a_list(tmp_path):
     rows = read_dataset(made_dataset(tmp_path / "data", 50), ManifestConfig()).rows
     assert isinstance(rows, Spool) and {row.split for row in rows} == {"train", "held_out"}
-    for name, given in (("a", rows), ("b", list(rows))):
-        write_manifest(given, tmp_path / name)
-    manifests = [(tmp_path / name / "manifest.jsonl").read_bytes() for name in "ab"]
-    assert manifests[0] == manifests[1] and manifests[0].count(b"\n") == 50
+    write_manifest(rows, tmp_path / "a")
+    write_manifest(list(rows), tmp_path / "b")
+    one, other = ((tmp_path / name / "manifest.jsonl").read_bytes() for name in "ab")
+    assert one == other and one.count(b"\n") == 50

@@ -3,8 +3,10 @@
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import multiprocessing
+import shutil
 import sys
 import tarfile
 import time
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 from clips import encoded, voice
-from folders import TEXTS, folder_of
+from folders import TEXTS, contents, folder_of
 from helpers import RATE, dataset, speech, start_and_kill
 
 from kit.base.errors import DatasetError
@@ -26,6 +28,7 @@ from kit.dataset.fetch import HubConfig, fetch_dataset, from_huggingface, open_h
 from kit.dataset.layouts import read_dataset
 
 CONFIG = HubConfig()
+FIVE = HubConfig(save_every=5)
 
 
 def clip(number: int, format: str = "WAV", rate: int = RATE, channels: int = 1) -> bytes:
@@ -36,14 +39,11 @@ def clip(number: int, format: str = "WAV", rate: int = RATE, channels: int = 1) 
 
 def common_voice(folder: Path, language: str = "am") -> Path:
     """A Common Voice corpus of two clips, as its archive holds it."""
-    clips = folder / f"cv-corpus-17.0/{language}/clips"
-    clips.mkdir(parents=True)
-    head = "client_id\tpath\tsentence\tup_votes\n"
-    body = "".join(f"x\t{n}.wav\tሰላም {n}\t2\n" for n in "ab")
-    for name in ("validated.tsv", "train.tsv"):
-        (clips.parent / name).write_text(head + body, encoding="utf-8")
-    for n in "ab":
-        (clips / f"{n}.wav").write_bytes(clip(ord(n)))
+    table = "client_id\tpath\tsentence\tup_votes\n"
+    table += "".join(f"x\t{n}.wav\tሰላም {n}\t2\n" for n in "ab")
+    files = {f"clips/{n}.wav": clip(ord(n)) for n in "ab"}
+    files |= {"validated.tsv": table, "train.tsv": table}
+    folder_of(folder / f"cv-corpus-17.0/{language}", [], **files)
     return folder
 
 
@@ -59,12 +59,11 @@ def test_a_common_voice_archive_is_unpacked_found_and_read(tmp_path):
 
 
 def test_an_ljspeech_zip_from_a_mac_is_found(tmp_path):
+    files = {"voice/metadata.csv": "a|ሰላም\n", "voice/wavs/a.wav": clip(1), ".hidden/x.jsonl": "{}"}
+    files |= {"__MACOSX/voice/metadata.csv": "junk", "__MACOSX/voice/wavs/a.wav": "junk"}
     with zipfile.ZipFile(tmp_path / "voice.zip", "w") as packed:
-        packed.writestr("voice/metadata.csv", "a|ሰላም\n")
-        packed.writestr("voice/wavs/a.wav", clip(1))
-        packed.writestr("__MACOSX/voice/metadata.csv", "junk")
-        packed.writestr("__MACOSX/voice/wavs/a.wav", "junk")
-        packed.writestr(".hidden/x.jsonl", "{}")
+        for name, data in files.items():
+            packed.writestr(name, data)
     assert fetch_dataset(tmp_path / "voice.zip", tmp_path / "into").name == "voice"
     (tmp_path / "mine").mkdir()
     with zipfile.ZipFile(tmp_path / "mine" / "voice.zip", "w") as packed:  # again, in another
@@ -86,14 +85,12 @@ def test_a_folder_or_a_table_is_taken_as_it_stands(tmp_path):
     assert not (tmp_path / "into").exists()
 
 
-def test_several_datasets_are_listed_to_choose_from(tmp_path):
+def test_where_there_is_none_or_several_it_says_what_was_expected_and_found(tmp_path):
     for language in ("am", "ti"):
         common_voice(tmp_path / "cv", language)
     with pytest.raises(DatasetError, match=r"several datasets \(cv-corpus-17\.0/am, .*/ti\)"):
         fetch_dataset(tmp_path / "cv", tmp_path / "into")
-
-
-def test_where_there_is_none_it_says_what_was_expected_and_found(tmp_path):
+    shutil.rmtree(tmp_path / "cv")
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/readme.txt").write_text("hello")
     with pytest.raises(DatasetError, match=r"wavs/ \(LJSpeech\).*found a/"):
@@ -105,13 +102,10 @@ def test_where_there_is_none_it_says_what_was_expected_and_found(tmp_path):
         fetch_dataset(tmp_path / "broken.zip", tmp_path / "into")
 
 
-@pytest.mark.parametrize("name", ["fleurs", "google/fleurs", "google//train"])
-def test_a_name_of_the_hub_has_three_parts(tmp_path, name):
-    with pytest.raises(DatasetError, match="NAME/CONFIG/SPLIT"):
-        fetch_dataset(f"hf://{name}", tmp_path)
-
-
 def test_a_dataset_of_the_hub_is_streamed_into_a_folder_of_its_own(tmp_path, monkeypatch):
+    for name in ("fleurs", "google/fleurs", "google//train"):
+        with pytest.raises(DatasetError, match="NAME/CONFIG/SPLIT"):
+            fetch_dataset(f"hf://{name}", tmp_path)
     asked, rows = [], [{"audio": {"bytes": clip(1)}, "sentence": "ሰላም"}]
     monkeypatch.setattr(ingest, "open_huggingface", lambda *a: asked.append(a) or rows)
     folder = fetch_dataset("hf://google/fleurs/am_et/train", tmp_path)
@@ -127,10 +121,6 @@ def rows(count: int) -> list[dict]:
 def table(folder: Path) -> list[list[str]]:
     lines = (folder / "metadata.csv").read_text(encoding="utf-8").split("\n")
     return [line.split("|") for line in lines if line]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_rows_become_an_ljspeech_folder(tmp_path):
@@ -159,8 +149,7 @@ def test_names_and_paths_of_the_rows_are_never_used(tmp_path):
 
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
 def test_audio_of_any_coding_is_decoded(tmp_path, format):
-    data = clip(0, format, 44100, channels=2)
-    row = {"audio": {"bytes": data, "path": None}, "text": "ሰላም"}
+    row = {"audio": {"bytes": clip(0, format, 44100, channels=2), "path": None}, "text": "ሰላም"}
     folder = from_huggingface([row], tmp_path / "out", CONFIG)
     info = soundfile.info(folder / "wavs/00000000.wav")
     assert (info.samplerate, info.channels, info.subtype) == (44100, 1, "PCM_16")
@@ -169,14 +158,9 @@ def test_audio_of_any_coding_is_decoded(tmp_path, format):
 @pytest.mark.parametrize("shape", ["float", "list", "int16", "stereo", "stereo across"])
 def test_decoded_audio_is_taken_too(tmp_path, shape):
     wave = speech(0.5)
-    array = {
-        "float": wave,
-        "list": wave.tolist(),
-        "int16": (wave * 32767).astype(np.int16),
-        "stereo": np.stack([wave, wave], axis=1),
-        "stereo across": np.stack([wave, wave]),
-    }[shape]
-    row = {"audio": {"array": array, "sampling_rate": RATE, "path": "x"}, "text": "ሰላም"}
+    arrays = {"float": wave, "list": wave.tolist(), "int16": (wave * 32767).astype(np.int16)}
+    arrays |= {"stereo": np.stack([wave, wave], axis=1), "stereo across": np.stack([wave, wave])}
+    row = {"audio": {"array": arrays[shape], "sampling_rate": RATE, "path": "x"}, "text": "ሰላም"}
     folder = from_huggingface([row], tmp_path / "out", CONFIG)
     result, rate = soundfile.read(folder / "wavs/00000000.wav")
     assert rate == RATE and np.abs(result - wave).max() < 1e-3
@@ -215,28 +199,18 @@ def test_a_bad_row_is_skipped_with_its_number_and_reason(tmp_path, kind):
     assert [s["row"] for s in skipped] == [1] and reason in skipped[0]["reason"]
 
 
-def test_half_a_character_breaks_neither_table_nor_reasons(tmp_path):
+def test_text_cannot_break_the_table_and_columns_can_be_named(tmp_path):
     good = {"audio": {"bytes": clip(0)}, "text": "ሰላም \ud800", "speaker": "a\udce9"}
     bad = {"audio": None, "text": "ሰላም", "\ud800": 1}
-    folder = from_huggingface([good, {"\ud800": 1}, bad], tmp_path / "out", CONFIG)
+    folder = from_huggingface([good, {"\ud800": 1}, bad], tmp_path / "half", CONFIG)
     assert table(folder) == [["00000000", "ሰላም ?", "ሰላም ?", "a?"]]
     assert len((folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-
-
-def test_text_cannot_break_the_table_and_columns_can_be_named(tmp_path):
     row = {"audio": {"bytes": clip(0)}, "text": "ሰላም|x\r\nb|c\u2028d\0", "speaker_id": "a|b\n"}
     folder = from_huggingface([row], tmp_path / "out", CONFIG)
     assert table(folder) == [["00000000", "ሰላም x b c d", "ሰላም x b c d", "a b"]]
     row = {"clip": {"bytes": clip(0)}, "said": "ሰላም", "text": "no", "who": 7}
     config = HubConfig(audio_column="clip", text_column="said", speaker_column="who")
     assert table(from_huggingface([row], tmp_path / "two", config))[0][1:] == ["ሰላም", "ሰላም", "7"]
-
-
-def test_it_ends_when_there_is_enough(tmp_path):
-    config = HubConfig(most_hours=1.0 / 3600)
-    endless = (row for _ in iter(int, 1) for row in rows(1))
-    folder = from_huggingface(endless, tmp_path / "out", config)
-    assert len(table(folder)) == 4  # of 0.3 s
 
 
 def breaking(all_rows: list[dict], after: int):
@@ -246,17 +220,16 @@ def breaking(all_rows: list[dict], after: int):
 
 @pytest.mark.parametrize("after", [0, 7, 10])
 def test_a_stream_that_breaks_off_is_resumed(tmp_path, after):
-    config = HubConfig(save_every=5)
     with pytest.raises(DatasetError, match=r"network is gone.*run again"):
-        from_huggingface(breaking(rows(25), after), tmp_path / "out", config)
+        from_huggingface(breaking(rows(25), after), tmp_path / "out", FIVE)
     assert not (tmp_path / "out/metadata.csv").exists()
-    from_huggingface(rows(25), tmp_path / "out", config)
-    from_huggingface(rows(25), tmp_path / "whole", config)
+    from_huggingface(rows(25), tmp_path / "out", FIVE)
+    from_huggingface(rows(25), tmp_path / "whole", FIVE)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def take_slowly(into: Path) -> None:
-    from_huggingface(rows(60), into, HubConfig(save_every=5), lambda *_: time.sleep(0.01))
+    from_huggingface(rows(60), into, FIVE, lambda *_: time.sleep(0.01))
 
 
 def test_killed_in_the_middle_it_resumes_to_the_same_folder(tmp_path):
@@ -264,7 +237,7 @@ def test_killed_in_the_middle_it_resumes_to_the_same_folder(tmp_path):
     process = fork.Process(target=take_slowly, args=(tmp_path / "out",))
     start_and_kill(process, tmp_path / "out/wavs/00000013.wav", 0)
     assert not (tmp_path / "out/metadata.csv").exists()
-    from_huggingface(rows(60), tmp_path / "out", HubConfig(save_every=5))
+    from_huggingface(rows(60), tmp_path / "out", FIVE)
     take_slowly(tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -273,18 +246,15 @@ class Stream:
     """Rows that know where they are, as a stream of `datasets` does; they fail after `last`."""
 
     def __init__(self, all_rows: list[dict], last: int = 10**6):
-        self.rows = all_rows
-        self.last = last
-        self.next = 0
-        self.read = []
+        self.rows, self.last, self.next, self.read = all_rows, last, 0, []
 
     def __iter__(self):
-        while self.next < len(self.rows):
+        for row in self.rows[self.next :]:
             if self.next == self.last:
                 raise ConnectionError("the network is gone")
             self.read.append(self.next)
             self.next += 1
-            yield self.rows[self.next - 1]
+            yield row
 
     def state_dict(self) -> dict:
         return {"next": self.next}
@@ -294,13 +264,12 @@ class Stream:
 
 
 def test_rows_that_know_where_they_are_are_not_read_again(tmp_path):
-    config = HubConfig(save_every=5)
     with pytest.raises(DatasetError):
-        from_huggingface(Stream(rows(25), last=12), tmp_path / "out", config)
+        from_huggingface(Stream(rows(25), last=12), tmp_path / "out", FIVE)
     stream = Stream(rows(25))
-    from_huggingface(stream, tmp_path / "out", config)
+    from_huggingface(stream, tmp_path / "out", FIVE)
     assert stream.read == list(range(10, 25))
-    from_huggingface(rows(25), tmp_path / "whole", config)
+    from_huggingface(rows(25), tmp_path / "whole", FIVE)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -316,28 +285,27 @@ def test_finished_it_does_nothing_and_what_is_another_dataset_is_never_overwritt
         from_huggingface(rows(3), folder, CONFIG)
 
 
-def test_no_usable_row_at_all_is_an_error_with_the_first_reason(tmp_path):
+def test_it_ends_when_there_is_enough_and_fails_where_no_row_can_be_used(tmp_path):
+    endless = itertools.repeat(rows(1)[0])
+    folder = from_huggingface(endless, tmp_path / "out", HubConfig(most_hours=1.0 / 3600))
+    assert len(table(folder)) == 4  # of 0.3 s
     with pytest.raises(DatasetError, match=r"None of 1 rows.*no text in"):
-        from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "out", CONFIG)
+        from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "one", CONFIG)
     with pytest.raises(DatasetError, match="None of 0 rows"):
         from_huggingface([], tmp_path / "two", CONFIG)
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_a_revision_is_handed_on_and_the_package_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DatasetError, match="pip install datasets"):
         open_huggingface("mozilla-foundation/common_voice_17_0", "am", "train")
-
-
-def test_a_revision_is_handed_on(monkeypatch):
     asked = []
 
     def load_dataset(name, config, **how):
         asked.append((name, how["revision"]))
-        return type("rows", (), {"features": None})
+        return types.SimpleNamespace(features=None)
 
-    hub = type("datasets", (), {"load_dataset": staticmethod(load_dataset)})
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     open_huggingface("google/fleurs@v2", "am_et", "train")
     open_huggingface("google/fleurs", "am_et", "train")
     assert asked == [("google/fleurs", "v2"), ("google/fleurs", None)]
@@ -345,11 +313,10 @@ def test_a_revision_is_handed_on(monkeypatch):
 
 def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs: pip install datasets")
-    columns = {
-        "audio": [{"bytes": clip(i, "FLAC"), "path": f"{i}.flac"} for i in range(12)],
-        "sentence": [f"ሰላም {i}" for i in range(12)],
-    }
-    made = datasets.Dataset.from_dict(columns).cast_column("audio", datasets.Audio(decode=False))
+    audio = [{"bytes": clip(i, "FLAC"), "path": f"{i}.flac"} for i in range(12)]
+    texts = [f"ሰላም {i}" for i in range(12)]
+    made = datasets.Dataset.from_dict({"audio": audio, "sentence": texts})
+    made = made.cast_column("audio", datasets.Audio(decode=False))
     made = made.cast_column("audio", datasets.Audio())
     (tmp_path / "hub").mkdir()
     made.to_parquet(str(tmp_path / "hub/train-00000-of-00001.parquet"))
@@ -360,10 +327,10 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
 
     stream = open_huggingface(str(tmp_path / "hub"), None, "train")
     with pytest.raises(KeyboardInterrupt):
-        from_huggingface(stream, tmp_path / "out", HubConfig(save_every=5), stop_at_seven)
+        from_huggingface(stream, tmp_path / "out", FIVE, stop_at_seven)
     stream = open_huggingface(str(tmp_path / "hub"), None, "train")
-    from_huggingface(stream, tmp_path / "out", HubConfig(save_every=5))
-    assert [row[1] for row in table(tmp_path / "out")] == columns["sentence"]
+    from_huggingface(stream, tmp_path / "out", FIVE)
+    assert [row[1] for row in table(tmp_path / "out")] == texts
     result = read_dataset(tmp_path / "out", ManifestConfig())
     assert len(result.rows) == 12 and not result.refused
     with pytest.raises(DatasetError, match="cannot be opened"):
@@ -408,7 +375,7 @@ def parquet_folder(tmp_path, monkeypatch):
     """As the hub keeps a dataset: data/train-00000-of-00002.parquet and others."""
     parts = {"train-00000-of-00002": range(4), "train-00001-of-00002": range(4, 8)}
     parts["validation-00000-of-00001"] = range(8, 10)
-    files = {f"data__{name}.parquet": json.dumps(list(numbers)) for name, numbers in parts.items()}
+    files = {f"data/{name}.parquet": json.dumps(list(numbers)) for name, numbers in parts.items()}
     folder = folder_of(tmp_path / "mine", [], **files)
     if importlib.util.find_spec("pyarrow"):
         import pyarrow.parquet
@@ -424,7 +391,7 @@ def parquet_folder(tmp_path, monkeypatch):
     return folder
 
 
-def test_parquet_files_with_audio_are_unpacked(tmp_path, parquet_folder):
+def test_parquet_files_with_audio_are_unpacked(tmp_path, parquet_folder, monkeypatch):
     folder = fetch_dataset(parquet_folder, tmp_path / "into")
     result = read_dataset(folder, ManifestConfig(language="en", held_out_percent=0))
     assert not result.refused and [row.text for row in result.rows] == TEXTS
@@ -433,9 +400,6 @@ def test_parquet_files_with_audio_are_unpacked(tmp_path, parquet_folder):
     assert all(Path(row.audio).read_bytes()[:4] == b"RIFF" for row in result.rows)
     assert fetch_dataset(parquet_folder, tmp_path / "into") == folder
     assert {path.name for path in parquet_folder.iterdir()} == {"data"}
-
-
-def test_without_pyarrow_its_installation_is_named(tmp_path, parquet_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DatasetError, match="pip install datasets"):
         fetch_dataset(parquet_folder, tmp_path / "into")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -30,13 +29,8 @@ def noted(tmp_path, table: str | bytes) -> tuple[dict, list[Finding]]:
 
 def common_voice(folder, **tables: str | bytes):
     """A Common Voice folder with the recordings a.mp3 to d.mp3; they are only looked for."""
-    (folder / "clips").mkdir(parents=True)
-    for name in "abcd":
-        (folder / "clips" / f"{name}.mp3").write_bytes(b"?")
-    for name, table in tables.items():
-        data = table.encode() if isinstance(table, str) else table
-        (folder / f"{name}.tsv").write_bytes(data)
-    return folder
+    tables = {f"{name}.tsv": table for name, table in tables.items()}
+    return folder_of(folder, [f"clips/{name}.mp3" for name in "abcd"], **tables)
 
 
 # --- LJSpeech -----------------------------------------------------------------------------------
@@ -75,23 +69,13 @@ def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):
     assert "caf?" in (tmp_path / "run/ledger.jsonl").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        f"a|{TEXT}",  # no newline at the end
-        f"\ufeffa|{TEXT}\n",  # byte order mark
-        f"a|{TEXT}\r\n",
-        f"\r\n\n  \na|{TEXT}\r\n\n",  # empty lines
-        f"a.wav|{TEXT}\n",  # the id with its suffix
-        f"a|not this|{TEXT}\n",  # the normalised column is the one spoken
-        f"a|{TEXT}| |\n",
-        f" a |{TEXT}||v\n",
-        f"a,{TEXT}\n",
-        f"a;{TEXT}\n",
-        f"a|{TEXT}\n".encode("utf-16"),
-    ],
-    ids=repr,
-)
+# No newline at the end, a byte order mark, empty lines, ids with a suffix, normalised texts ...
+HARMLESS = [f"a|{TEXT}", f"\ufeffa|{TEXT}\n", f"a|{TEXT}\r\n", f"\r\n\n  \na|{TEXT}\r\n\n"]
+HARMLESS += [f"a.wav|{TEXT}\n", f"a|not this|{TEXT}\n", f"a|{TEXT}| |\n", f" a |{TEXT}||v\n"]
+HARMLESS += [f"a,{TEXT}\n", f"a;{TEXT}\n", f"a|{TEXT}\n".encode("utf-16")]
+
+
+@pytest.mark.parametrize("table", HARMLESS, ids=repr)
 def test_harmless_variations_are_read(tmp_path, table):
     kept, refused = noted(tmp_path, table)
     assert list(kept.values()) == [TEXT] and not refused
@@ -114,18 +98,15 @@ def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
 
 
 def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
-    away = dataset(tmp_path / "away", "", {"a": speech()})
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "wavs").symlink_to(away / "wavs")
-    (folder / "metadata.csv").write_text(f"a|{TEXT}\n", encoding="utf-8")
+    folder = folder_of(tmp_path / "mine", [], **{"metadata.csv": f"a|{TEXT}\n"})
+    (folder / "wavs").symlink_to(dataset(tmp_path / "away", "", {"a": speech()}) / "wavs")
     assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
 
 
 def test_splits_come_from_the_names_of_the_tables(tmp_path):
-    folder = dataset(tmp_path, f"a|{TEXT}\n", {n: speech() for n in "abc"})
-    (folder / "metadata_test-clean.csv").write_text(f"b|{TEXT}\n", encoding="utf-8")
-    (folder / "metadata_dev.csv").write_text(f"c|{TEXT}\n", encoding="utf-8")
+    tables = {"": "a", "_test-clean": "b", "_dev": "c"}
+    tables = {f"metadata{split}.csv": f"{name}|{TEXT}\n" for split, name in tables.items()}
+    folder = folder_of(tmp_path, [f"wavs/{n}.wav" for n in "abc"], **tables)
     result = read_dataset(folder, ManifestConfig(held_out_percent=100))
     splits = {"a": "train", "b": "test-clean", "c": "held_out"}
     assert {row.id: row.split for row in result.rows} == splits
@@ -162,15 +143,14 @@ CV_ROWS = {
     "gone": (f"x\te.mp3\t{TEXT}\t1\n", "no recording clips/e.mp3"),
     "absolute": (f"x\t/etc/passwd\t{TEXT}\t1\n", "inside clips/"),
     "no path": (f"x\t\t{TEXT}\t1\n", "inside clips/"),
-    "Latin-1": (b"x\ta.mp3\tcaf\xe9\t1\n", "UTF-8"),
+    "Latin-1": ("x\ta.mp3\tcaf\udce9\t1\n", "UTF-8"),
 }
 
 
 @pytest.mark.parametrize("kind", CV_ROWS)
 def test_every_unusable_common_voice_row(tmp_path, kind):
     bad, words = CV_ROWS[kind]
-    bad = bad.encode() if isinstance(bad, str) else bad
-    table = b"\xef\xbb\xbf" + HEADER.encode() + bad + f"x\tb.mp3\t{TEXT}\t1\r\n".encode()
+    table = f"\ufeff{HEADER}{bad}x\tb.mp3\t{TEXT}\t1\r\n".encode(errors="surrogateescape")
     result = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
     assert [row.id for row in result.rows] == ["b"]
     (refusal,) = result.refused
@@ -180,9 +160,8 @@ def test_every_unusable_common_voice_row(tmp_path, kind):
 
 @pytest.mark.parametrize("column", ["", "Unnamed: 2"])
 def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
-    head = f"client_id\tpath\t{column}\tup_votes\n"
     rows = "".join(f"x\t{name}.mp3\t{TEXT} {name}\t1\n" for name in "abcd")
-    folder = common_voice(tmp_path, validated=head + rows)
+    folder = common_voice(tmp_path, validated=f"client_id\tpath\t{column}\tup_votes\n" + rows)
     with pytest.raises(DatasetError, match=r"validated\.tsv: it is not clear(.*\n)*.*COLUMNS = "):
         read_dataset(folder, LOOSE)
     answer = ManifestConfig(held_out_percent=0, columns="speaker|audio|text|-")
@@ -190,45 +169,28 @@ def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
 
 
 def test_texts_with_the_separator_in_them_are_asked_about_with_both_ways_out(tmp_path):
-    texts = [
-        "the train leaves, it rains",
-        "he bought a coat, snow fell",
-        "open the door, my friend",
-    ]
+    texts = ["the train leaves, it rains", "he bought a coat, snow fell", "open it, my friend"]
     texts += ["she reads, and he writes", "the bread is warm, eat it", "we saw a boat, a small one"]
-    lines = "".join(f"a{i},{text}\n" for i, text in enumerate(texts))
-    (tmp_path / "wavs").mkdir()
-    for i in range(len(texts)):
-        (tmp_path / "wavs" / f"a{i}.wav").touch()
+    table = "".join(f"c{i},{text}\n" for i, text in enumerate(texts))
     with pytest.raises(DatasetError, match=r"(?s)3 columns.*COLUMNS = .*quote .*\|"):
-        noted(tmp_path, lines)
-
-
-# --- JSONL --------------------------------------------------------------------------------------
+        read(folder_of(tmp_path, wavs(6), **{"metadata.csv": table}))
 
 
 # --- any layout ---------------------------------------------------------------------------------
 
+NO_DATASET = {"missing": "no such file or folder", "file": "a file mine", "": "an empty folder"}
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "file", "no wavs", "no table", "no clips"])
+
+@pytest.mark.parametrize("kind", [*NO_DATASET, "metadata.csv", "wavs/", "validated.tsv"])
 def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, kind):
     folder = tmp_path / "mine"
-    content = {
-        "missing": "no such file or folder",
-        "empty": "an empty folder",
-        "file": "a file mine",
-        "no wavs": "metadata.csv",
-        "no table": "wavs/",
-        "no clips": "validated.tsv",
-    }[kind]
     if kind == "file":
         folder.write_text("?")
+    elif "." in kind:
+        folder_of(folder, [], **{kind: "a|b\n"})
     elif kind != "missing":
-        folder.mkdir()
-    if kind in ("no wavs", "no clips"):
-        (folder / content).write_text("a|b\n")
-    if kind == "no table":
-        (folder / "wavs").mkdir()
+        (folder / kind).mkdir(parents=True)
+    content = NO_DATASET.get(kind, kind)
     with pytest.raises(DatasetError, match=rf"mine is not a dataset .*expected.* found {content}"):
         read_dataset(folder, LOOSE)
 
@@ -245,37 +207,26 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
     ],
 )
 def test_a_folder_without_texts_says_what_to_do(tmp_path, files, facts):
-    folder = tmp_path / "my clips"
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    folder = folder_of(tmp_path / "my clips", [], **files)
     with pytest.raises(DatasetError, match=rf"not a dataset.*(?s:{facts})"):
         read_dataset(folder, LOOSE)
 
 
-def test_a_single_recording_is_no_dataset(tmp_path):
-    (tmp_path / "a.wav").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"a\.wav is not a dataset.*single recording"):
-        read_dataset(tmp_path / "a.wav", LOOSE)
-
-
 def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     table = "".join(f"c{i}|{TEXT}\n" for i in range(40))
-    folder = dataset(tmp_path, table, {f"c{i}": speech(0.01) for i in range(40)})
-    shutil.move(folder / "metadata.csv", folder / "metadata_train.csv")
+    folder = folder_of(tmp_path, wavs(40), **{"metadata_train.csv": table})
     share = sum(is_held_out(f"id{i}", 2) for i in range(3000)) / 3000
     assert 0.01 < share < 0.03 and not is_held_out("a", 0) and is_held_out("a", 100)
     result = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
     assert all((row.split == "held_out") == is_held_out(row.id, 20) for row in result)
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(1, 0), (2, 1), (10, 1), (40, 4), (60, 5), (120, 7)])
-def test_of_few_recordings_some_are_held_out(tmp_path, rows, wanted):
-    names = [f"a{i}" for i in range(rows)]
-    table = "".join(f"{name}|{TEXT}\n" for name in names)
-    folder = dataset(tmp_path, table, {name: speech(0.01) for name in names})
+@pytest.mark.parametrize(("count", "wanted"), [(1, 0), (2, 1), (10, 1), (40, 4), (60, 5), (120, 7)])
+def test_of_few_recordings_some_are_held_out(tmp_path, count, wanted):
+    table = "".join(f"a{i}|{TEXT}\n" for i in range(count))
+    folder = folder_of(tmp_path, wavs(count, "wavs/a{}.wav"), **{"metadata.csv": table})
     result = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
-    assert len(result) == wanted >= sum(is_held_out(name, 2) for name in names)
+    assert len(result) == wanted >= sum(is_held_out(f"a{i}", 2) for i in range(count))
     assert not any(r.split == "held_out" for r in read_dataset(folder, LOOSE).rows)
 
 
@@ -313,18 +264,21 @@ def test_a_dataset_of_nothing_is_an_error_that_says_what_was_found(tmp_path, kin
 def test_a_folder_whose_name_is_not_utf_8_is_reported_in_printable_text(tmp_path):
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     dataset(tmp_path / "plain", f"a|{TEXT}\n", {"a": speech()}).rename(odd)
-    for look in (odd, odd / "metadata.csv"):
-        with pytest.raises(DatasetError, match=r"caf\\udce9.*not UTF-8: rename it") as caught:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / odd.name).symlink_to(odd)
+    question = r"caf\\udce9.*not UTF-8: rename it"
+    looks = {odd: question, odd / "metadata.csv": question, tmp_path / "mine": r"found caf\?/"}
+    for look, words in looks.items():
+        with pytest.raises(DatasetError, match=words) as caught:
             read_dataset(look, LOOSE)
         assert str(caught.value).encode()
-    (tmp_path / "mine").mkdir()
-    odd.rename(tmp_path / "mine" / odd.name)
-    with pytest.raises(DatasetError, match=r"found caf\?/") as caught:
-        read_dataset(tmp_path / "mine", LOOSE)
-    assert str(caught.value).encode()
 
 
-def test_splits_of_which_none_is_for_training_are_named(tmp_path):
+def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named(tmp_path):
+    tables = {"metadata.csv": "".join(CSV[:5]), "metadata_more.csv": "".join(CSV[5:])}
+    result = read(folder_of(tmp_path / "mine", wavs(), **tables))
+    assert [row.text for row in result.rows] == TEXTS[:5]
+    assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
     train, held_out = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
     tables = {"anna.jsonl": train, "ben.jsonl": held_out}
     with pytest.raises(DatasetError, match=r"`anna` \(8 rows\), `ben` \(2 rows\).*train\.csv"):
@@ -347,12 +301,9 @@ def test_held_out_rows_are_among_those_that_training_can_spell():
 
 
 def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp_path):
-    table = lines("c{i}|{t}")
-    folder_of(tmp_path / "mine", [], **{"metadata.csv": table})
-    (tmp_path / "mine" / "wavs").mkdir()
+    files = {f"wavs/c{i}.wav": encoded(voice(2.0, seed=i)) for i in range(10)}
+    folder_of(tmp_path / "mine", [], **files, **{"metadata.csv": lines("c{i}|{t}")})
     config = ManifestConfig(language="en")
-    for i in range(10):
-        (tmp_path / "mine" / "wavs" / f"c{i}.wav").write_bytes(encoded(voice(2.0, seed=i)))
     before = read_dataset(tmp_path / "mine", config).rows
     (chosen,) = [row for row in before if row.split == "held_out"]
     Path(chosen.audio).write_bytes(b"no audio")
@@ -362,17 +313,12 @@ def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp
     assert again.id != chosen.id
 
 
-def test_a_second_table_that_is_not_read_is_named(tmp_path):
-    tables = {"metadata.csv": "".join(CSV[:5]), "metadata_more.csv": "".join(CSV[5:])}
-    result = read(folder_of(tmp_path, wavs(), **tables))
-    assert [row.text for row in result.rows] == TEXTS[:5]
-    assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
-
-
 def test_texts_of_something_else_are_no_dataset(tmp_path):
     files = {"README.txt": "All of it is free.\n", "config.json": '{"audio": "yes", "text": "no"}'}
     with pytest.raises(DatasetError, match=r"c0\.txt"):
         read(folder_of(tmp_path, wavs(), **files))
+    with pytest.raises(DatasetError, match=r"c0\.wav is not a dataset.*single recording"):
+        read(tmp_path / "wavs/c0.wav")
     (tmp_path / "text").write_text("none of it\nis a name\n")
     (tmp_path / "wav.scp").mkdir()
     with pytest.raises(DatasetError):

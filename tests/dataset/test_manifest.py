@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from clips import BAD, GOOD, TEXT, encoded, voice
@@ -55,8 +57,7 @@ def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
 
 
 def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
-    folder = many(tmp_path / "data", 18, 2)
-    result = check_dataset(folder, RULES, tmp_path / "run")
+    result = check_dataset(many(tmp_path / "data", 18, 2), RULES, tmp_path / "run")
     lines = lambda name: (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()  # noqa: E731
     assert [json.loads(line)["line"] for line in lines("ledger.jsonl")] == [19, 20]
     assert read_manifest(tmp_path / "run") == result.kept and len(result.kept) == 18
@@ -66,12 +67,11 @@ def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
 
 
 def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
-    folder, reported = many(tmp_path / "data", 5, 0), []
+    folder, tick = many(tmp_path / "data", 5, 0), Mock()
     first = check_dataset(folder, RULES, tmp_path / "run")
     monkeypatch.setattr("kit.dataset.clip_stats.measure_clip", None)
-    tick = lambda *counts: reported.append(counts)  # noqa: E731
-    again = check_dataset(folder, RULES, tmp_path / "run", progress=tick)
-    assert again == first and reported == [(5, 5)]
+    assert check_dataset(folder, RULES, tmp_path / "run", progress=tick) == first
+    tick.assert_called_once_with(5, 5)
 
 
 def test_too_much_rejected_stops_but_the_data_report_is_there(tmp_path):
@@ -86,15 +86,13 @@ def test_too_much_rejected_stops_but_the_data_report_is_there(tmp_path):
 
 def test_a_cleaned_manifest_can_be_read_back_and_touches_no_original(tmp_path):
     folder = many(tmp_path / "data", 6, 2)
-    state = lambda: {  # noqa: E731
-        p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
-    }
+    state = lambda: [(p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*.*")]  # noqa: E731
     before = state()
     result = check_dataset(folder, RULES, tmp_path / "run")
     fixed = write_fixed(result.kept, tmp_path / "run" / "fixed.jsonl", root=folder)
     again = read_dataset(fixed, dataclasses.replace(RULES, audio_root=str(folder)))
     assert not again.refused and state() == before
-    plain = lambda r: (r.id, r.audio, r.text, r.speaker, r.split)  # noqa: E731
+    plain = attrgetter("id", "audio", "text", "speaker", "split")
     assert list(map(plain, again.rows)) == list(map(plain, result.kept))
     with pytest.raises(DatasetError, match="among the originals"):
         write_fixed([], folder / "fixed.jsonl", root=folder)
@@ -102,8 +100,7 @@ def test_a_cleaned_manifest_can_be_read_back_and_touches_no_original(tmp_path):
 
 def test_recordings_in_a_runs_folder_move_with_it(tmp_path, monkeypatch):
     """As one that was taken from Drive to another machine; other recordings stay where they are."""
-    inside = many(tmp_path / "run" / "corpus", 3, 0)
-    kept = check_dataset(inside, RULES, tmp_path / "run").kept
+    kept = check_dataset(many(tmp_path / "run" / "corpus", 3, 0), RULES, tmp_path / "run").kept
     (tmp_path / "run").rename(tmp_path / "moved")
     result = read_manifest(tmp_path / "moved")
     assert [row.id for row in result] == [row.id for row in kept]
@@ -125,16 +122,14 @@ NO_ROWS = ['{"id": "a", "au', "[]", "7", "{}", '{"wings": 2}', "\0\0\0", "[" * 9
 NO_ROWS += [LINE.replace('"id": "a"', '"id": 1')]
 
 
-@pytest.mark.parametrize("line", NO_ROWS)
-def test_a_damaged_manifest_names_line_and_fix(tmp_path, line):
-    (tmp_path / "manifest.jsonl").write_text(f"{LINE}\n{line}\n")
-    with pytest.raises(DatasetError, match=r"manifest\.jsonl, line 2 is damaged.*01_data_prep"):
-        read_manifest(tmp_path)
-
-
-def test_a_missing_manifest_and_one_of_no_rows_name_the_notebook(tmp_path):
+def test_a_damaged_a_missing_or_an_empty_manifest_names_line_and_fix(tmp_path):
+    path = tmp_path / "manifest.jsonl"
     with pytest.raises(DatasetError, match="01_data_prep"):
         read_manifest(tmp_path)
-    (tmp_path / "manifest.jsonl").touch()
+    for line in NO_ROWS:
+        path.write_text(f"{LINE}\n{line}\n")
+        with pytest.raises(DatasetError, match=r"t\.jsonl, line 2 is damaged.*01_data_prep"):
+            read_manifest(tmp_path)
+    path.write_text("")
     with pytest.raises(DatasetError, match=r"manifest\.jsonl has no rows: run notebook 01"):
         read_manifest(tmp_path)

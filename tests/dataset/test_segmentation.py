@@ -9,50 +9,28 @@ import random
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 from clips import encoded
+from folders import contents
 from helpers import EAR, few_words, in_time, start_and_kill
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
+from kit.audio import recognizer as recognition
 from kit.audio.container import frame_header
-from kit.audio.recognizer import (
-    Recognizer,
-    RecognizerConfig,
-    alphabet_of,
-    cer,
-    edit_distance,
-    train_recognizer,
-)
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
-from kit.dataset import alignment
-from kit.dataset.alignment import (
-    AlignedToken,
-    LongAligner,
-    Pause,
-    Token,
-    WindowReader,
-    read_tokens,
-    split_phrases,
-)
+from kit.dataset import alignment, segmentation
+from kit.dataset.alignment import AlignedToken, Pause, Token, read_tokens, split_phrases
 from kit.dataset.data_report import DataReport, ManifestConfig, refuse
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance
-from kit.dataset.segmentation import (
-    SegmentConfig,
-    Segmenter,
-    boundaries,
-    choose_clips,
-    find_recordings,
-    plan_segments,
-    split_runs,
-    unique_names,
-)
+from kit.dataset.segmentation import SegmentConfig, Segmenter, find_recordings, plan_segments
 
 HEAR = ToneRecognizer().eval()
 CUT = SegmentConfig(min_s=0.5, max_s=6.0)
@@ -90,9 +68,8 @@ def book(folder: Path, count: int, seed: int = 0, name: str = "a") -> tuple[list
 def book_to_change(folder: Path, count: int) -> tuple[list[str], np.ndarray]:
     """The transcript a.txt alone in `folder`; the sentences and the wave."""
     texts, _ = book(folder, count)
-    path = folder / "a.wav"
-    wave, _ = soundfile.read(path)
-    path.unlink()
+    wave, _ = soundfile.read(folder / "a.wav")
+    (folder / "a.wav").unlink()
     return texts, wave
 
 
@@ -101,44 +78,38 @@ def paused(texts: list[str], seed: int = 0) -> list[str | float]:
     return [part for text in texts for part in (rng.uniform(0.2, 0.6), text)] + [0.3]
 
 
-def cutter(recognizer=HEAR, config: SegmentConfig = CUT) -> Segmenter:
-    return Segmenter(recognizer=recognizer, cuts=config, language="en")
+CUTTER = Segmenter(recognizer=HEAR, cuts=CUT, language="en")
 
 
-def cut(folder: Path, into: Path, recognizer=HEAR, config: SegmentConfig = CUT, **options):
-    losses = cutter(recognizer, config).segment_folder(folder, into, **options)
-    lines = (into / "metadata.csv").read_text(encoding="utf-8").splitlines()
+def cut(tmp_path: Path, into: str = "out", cutter: Segmenter = CUTTER, **options):
+    """Split `in`; the rows (id, text), and the losses."""
+    losses = cutter.segment_folder(tmp_path / "in", tmp_path / into, **options)
+    lines = (tmp_path / into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-
-
-def clip_seconds(into: Path) -> float:
-    return sum(soundfile.info(p).duration for p in (into / "wavs").glob("*.wav"))
 
 
 def lost_seconds(losses: list) -> float:
     return sum(loss.end_s - loss.start_s for loss in losses)
 
 
-def letters_in(path: Path) -> str:
-    wave = torch.from_numpy(soundfile.read(path, dtype="float32")[0])
-    return HEAR.transcribe([HEAR.front_end.clip_mel(wave, RATE)])[0]
+def require_all(tmp_path: Path, losses: list, seconds: float) -> None:
+    """Clips and losses have all seconds of the recording."""
+    clips_s = sum(soundfile.info(p).duration for p in (tmp_path / "out/wavs").glob("*.wav"))
+    assert clips_s + lost_seconds(losses) == pytest.approx(seconds, abs=0.01)
 
 
 def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
     texts, seconds = book(tmp_path / "in", 30, name="a tale")
     before = sorted((tmp_path / "in").iterdir())
     reported = []
-    tick = lambda *now: reported.append(now)  # noqa: E731
-    rows, losses = cut(tmp_path / "in", tmp_path / "out", progress=tick)
-    assert [text for _, text in rows] == texts and [r[0] for r in rows][:1] == ["a_tale_0001"]
+    rows, losses = cut(tmp_path, progress=lambda *now: reported.append(now))
+    assert [text for _, text in rows] == texts and rows[0][0] == "a_tale_0001"
     for name, text in rows:
-        transcript = letters_in(tmp_path / "out/wavs" / f"{name}.wav")
-        assert edit_distance(transcript, "".join(c for c in text if c in LETTERS)) <= 4
-    assert clip_seconds(tmp_path / "out") + lost_seconds(losses) == pytest.approx(seconds, abs=0.01)
+        wave = soundfile.read(tmp_path / "out/wavs" / f"{name}.wav", dtype="float32")[0]
+        mel = HEAR.front_end.clip_mel(torch.from_numpy(wave), RATE)
+        letters = "".join(c for c in text if c in LETTERS)
+        assert recognition.edit_distance(HEAR.transcribe([mel])[0], letters) <= 4
+    require_all(tmp_path, losses, seconds)
     assert reported[-1] == pytest.approx((seconds, seconds)) and reported == sorted(reported)
     assert sorted((tmp_path / "in").iterdir()) == before, "no scratch is left there"
     files = "cut losses.jsonl metadata.csv wavs"
@@ -148,13 +119,14 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def spoken() -> tuple[Recognizer, list[str], list[np.ndarray]]:
+def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     """A recogniser that learned real speech in seconds; sentences new to it, and their speech."""
     texts, speech = few_words()
     mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
-    recognizer = Recognizer(RecognizerConfig(**EAR), alphabet_of(texts))
-    list(train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
+    config = recognition.RecognizerConfig(**EAR)
+    recognizer = recognition.Recognizer(config, recognition.alphabet_of(texts))
+    list(recognition.train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
     return recognizer, texts[60:], speech[60:]
 
 
@@ -167,27 +139,25 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     transcript = " ".join(f"{text}።" for text in texts)
     (tmp_path / "in/book.txt").write_text(transcript, encoding="utf-8")
     tight = SegmentConfig(min_s=0.5, max_s=6.0, margin_s=0.02)  # as the speech it learned from
-    rows, losses = cut(tmp_path / "in", tmp_path / "out", recognizer, tight)
+    rows, losses = cut(tmp_path, cutter=Segmenter(recognizer=recognizer, cuts=tight, language="en"))
     said = " ".join(text for _, text in rows)
     assert len(said) > 0.9 * len(transcript) and len(rows) >= 15
     assert {sentence.strip() for sentence in said.split("።")} <= {*texts, ""}
-    all_s = clip_seconds(tmp_path / "out") + lost_seconds(losses)
-    assert all_s == pytest.approx(len(wave) / RATE, abs=0.01)
+    require_all(tmp_path, losses, len(wave) / RATE)
     clips = [tmp_path / f"out/wavs/{name}.wav" for name, _ in rows]
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
     transcripts = recognizer.transcribe(Mel().log_mels(waves, RATE))
-    assert cer(transcripts, [text for _, text in rows]) < 0.25
+    assert recognition.cer(transcripts, [text for _, text in rows]) < 0.25
 
 
 def test_processes_that_share_the_recordings_cut_as_one_does(tmp_path):
     for number in range(3):
         book(tmp_path / "in", 6, seed=number, name=str(number))
-    cut(tmp_path / "in", tmp_path / "alone")
+    cut(tmp_path, "alone")
     with pytest.raises(KeyboardInterrupt):
-        cut(tmp_path / "in", tmp_path / "apart", group=PretendedGroup(3, fails=1))
+        cut(tmp_path, "apart", group=PretendedGroup(3, fails=1))
     reported = []
-    tick = lambda *now: reported.append(now)  # noqa: E731
-    cut(tmp_path / "in", tmp_path / "apart", group=PretendedGroup(2), progress=tick)
+    cut(tmp_path, "apart", group=PretendedGroup(2), progress=lambda *now: reported.append(now))
     assert reported == sorted(reported) and reported[0][0] > 0
     assert reported[-1][0] == reported[-1][1]
     assert contents(tmp_path / "alone") == contents(tmp_path / "apart")
@@ -199,29 +169,25 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
         texts = sentences(8, seed=number)
         audio = tmp_path / "data" / f"r {number}.wav"
         seconds = record(audio, paused(texts, number), "")
-        rows.append(
-            Utterance(
-                id=f"r_{number}", audio=str(audio), text=" ".join(texts), speaker=f"s{number}",
-                split="train", line=number + 1, seconds=seconds, file="metadata.csv",
-            )
-        )  # fmt: skip
-    made = cutter().segment_rows(rows, tmp_path / "long")
+        row = {"id": f"r_{number}", "line": number + 1, "speaker": f"s{number}", "file": "a.csv"}
+        row |= {"text": " ".join(texts), "split": "train", "seconds": seconds}
+        rows.append(Utterance(**row, audio=str(audio)))
+    made = CUTTER.segment_rows(rows, tmp_path / "long")
     for row in rows:
         own = [clip for clip in made if clip.line == row.line]
         assert [clip.id for clip in own][:2] == [f"{row.id}_0001", f"{row.id}_0002"]
         assert " ".join(clip.text for clip in own) == row.text
         assert {clip.speaker for clip in own} == {row.speaker}
     assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
-    marks = (tmp_path / "long/clips/cut").glob("*.json")
-    dates = {mark: mark.stat().st_mtime_ns for mark in marks}
-    again = cutter().segment_rows(rows, tmp_path / "long")
+    dates = {mark: mark.stat().st_mtime_ns for mark in (tmp_path / "long/clips/cut").glob("*.json")}
+    again = CUTTER.segment_rows(rows, tmp_path / "long")
     assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
 
     lost = [refuse(row, "too long", "too long", row.seconds) for row in rows]
     report = DataReport(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
     assert report.kept == made and report.lost_percent < 30  # the pauses
     assert all("kept, split at pauses" in finding.reason for finding in report.refused)
-    assert cutter().segment_rows([], tmp_path / "none") == []
+    assert CUTTER.segment_rows([], tmp_path / "none") == []
 
 
 def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_path):
@@ -231,14 +197,18 @@ def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_pa
         spoken.insert(at, extra[n])
         written.insert(at + 2, unsaid[n])
     seconds = record(tmp_path / "in/a.wav", paused(spoken), "\n\n".join(written))
-    rows, losses = cut(tmp_path / "in", tmp_path / "out")
+    rows, losses = cut(tmp_path)
     kept = {text for _, text in rows}
     assert kept <= set(texts) and len(kept) >= 21
     reasons = "\n".join(loss.reason for loss in losses)
     assert all(text in reasons for text in unsaid)
-    assert clip_seconds(tmp_path / "out") + lost_seconds(losses) == pytest.approx(seconds, abs=0.01)
+    require_all(tmp_path, losses, seconds)
     lines = (tmp_path / "out/losses.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["reason"] for line in lines] == [x.reason for x in losses]
+    # Of the wrong transcript nothing is kept.
+    seconds = record(tmp_path / "in/a.wav", paused(sentences(12)), " ".join(sentences(12, seed=99)))
+    rows, losses = cut(tmp_path)
+    assert rows == [] and lost_seconds(losses) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("kind", ["minutes of other speech", "pages that were not read"])
@@ -247,64 +217,56 @@ def test_the_text_is_aligned_again_after(tmp_path, kind):
     both = texts[:8] + other + texts[8:]
     spoken, written = (both, texts) if "speech" in kind else (texts, both)
     record(tmp_path / "in/a.wav", paused(spoken), " ".join(written))
-    rows, losses = cut(tmp_path / "in", tmp_path / "out")
+    rows, losses = cut(tmp_path)
     assert {text for _, text in rows} <= set(texts) and len(rows) >= 17
     lost_s = max(x.end_s - x.start_s for x in losses)
     reasons = "\n".join(x.reason for x in losses)
     assert lost_s > 20 if "speech" in kind else other[0] in reasons or other[3] in reasons
 
 
-def test_the_wrong_transcript_yields_nothing(tmp_path):
-    seconds = record(tmp_path / "in/a.wav", paused(sentences(12)), " ".join(sentences(12, seed=99)))
-    rows, losses = cut(tmp_path / "in", tmp_path / "out")
-    assert rows == [] and lost_seconds(losses) == pytest.approx(seconds)
-
-
 def test_a_second_call_recognises_only_what_changed(tmp_path):
     for name in "ab":
         book(tmp_path / "in", 6, seed=ord(name), name=name)
-    first, _ = cut(tmp_path / "in", tmp_path / "out")
+    first, _ = cut(tmp_path)
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/wavs").iterdir()}
-    deaf = copy.deepcopy(HEAR)
-    deaf.forward = None  # would raise
-    assert cut(tmp_path / "in", tmp_path / "out", recognizer=deaf)[0] == first
+    deaf = copy.deepcopy(CUTTER)
+    deaf.recognizer.forward = None  # would raise
+    assert cut(tmp_path, cutter=deaf)[0] == first
     texts, _ = book(tmp_path / "in", 4, seed=1, name="b")
-    again, _ = cut(tmp_path / "in", tmp_path / "out")
+    again, _ = cut(tmp_path)
     assert [t for n, t in again if n.startswith("b")] == texts
     files = {p.stem for p in (tmp_path / "out/wavs").iterdir()}
     assert files == {name for name, _ in again}, "no clip of the old recording is left"
     assert all(p.stat().st_mtime_ns == t for p, t in times.items() if p.name.startswith("a_"))
 
 
-def cut_slowly(folder: Path, into: Path) -> None:
-    cut(folder, into, progress=lambda *_: time.sleep(0.2))
+def cut_slowly(tmp_path: Path) -> None:
+    cut(tmp_path, progress=lambda *_: time.sleep(0.2))
 
 
 def test_killed_in_the_middle_it_resumes_to_the_same_clips(tmp_path):
     torch.set_num_threads(1)
     for name in "abc":
         book(tmp_path / "in", 6, seed=ord(name), name=name)
-    fork, folders = multiprocessing.get_context("fork"), (tmp_path / "in", tmp_path / "out")
-    start_and_kill(fork.Process(target=cut_slowly, args=folders), folders[1] / "cut/a.json", 0)
-    assert (tmp_path / "out/cut/a.json").is_file()
-    assert not (tmp_path / "out/metadata.csv").exists()
-    cut(tmp_path / "in", tmp_path / "out")
-    cut(tmp_path / "in", tmp_path / "whole")
+    process = multiprocessing.get_context("fork").Process(target=cut_slowly, args=(tmp_path,))
+    first = tmp_path / "out/cut/a.json"
+    start_and_kill(process, first, 0)
+    assert first.is_file() and not (tmp_path / "out/metadata.csv").exists()
+    cut(tmp_path)
+    cut(tmp_path, "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_recordings_that_cannot_be_used_are_in_the_data_report(tmp_path):
     texts, _ = book(tmp_path / "in", 4, name="good")
-    seconds = record(tmp_path / "in/alone.wav", ["abcd", 0.5], "")
+    for name in ("alone", "broken", "latin", "mute", "nan"):
+        seconds = record(tmp_path / f"in/{name}.wav", ["abcd", 0.5], "abcd")
+    (tmp_path / "in/mute.txt").write_text("")
     (tmp_path / "in/alone.txt").unlink()
     (tmp_path / "in/broken.wav").write_bytes(b"not audio")
-    (tmp_path / "in/broken.txt").write_text("abcd")
-    record(tmp_path / "in/latin.wav", ["abcd", 0.5], "")
     (tmp_path / "in/latin.txt").write_bytes("café".encode("latin-1"))
-    record(tmp_path / "in/mute.wav", ["abcd", 0.5], "")
-    record(tmp_path / "in/nan.wav", ["abcd", 0.5], "abcd.")
     soundfile.write(tmp_path / "in/nan.wav", np.full(RATE, np.nan), RATE, "FLOAT")
-    rows, losses = cut(tmp_path / "in", tmp_path / "out")
+    rows, losses = cut(tmp_path)
     assert [text for _, text in rows] == texts
     reasons = {x.file: x.reason for x in losses}
     assert "no transcript alone.txt" in reasons["alone.wav"]
@@ -318,7 +280,7 @@ def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):
     texts, wave = book_to_change(tmp_path / "in", 5)
     wave = np.interp(np.arange(0, len(wave), RATE / 48000), np.arange(len(wave)), wave)
     soundfile.write(tmp_path / "in/a.flac", np.stack([wave, wave], axis=1), 48000, "PCM_24")
-    rows, _ = cut(tmp_path / "in", tmp_path / "out")
+    rows, _ = cut(tmp_path)
     assert [text for _, text in rows] == texts
     info = soundfile.info(tmp_path / "out/wavs/a_0001.wav")
     assert (info.samplerate, info.channels, info.subtype) == (48000, 1, "PCM_16")
@@ -330,11 +292,10 @@ def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
         find_recordings(tmp_path)
     with pytest.raises(DatasetError, match="found 0 recordings"):
         find_recordings(tmp_path / "missing")
-
-
-def test_names_are_plain_and_never_used_twice(tmp_path):
+    # Names are plain and never used twice.
     files = [tmp_path / n for n in ("a b.wav", "a|b.wav", "x/ሰላም.mp3", "..wav", "a b.flac")]
-    assert unique_names(tmp_path, files) == ["a_b", "a_b-2", "x_ሰላም", "recording", "a_b-3"]
+    names = segmentation.unique_names(tmp_path, files)
+    assert names == ["a_b", "a_b-2", "x_ሰላም", "recording", "a_b-3"]
 
 
 def test_sentences_end_at_stops_or_at_lines_where_there_are_none():
@@ -345,9 +306,7 @@ def test_sentences_end_at_stops_or_at_lines_where_there_are_none():
     assert ends("a heading\n\nab cd.") == ["heading", "cd."]
     assert ends("ab cd\nef gh\n") == ["cd", "gh"]
     assert ends("አበባ። አበበ፧ ab") == ["አበባ።", "አበበ፧", "ab"]
-
-
-def test_every_word_belongs_to_one_piece_of_text():
+    # Every word belongs to one phrase.
     words = read_tokens("— ab cd. " + "ab " * 40 + ". — —", HEAR, "en")
     pieces = split_phrases(words)
     assert [n for piece in pieces for n in piece] == list(range(len(words)))
@@ -357,46 +316,36 @@ def test_every_word_belongs_to_one_piece_of_text():
 
 def test_memory_does_not_grow_with_the_recording(tmp_path):
     """Never more than a window of samples is read, however long the recording."""
-    texts = sentences(60)
-    record(tmp_path / "a.wav", paused(texts), "")
-    listener, asked = WindowReader(tmp_path / "a.wav", HEAR), []
-    listen = listener.samples_of
-
-    def samples_of(start_s: float, end_s: float) -> np.ndarray:
-        asked.append(end_s - start_s)
-        return listen(start_s, end_s)
-
-    listener.samples_of = samples_of
-    aligned = LongAligner(listener, read_tokens(" ".join(texts), HEAR, "en")).run()
+    texts, seconds = book(tmp_path, 60)
+    with alignment.WindowReader(tmp_path / "a.wav", HEAR) as reader:
+        reader.samples_of = Mock(wraps=reader.samples_of)
+        aligned = alignment.LongAligner(reader, read_tokens(" ".join(texts), HEAR, "en")).run()
     assert len(aligned) == len(" ".join(texts).split())
-    assert max(asked) <= alignment.WINDOW_S + 1 and sum(asked) < 2 * listener.total_s
+    asked = [end_s - start_s for (start_s, end_s), _ in reader.samples_of.call_args_list]
+    assert max(asked) <= alignment.WINDOW_S + 1 and sum(asked) < 2 * seconds
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
-    record(tmp_path / "in" / "a.wav", ["abc."], "abc.")
-    record(tmp_path / "in" / "b.wav", ["abc."], "abc.")
-    (tmp_path / "in" / "b.txt").unlink()
-    os.mkfifo(tmp_path / "in" / "b.txt")
-    os.mkfifo(tmp_path / "in" / "c.wav")
-    (tmp_path / "in" / "c.txt").write_text("abc.")
+    for name in "abc":
+        record(tmp_path / f"in/{name}.wav", ["abc."], "abc.")
+    for pipe in (tmp_path / "in/b.txt", tmp_path / "in/c.wav"):
+        pipe.unlink()
+        os.mkfifo(pipe)
     with in_time(30):
-        losses = cutter().segment_folder(tmp_path / "in", tmp_path / "out")
+        _, losses = cut(tmp_path)
     assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
     assert not [x for x in losses if x.file == "c.wav"]
 
 
-CUT_SHORT = ["WAV", "RF64", "FLAC", "OGG", "MP3"]
-
-
-@pytest.mark.parametrize("format", CUT_SHORT)
+@pytest.mark.parametrize("format", ["WAV", "RF64", "FLAC", "OGG", "MP3"])
 def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest(tmp_path, format):
     texts, wave = book_to_change(tmp_path / "in", 12)
     path = tmp_path / f"in/a.{format.lower()}"
     soundfile.write(path, wave, RATE, format=format)
     whole = path.read_bytes()
     path.rename(path.with_suffix(".wav")).write_bytes(whole[: int(0.55 * len(whole))])
-    rows, losses = cut(tmp_path / "in", tmp_path / "out")
+    rows, losses = cut(tmp_path)
     assert 3 <= len(rows) < len(texts) and rows[0][1] == texts[0]
     (missing,) = [loss for loss in losses if "the recording is truncated" in loss.reason]
     if format != "OGG":  # it does not tell how long it was
@@ -411,7 +360,7 @@ def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
     whole[21:26] = bytes([whole[21] & 0xF0, 0, 0, 0, 0])
     (tmp_path / "in/a.flac").write_bytes(whole)
     reported = []
-    rows, _ = cut(tmp_path / "in", tmp_path / "out", progress=lambda *now: reported.append(now))
+    rows, _ = cut(tmp_path, progress=lambda *now: reported.append(now))
     assert [text for _, text in rows] == texts
     assert reported[-1] == pytest.approx([len(wave) / RATE] * 2)
 
@@ -428,7 +377,7 @@ def test_recordings_as_people_have_them_are_cut_to_their_last_sentence(tmp_path,
     else:
         whole = encoded(wave, format="MP3", bitrate_mode="VARIABLE")
         (tmp_path / "in/a.MP3").write_bytes(whole[frame_header(whole, 0).size_bytes :])
-    rows, _ = cut(tmp_path / "in", tmp_path / "out")
+    rows, _ = cut(tmp_path)
     assert rows[0][1] == texts[0] and rows[-1][1] == texts[-1]
     assert len(rows) >= len(texts) - 1  # the place where two files meet may be in a sentence
 
@@ -450,20 +399,17 @@ CONFIG = SegmentConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
 
 def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset()):
     """(tokens, aligned, seconds) of (word, seconds it takes, seconds of silence after it)."""
-    tokens, times, now = [], [], 0.0
-    for text, length_s, pause_s in words:
-        tokens.append(Token(text=text, ids=(1,), ends_sentence=text.endswith(".")))
-        times.append((now, now + length_s, pause_s))
-        now += length_s + pause_s
-    aligned = []
-    for number, (start_s, end_s, pause_s) in enumerate(times):
-        before_s = times[number - 1][2] if number else 0.0
+    tokens, aligned = [], []
+    after = Pause(start_s=0.0, end_s=0.0)
+    for number, (text, length_s, pause_s) in enumerate(words):
+        before, start_s, end_s = after, after.end_s, after.end_s + length_s
+        after = Pause(start_s=end_s, end_s=end_s + pause_s)
+        token = Token(text=text, ids=(1,), ends_sentence=text.endswith("."))
+        tokens.append(token)
         if number not in lost:
-            before = Pause(start_s=start_s - before_s, end_s=start_s)
-            after = Pause(start_s=end_s, end_s=end_s + pause_s)
             place = {"number": number, "start_s": start_s, "end_s": end_s}
-            aligned.append(AlignedToken(token=tokens[number], **place, before=before, after=after))
-    return tokens, aligned, now
+            aligned.append(AlignedToken(token=token, **place, before=before, after=after))
+    return tokens, aligned, after.end_s
 
 
 def plan(words, config: SegmentConfig = CONFIG, lost: frozenset = frozenset()):
@@ -476,46 +422,38 @@ def plan(words, config: SegmentConfig = CONFIG, lost: frozenset = frozenset()):
     return clips, losses
 
 
-def test_each_sentence_becomes_a_clip():
-    words = [("ab", 1, 0), ("cd.", 1, 0.3), ("ef", 1, 0), ("gh.", 1, 0)]
-    clips, losses = plan(words)
+def test_each_sentence_becomes_a_clip_with_a_margin():
+    clips, losses = plan([("ab", 1, 0), ("cd.", 1, 0.3), ("ef", 1, 0), ("gh.", 1, 0)])
     assert [c.text for c in clips] == ["ab cd.", "ef gh."] and losses == []
     assert clips[0].end_s == pytest.approx(2.15)  # the middle of the pause
-
-
-def test_a_long_pause_leaves_a_margin_and_the_rest_is_reported():
     clips, losses = plan([("ab.", 2, 0.9), ("cd.", 2, 0)])
     assert [c.seconds for c in clips] == pytest.approx([2.15, 2.15])
     assert [loss.seconds for loss in losses] == pytest.approx([0.6])
     assert losses[0].reason.startswith("a pause")
 
 
-def test_short_sentences_are_joined_with_a_neighbour():
+def test_short_sentences_are_joined_and_long_ones_cut_at_their_pauses_or_lost():
     clips, losses = plan([("no.", 0.4, 0.2), ("indeed", 2, 0.2), ("not.", 1, 0.2), ("oh.", 0.4, 0)])
     assert [c.text for c in clips] == ["no. indeed not. oh."] and losses == []
-
-
-def test_a_sentence_too_long_is_cut_at_its_pauses():
-    words = [("one", 2, 0.02), ("two,", 2, 0.3), ("three", 2, 0.02), ("four.", 2, 0)]
-    clips, _ = plan(words)
+    clips, _ = plan([("one", 2, 0.02), ("two,", 2, 0.3), ("three", 2, 0.02), ("four.", 2, 0)])
     assert [c.text for c in clips] == ["one two,", "three four."]
-
-
-def test_a_sentence_too_long_without_pauses_is_lost_with_its_words():
     clips, losses = plan([("a", 3, 0), ("b.", 3, 0.3), ("c.", 2, 0)])
     assert [c.text for c in clips] == ["c."]
     assert losses[0].seconds == pytest.approx(6.15)
     assert losses[0].reason == "no pauses make a clip of 1.0 to 5.0 s with: a b."
 
 
-def test_no_clip_includes_words_that_were_not_aligned():
-    words = [("a.", 2, 0.3), ("b.", 2, 0.3), ("c.", 2, 0)]
-    clips, losses = plan(words, lost=frozenset({1}))
+def test_no_clip_includes_words_that_were_not_aligned_or_begins_within_the_one_before():
+    clips, losses = plan([("a.", 2, 0.3), ("b.", 2, 0.3), ("c.", 2, 0)], lost=frozenset({1}))
     assert [c.text for c in clips] == ["a.", "c."]
     assert [loss.reason for loss in losses] == ["not recognised as written: b."]
+    # Where no pause separates aligned words from missing ones, the next pause begins the clip.
+    clips, losses = plan([("lost", 1, 0), ("a", 1, 0.3), ("b.", 2, 0)], lost=frozenset({0}))
+    assert [c.text for c in clips] == ["b."]
+    assert "not recognised as written: lost" in losses[0].reason and "with: a" in losses[0].reason
 
 
-def test_words_never_spoken_are_reported_without_seconds():
+def test_words_never_spoken_are_reported_without_seconds_and_none_at_all_is_one_loss():
     tokens, aligned, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     tokens.insert(1, Token(text="b.", ids=(1,), ends_sentence=True))
     aligned[1] = AlignedToken(**(vars(aligned[1]) | {"number": 2}))
@@ -523,34 +461,25 @@ def test_words_never_spoken_are_reported_without_seconds():
     assert [c.text for c in clips] == ["a.", "c."] and sum(c.seconds for c in clips) == total_s
     (loss,) = losses
     assert (loss.seconds, loss.reason) == (0, "not recognised as written: b.")
-
-
-def test_no_clip_begins_within_the_word_before_it():
-    """Where no pause separates aligned words from missing ones, the next pause begins the clip."""
-    words = [("lost", 1, 0), ("a", 1, 0.3), ("b.", 2, 0)]
-    clips, losses = plan(words, lost=frozenset({0}))
-    assert [c.text for c in clips] == ["b."]
-    assert "not recognised as written: lost" in losses[0].reason and "with: a" in losses[0].reason
-
-
-def test_no_aligned_word_at_all_is_one_loss():
-    tokens, _, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     clips, losses = plan_segments([], tokens, total_s, CONFIG)
     assert clips == [] and [(s.start_s, s.end_s) for s in losses] == [(0, total_s)]
-    assert losses[0].reason == "not recognised as written: a. c."
+    assert losses[0].reason == "not recognised as written: a. b. c."
+
+
+def clip_s(first: segmentation.Boundary, last: segmentation.Boundary) -> float:
+    return last.ending_s(CONFIG.margin_s) - first.beginning_s(CONFIG.margin_s)
 
 
 def best_by_trying(places: list, config: SegmentConfig) -> float:
     """The most seconds that any choice of cuts can keep, found by trying all of them."""
     best = 0.0
     for chosen in itertools.product((0, 1, 2), repeat=len(places)):  # no cut, cut, gap after
-        edges = [(i, c) for i, c in enumerate(chosen) if c]
+        edges = [(place, cut) for place, cut in zip(places, chosen) if cut]
         kept = 0.0
-        for (i, how), (j, _) in itertools.pairwise(edges):
-            length_s = places[j].ending_s(config.margin_s) - places[i].beginning_s(config.margin_s)
-            fits = config.min_s <= length_s <= config.max_s
-            if how == 1 and fits and places[i].allowed and places[j].allowed:
-                kept += length_s
+        for (first, how), (last, _) in itertools.pairwise(edges):
+            fits = config.min_s <= clip_s(first, last) <= config.max_s
+            if how == 1 and fits and first.allowed and last.allowed:
+                kept += clip_s(first, last)
         best = max(best, kept)
     return best
 
@@ -564,11 +493,9 @@ def test_no_choice_of_cuts_keeps_more():
         ]
         _, aligned, total_s = recording(words)
         config = SegmentConfig(min_s=1.0, max_s=5.0, longest_pause_s=99)
-        places = boundaries(aligned, total_s, config)
-        kept = sum(
-            places[j].ending_s(config.margin_s) - places[i].beginning_s(config.margin_s)
-            for i, j in choose_clips(places, config)
-        )
+        places = segmentation.boundaries(aligned, total_s, config)
+        clips = segmentation.choose_clips(places, config)
+        kept = sum(clip_s(places[i], places[j]) for i, j in clips)
         assert kept == pytest.approx(best_by_trying(places, config), abs=0.35)  # pauses cost a bit
 
 
@@ -589,5 +516,5 @@ def test_random_recordings_are_covered_and_clips_keep_their_limits():
 
 def test_a_run_ends_at_a_gap():
     tokens, aligned, _ = recording([("a", 1, 0.3), ("b", 1, 1.5), ("c", 1, 0)])
-    runs = [[item.token.text for item in run] for run in split_runs(aligned, tokens, CONFIG)]
-    assert runs == [["a", "b"], ["c"]]
+    runs = segmentation.split_runs(aligned, tokens, CONFIG)
+    assert [[item.token.text for item in run] for run in runs] == [["a", "b"], ["c"]]

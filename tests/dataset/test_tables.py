@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 
 import pytest
@@ -15,6 +16,8 @@ from kit.dataset.layouts import read_dataset
 
 LOOSE = ManifestConfig(held_out_percent=0)
 VOICE = ["v"] * 10
+OTHERS = "id\tpath\tgender\tsentence\tduration\tspeaker_id\n"
+SEMICOLONS = "path;text;speaker\r\n" + lines("C:\\data\\wavs\\c{i}.WAV;{t};{s}")
 # name: (table, speakers); metadata.csv, but for those in FILES
 COLUMNS = {
     "LJSpeech": (lines("c{i}|{t}"), ALL_ONE),
@@ -29,18 +32,11 @@ COLUMNS = {
     "GPT-SoVITS": (lines("/workspace/raw/wavs/c{i}.wav|{s}|en|{t}"), TWO),
     "VITS": (lines("wavs/c{i}.wav|{n}|{t}"), ["0", "1"] * 5),
     "text first": (lines("{t}|c{i}.wav"), ALL_ONE),
-    "other columns": (
-        "id\tpath\tgender\tsentence\tduration\tspeaker_id\n"
-        + lines("u{i}\twavs/c{i}.wav\tf\t{t}\t2.{i}\t{s}"),
-        TWO,
-    ),
+    "other columns": (OTHERS + lines("u{i}\twavs/c{i}.wav\tf\t{t}\t2.{i}\t{s}"), TWO),
     "normalised": ("file_name,text,normalized_text\n" + lines("c{i},{t} No. 5,{t}"), ALL_ONE),
     "an index and unknown names": (",klang,text\n" + lines("{i},c{i}.wav,{t}"), ALL_ONE),
     "spaces, trailing columns": (lines("c{i} | {t} |  |"), ALL_ONE),
-    "semicolons in UTF-16": (
-        ("path;text;speaker\r\n" + lines("C:\\data\\wavs\\c{i}.WAV;{t};{s}")).encode("utf-16"),
-        TWO,
-    ),
+    "semicolons in UTF-16": (SEMICOLONS.encode("utf-16"), TWO),
     "a byte order mark": ("\ufefffile_name,text\n" + lines("c{i}.wav,{t}"), ALL_ONE),
     "everything quoted": (lines('"c{i}"|"{t}"|"{s}"'), TWO),
 }
@@ -79,38 +75,28 @@ def test_where_it_is_not_clear_the_user_is_asked_and_can_answer(tmp_path, kind):
     assert [(r.text, r.speaker) for r in rows] == [(row[1], row[2]) for row in third]
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [("audio|txet", "text"), ("audio|speaker", "`text`"), ("audio|text|speaker", "2 columns")],
-)
-def test_a_wrong_answer_says_what_is_wrong(tmp_path, answer, words):
+def test_a_wrong_answer_says_what_is_wrong(tmp_path):
     folder = folder_of(tmp_path, wavs(), **{"metadata.csv": lines("c{i}|{t}")})
-    with pytest.raises(KitError, match=words):
-        read(folder, columns=answer)
-
-
-def quoted(delimiter: str, header: list[str] | None = None) -> str:
-    """A table as pandas writes it; the text of row 3 has a newline, a separator and quotes."""
-    file = io.StringIO()
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-    writer.writerows([header] if header else [])
-    writer.writerows(
-        [f"c{i}", f'one half\n{delimiter} "other" half' if i == 3 else t]
-        for i, t in enumerate(TEXTS)
-    )
-    return file.getvalue()
+    answers = {"audio|txet": "text", "audio|speaker": "`text`", "audio|text|speaker": "2 columns"}
+    for answer, words in answers.items():
+        with pytest.raises(KitError, match=words):
+            read(folder, columns=answer)
 
 
 @pytest.mark.parametrize("delimiter", "|,;\t")
-@pytest.mark.parametrize("header", [None, ["file_name", "transcription"]])
+@pytest.mark.parametrize("header", [[], [["file_name", "transcription"]]])
 def test_quoted_fields_hold_newlines_and_separators(tmp_path, delimiter, header):
-    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": quoted(delimiter, header)}))
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")  # as of pandas
+    texts = [*TEXTS[:3], f'one half\n{delimiter} "other" half', *TEXTS[4:]]
+    writer.writerows([*header, *([f"c{i}", text] for i, text in enumerate(texts))])
+    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": file.getvalue()}))
     texts = [row.text for row in result.rows]
     assert not result.refused and texts[:3] + texts[4:] == TEXTS[:3] + TEXTS[4:]
     assert texts[3].startswith("one half") and texts[3].endswith("other half")
 
 
-def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
+def test_quotes_in_an_unquoted_table_are_part_of_the_text_and_a_header_is_no_row(tmp_path):
     table = lines('c{i}|"{t} he said|"{t} he said').replace('|"it was', "|it was")
     result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
     assert not result.refused
@@ -118,6 +104,9 @@ def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
     table = f'c0|"{TEXTS[0]}\nc1|{TEXTS[1]}"\n'  # a quotation that two texts share
     result = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
     assert [row.text for row in result.rows] == TEXTS[:2]
+    table = "file_name|transcription\n" + "".join(CSV[:5])  # of a small table
+    result = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
+    assert [row.text for row in result.rows] == TEXTS[:5] and not result.refused
 
 
 BROKEN = {
@@ -133,31 +122,19 @@ BROKEN = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_row_that_is_broken_is_rejected_and_no_half_of_it_is_read(tmp_path, kind):
     table, bad, rejected = BROKEN[kind]
-    mark = table[table.index("c0") + 2]
-    table = "\n".join(
-        f"c3{mark}{bad}" if line.startswith("c3") else line for line in table.split("\n")
-    )
+    table = re.sub("^c3(.).*", rf"c3\1{bad}", table, flags=re.M)
     result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
     assert [finding.line for finding in result.refused] == rejected
     assert not any("one" in row.text.split() for row in result.rows)
     assert "c3" not in {row.id for row in result.rows}
 
 
-def test_a_header_in_a_small_table_is_no_row(tmp_path):
-    table = "file_name|transcription\n" + "".join(CSV[:5])
-    result = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
-    assert [row.text for row in result.rows] == TEXTS[:5] and not result.refused
-
-
 # --- JSON -----------------------------------------------------------------------------------------
 
 
 def jsonl(folder, *records: dict | bytes, name: str = "manifest.jsonl"):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "a.wav").write_bytes(b"?")
-    lines = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in records]
-    (folder / name).write_bytes(b"\n".join(lines))
-    return folder
+    rows = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in records]
+    return folder_of(folder, ["a.wav"], **{name: b"\n".join(rows)})
 
 
 @pytest.mark.parametrize("key", ["audio", "audio_filepath", "path"])
@@ -172,7 +149,8 @@ def test_a_jsonl_manifest(tmp_path, key):
     assert (row.id, row.speaker, row.split) == ("a", "speaker", "train"), "no more is needed"
 
 
-NAMED = {"audio": "a.wav", "id": "x", "text": TEXT}
+PLAIN = {"audio": "a.wav", "text": TEXT}
+NAMED = PLAIN | {"id": "x"}
 JSON_ROWS = {
     "cut in the middle": (b'{"audio": "a.wav", "text": "\xe1\x88\xb0', ""),
     "an array": (b'["a.wav", "x"]', "object"),
@@ -195,7 +173,7 @@ JSON_ROWS = {
 @pytest.mark.parametrize("kind", JSON_ROWS)
 def test_every_unusable_json_line(tmp_path, kind):
     bad, words = JSON_ROWS[kind]
-    result = read_dataset(jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, b"", bad), LOOSE)
+    result = read_dataset(jsonl(tmp_path, PLAIN, b"", bad), LOOSE)
     assert [row.id for row in result.rows] == ["a"]
     (refusal,) = result.refused
     assert words in refusal.reason and (refusal.file, refusal.line) == ("manifest.jsonl", 3)
@@ -214,13 +192,10 @@ def test_absolute_paths_below_the_root_are_the_same_as_relative_ones(tmp_path):
 
 
 def test_several_jsonl_tables_are_splits_by_their_names(tmp_path):
-    jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, name="train.jsonl")
-    folder = jsonl(tmp_path, {"audio": "a.wav", "text": TEXT, "id": "b"}, name="dev.jsonl")
-    splits = {"a": "train", "b": "held_out"}
+    jsonl(tmp_path, PLAIN, name="train.jsonl")
+    folder = jsonl(tmp_path, NAMED, name="dev.jsonl")
+    splits = {"a": "train", "x": "held_out"}
     assert {row.id: row.split for row in read_dataset(folder, LOOSE).rows} == splits
-
-
-def test_a_root_that_is_gone_says_so_instead_of_refusing_every_row(tmp_path):
-    folder = jsonl(tmp_path, {"audio": "a.wav", "text": TEXT})
+    # A root that is gone is named; not every row is refused.
     with pytest.raises(DatasetError, match=r"gone is gone: .*`audio_root`"):
         read_dataset(folder, ManifestConfig(audio_root=str(tmp_path / "gone")))

@@ -3,22 +3,9 @@
 import json
 from pathlib import Path
 
+import folders
 import pytest
-from folders import (
-    ALL_ONE,
-    SPLIT_OF,
-    TEXTS,
-    TWO,
-    clips,
-    folder_of,
-    half,
-    lines,
-    parts,
-    read,
-    require_rows,
-    texts,
-    wavs,
-)
+from folders import SPLIT_OF, TEXTS, TWO, folder_of, half, lines, parts, read, rows_of, texts, wavs
 
 from kit.base.errors import DatasetError
 from kit.dataset.fetch import fetch_dataset
@@ -29,7 +16,7 @@ def test_kaldi_folders_with_speakers(tmp_path):
     for number, split in enumerate(("train", "dev")):
         audio = "u{i} /exp/corpus/data/" + split + "/c{i}.wav"
         for name, row in (("wav.scp", audio), ("text", "u{i} {t}"), ("utt2spk", "u{i} {s}")):
-            tables[f"data__{split}__{name}"] = parts(row)[number]
+            tables[f"data/{split}/{name}"] = parts(row)[number]
     files = [f"data/{'dev' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
     result = read(fetch_dataset(folder_of(tmp_path, files, **tables), tmp_path / "into"))
     assert not result.refused
@@ -38,16 +25,14 @@ def test_kaldi_folders_with_speakers(tmp_path):
 
 
 def test_librispeech_folders_with_speakers_and_splits(tmp_path):
-    files, tables = [], {}
-    for i in range(10):
-        place = f"{'dev' if i > 7 else 'train'}-clean/{i % 2}/7"
-        files.append(f"{place}/{i % 2}-7-{i}.flac")
-        table = f"{place.replace('/', '__')}__{i % 2}-7.trans.txt"
-        tables[table] = tables.get(table, "") + f"{i % 2}-7-{i} {TEXTS[i]}\n"
-    tables["train-clean__0__7__0-7.trans.txt"] += "0-7-99\n0-7-98 caf\udce9\n"
-    encoded_tables = {name: t.encode(errors="surrogateescape") for name, t in tables.items()}
-    folder = folder_of(tmp_path / "LibriSpeech", files, **encoded_tables)
-    (folder / "SPEAKERS.TXT").write_text("; ID | SEX | SUBSET\n0 | F | train-clean\n")
+    files, tables = [], {"SPEAKERS.TXT": b"; ID | SEX | SUBSET\n0 | F | train-clean\n"}
+    for i, text in enumerate(TEXTS):
+        place = f"{'dev' if i > 7 else 'train'}-clean/{i % 2}/7/{i % 2}-7"
+        files.append(f"{place}-{i}.flac")
+        table = f"{place}.trans.txt"
+        tables[table] = tables.get(table, b"") + f"{i % 2}-7-{i} {text}\n".encode()
+    tables["train-clean/0/7/0-7.trans.txt"] += b"0-7-99\n0-7-98 caf\xe9\n"
+    folder = folder_of(tmp_path / "LibriSpeech", files, **tables)
     result = read(fetch_dataset(tmp_path, tmp_path / "into"))
     rows = {row.text: (row.speaker, row.split) for row in result.rows}
     assert rows == {t: (str(i % 2), SPLIT_OF[t]) for i, t in enumerate(TEXTS)}
@@ -59,177 +44,140 @@ def test_librispeech_folders_with_speakers_and_splits(tmp_path):
 
 
 JSON = {f"c{i}": text for i, text in enumerate(TEXTS)}
-PS, FIGURES, TENS = ["p0", "p1"] * 5, ["0", "1"] * 5, ["10", "11"] * 5
 LABEL_STUDIO = '{{"audio": "/data/upload/1/ab-c{i}.wav", "id": 1{i}, "transcription": "{t}"}},'
-# name: (recordings, files, speakers)
+CV_17 = "client_id\tpath\tsentence_id\tsentence\tsentence_domain\n"
+# name: (speakers, recordings, {file: its rows}, whole files); see `rows_of`
 TEXT_FILES = {
-    "in a folder of its own": (clips("wav/p{n}/p{n}_{i}.wav"), texts("txt/p{n}/p{n}_{i}.txt"), PS),
+    "in a folder of its own": ("p0 p1", "wav/p{n}/p{n}_{i}.wav", {"txt/p{n}/p{n}_{i}.txt": "{t}"}),
     "two microphones": (
-        clips("flac/p{n}/{i}_mic1.flac") + clips("flac/p{n}/{i}_mic2.flac"),
-        texts("txt/p{n}/{i}.txt"),
-        PS,
+        "p0 p1",
+        "flac/p{n}/{i}_mic1.flac; flac/p{n}/{i}_mic2.flac",
+        {"txt/p{n}/{i}.txt": "{t}"},
     ),
-    "the same names in the folders of two": (
-        [f"s{n}/{i}.wav" for i in range(5) for n in range(2)],
-        {f"s{n}__{i}.lab": TEXTS[2 * i + n] for i in range(5) for n in range(2)},
-        TWO,
-    ),
-    "chapters of one": (clips("chapter {n}/c{i}.wav"), texts("chapter {n}/c{i}.txt"), ALL_ONE),
-    "Whisper": (
-        clips("c{i}.m4a"),
-        texts("c{i}.json", '{{"text": " {t}", "segments": []}}'),
-        ALL_ONE,
-    ),
+    "the same names in the folders of two": ("s0 s1", "s{n}/{h}.wav", {"s{n}/{h}.lab": "{t}"}),
+    "chapters of one": ("speaker", "chapter {n}/c{i}.wav", {"chapter {n}/c{i}.txt": "{t}"}),
+    "Whisper": ("speaker", "c{i}.m4a", {"c{i}.json": '{{"text": " {t}", "segments": []}}'}),
     "LibriTTS": (
-        clips("{n}/7/{n}_7_{i}.wav"),
-        texts("{n}/7/{n}_7_{i}.normalized.txt") | texts("{n}/7/{n}_7_{i}.original.txt", "No. {t}"),
-        FIGURES,
+        "0 1",
+        "{n}/7/{n}_7_{i}.wav",
+        {"{n}/7/{n}_7_{i}.normalized.txt": "{t}", "{n}/7/{n}_7_{i}.original.txt": "No. {t}"},
     ),
-    "LibriSpeech": (
-        clips("{n}/7/{n}-7-{i}.flac"),
-        {f"{n}__7__{n}-7.trans.txt": half("{n}-7-{i} {t}", n) for n in range(2)},
-        FIGURES,
-    ),
-    "a table for each speaker": (
-        clips("s{n}/wavs/c{i}.wav"),
-        {f"s{n}__metadata.csv": half("c{i}|{t}", n) for n in range(2)},
-        TWO,
-    ),
+    "LibriSpeech": ("0 1", "{n}/7/{n}-7-{i}.flac", {"{n}/7/{n}-7.trans.txt": "{n}-7-{i} {t}"}),
+    "a table for each speaker": ("s0 s1", "s{n}/wavs/c{i}.wav", {"s{n}/metadata.csv": "c{i}|{t}"}),
     "an object of objects": (
-        wavs(),
+        "7",
+        "wavs/c{i}.wav",
+        {},
         {"all.json": json.dumps({f"{k}.wav": {"text": v, "spk_id": 7} for k, v in JSON.items()})},
-        ["7"] * 10,
     ),
     "labels beside Festival's list": (
-        clips("wav/c{i}.wav"),
-        {"etc__txt.done.data": lines('( c{i} "{t}" )'), "lab__c1.lab": "#\n0.05 125 pau\n"},
-        ALL_ONE,
+        "speaker",
+        "wav/c{i}.wav",
+        {"etc/txt.done.data": '( c{i} "{t}" )'},
+        {"lab/c1.lab": "#\n0.05 125 pau\n"},
     ),
-    "AISHELL": (
-        clips("wav/train/S0{n}/B9S0{n}W{i}.wav"),
-        {"transcript__a.txt": lines("B9S0{n}W{i} {t}")},
-        ["S00", "S01"] * 5,
-    ),
+    "AISHELL": ("S00 S01", "wav/train/S0{n}/B9S0{n}W{i}.wav", {"tr/a.txt": "B9S0{n}W{i} {t}"}),
     "MLS": (
-        clips("train/audio/1{n}/7/1{n}_7_{i}.flac"),
+        "10 11",
+        "train/audio/1{n}/7/1{n}_7_{i}.flac",
         {
-            "train__transcripts.txt": lines("1{n}_7_{i}\t{t}"),
-            "train__segments.txt": lines("1{n}_7_{i}\thttp://x.org/y.mp3\t1.5\t4.{i}"),
+            "train/transcripts.txt": "1{n}_7_{i}\t{t}",
+            "train/segments.txt": "1{n}_7_{i}\thttp://x.org/y.mp3\t1.5\t4.{i}",
         },
-        TENS,
     ),
     "LibriTTS-R": (
-        clips("1{n}/7/1{n}_7_{i}.wav"),
-        texts("1{n}/7/1{n}_7_{i}.normalized.txt")
-        | {"10__7__10_7.trans.tsv": lines("1{n}_7_{i}\tNo. {t}\t{t}")}
-        | {"10__7__10_7.book.tsv": lines("1{n}_7_{i}\tNo. {t}\tx {t}\t0.5\t1.5")},
-        TENS,
-    ),
-    "JVS": (
-        [f"jvs{n}/parallel/wav/V_{i}.wav" for i in range(5) for n in range(2)],
+        "10 11",
+        "1{n}/7/1{n}_7_{i}.wav",
         {
-            f"jvs{n}__parallel__transcripts.txt": "".join(
-                f"V_{i}:{TEXTS[2 * i + n]}\n" for i in range(5)
-            )
-            for n in range(2)
+            "1{n}/7/1{n}_7_{i}.normalized.txt": "{t}",
+            "10/7/10_7.trans.tsv": "1{n}_7_{i}\tNo. {t}\t{t}",
+            "10/7/10_7.book.tsv": "1{n}_7_{i}\tNo. {t}\tx {t}\t0.5\t1.5",
         },
-        ["jvs0", "jvs1"] * 5,
     ),
+    "JVS": ("jvs0 jvs1", "jvs{n}/a/wav/V_{h}.wav", {"jvs{n}/a/transcripts.txt": "V_{h}:{t}"}),
     "M-AILABS": (
-        clips("by_book/x/y/{n}male/s{n}/bk/wavs/c{i}.wav"),
-        {
-            f"by_book__x__y__{n}male__s{n}__bk__metadata.csv": half("c{i}|{t}|{t}", n)
-            for n in range(2)
-        },
-        ["0male", "1male"] * 5,
+        "0male 1male",
+        "by_book/x/y/{n}male/s{n}/bk/wavs/c{i}.wav",
+        {"by_book/x/y/{n}male/s{n}/bk/metadata.csv": "c{i}|{t}|{t}"},
     ),
     "Emilia": (
-        clips("EN/c{i}.mp3"),
-        {
-            f"EN__c{i}.json": json.dumps({"wav": f"EN/c{i}.mp3", "text": t, "speaker": f"s{i % 2}"})
-            for i, t in enumerate(TEXTS)
-        },
-        TWO,
+        "s0 s1",
+        "EN/c{i}.mp3",
+        {"EN/c{i}.json": '{{"wav": "EN/c{i}.mp3", "text": "{t}", "speaker": "{s}"}}'},
     ),
-    "VITS": (
-        clips("wav/p{n}/c{i}.wav"),
-        {"filelists__all_train.txt": lines("DUMMY2/p{n}/c{i}.wav|{n}|{t}")},
-        FIGURES,
-    ),
+    "VITS": ("0 1", "wav/p{n}/c{i}.wav", {"a/all_train.txt": "DUMMY2/p{n}/c{i}.wav|{n}|{t}"}),
     "GPT-SoVITS": (
-        clips("output/slicer_opt/a.wav_{i}.wav"),
-        {"output__asr_opt__slicer_opt.list": lines("output\\slicer_opt\\a.wav_{i}.wav|vo|en|{t}")},
-        ["vo"] * 10,
+        "vo",
+        "output/slicer_opt/a.wav_{i}.wav",
+        {"output/asr_opt/slicer_opt.list": "output\\slicer_opt\\a.wav_{i}.wav|vo|en|{t}"},
     ),
     "Kaldi's spk2utt": (
-        wavs(),
-        {
-            "wav.scp": lines("u{i} wavs/c{i}.wav"),
-            "text": lines("u{i} {t}"),
-            "spk2utt": "s0 u0 u2 u4 u6 u8\ns1 u1 u3 u5 u7 u9\n",
-        },
-        TWO,
+        "s0 s1",
+        "wavs/c{i}.wav",
+        {"wav.scp": "u{i} wavs/c{i}.wav", "text": "u{i} {t}"},
+        {"spk2utt": "s0 u0 u2 u4 u6 u8\ns1 u1 u3 u5 u7 u9\n"},
     ),
     "Label Studio": (
-        clips("upload/ab-c{i}.wav"),
+        "speaker",
+        "upload/ab-c{i}.wav",
+        {},
         {"project.json": f"[{lines(LABEL_STUDIO)[:-2]}]"},
-        ALL_ONE,
     ),
     "Common Voice 17's columns": (
-        clips("audios/c{i}.mp3"),
-        {
-            "all.tsv": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\n"
-            + lines("{s}\tc{i}.mp3\tf{i}\t{t}\t"),
-            "invalidated.tsv": "path\tsentence\n" + lines("c{i}.mp3\tnot {t}"),
-        },
-        TWO,
+        "s0 s1",
+        "audios/c{i}.mp3",
+        {"invalidated.tsv": "c{i}.mp3\tnot {t}"},
+        {"all.tsv": CV_17 + lines("{s}\tc{i}.mp3\tf{i}\t{t}\t")},
     ),
     "a voice to imitate": (
-        [*wavs(), "ref.wav"],
+        "speaker",
+        "wavs/c{i}.wav; ref.wav",
+        {},
         {"a.csv": "ref_audio,audio,text\n" + lines("ref.wav,wavs/c{i}.wav,{t}")},
-        ALL_ONE,
     ),
 }
 # Those of one speaker, with recordings in wavs/, and beside the texts.
 IN_WAVS = {
-    "Kaldi's text alone": {"text": lines("c{i} {t}")},
-    "JSUT": {"transcript_utf8.txt": lines("c{i}:{t}")},
-    "Festival": {"etc__txt.done.data": lines('( c{i} "{t}" )')},
-    "an object of texts": {"metadata.json": json.dumps(JSON)},
-    "a list in an object": {
-        "a.json": json.dumps({"n": 1, "d": [{"wav": k, "text": v} for k, v in JSON.items()]})
-    },
-    "audio as an object": {
-        "a.json": json.dumps([{"audio": {"path": k}, "text": v} for k, v in JSON.items()])
-    },
-    "how it is said": {"metadata.csv": half("c{i}|{t}|sad", 0) + half("c{i}|{t}|happy", 1)},
-    "arrows": {"list.txt": lines("c{i}.wav -> {t}")},
-    "copies of the table": {
-        "metadata.csv": lines("c{i}|{t}"),
-        "metadata (1).csv": lines("c{i}|old {t}"),
-    },
-    "separators at the end of some": {"metadata.csv": half("c{i}|{t}", 0) + half("c{i}|{t}|", 1)},
+    "Kaldi's text alone": {"text": "c{i} {t}"},
+    "JSUT": {"transcript_utf8.txt": "c{i}:{t}"},
+    "Festival": {"etc/txt.done.data": '( c{i} "{t}" )'},
+    "arrows": {"list.txt": "c{i}.wav -> {t}"},
+    "copies of the table": {"metadata.csv": "c{i}|{t}", "metadata (1).csv": "c{i}|old {t}"},
     "a description in JSON": {
-        "a.jsonl": lines('{{"audio": "wavs/c{i}.wav", "text_style": "x", "my_text": "{t}"}}')
+        "a.jsonl": '{{"audio": "c{i}", "text_style": "x", "my_text": "{t}"}}'
     },
-    "phonemes beside the text": {
-        "metadata.csv": "audio|phonemized_text|text\n" + lines("c{i}|ðə dˈɔɡ {i}|{t}")
-    },
+}
+WHOLE_IN_WAVS = {
+    "an object of texts": json.dumps(JSON),
+    "a list in an object": json.dumps({"d": [{"wav": k, "text": v} for k, v in JSON.items()]}),
+    "audio as an object": json.dumps([{"audio": {"path": k}, "text": v} for k, v in JSON.items()]),
+    "how it is said": half("c{i}|{t}|sad", 0) + half("c{i}|{t}|happy", 1),
+    "separators at the end of some": half("c{i}|{t}", 0) + half("c{i}|{t}|", 1),
+    "phonemes beside the text": "audio|phonemized_text|text\n" + lines("c{i}|ðə dˈɔɡ {i}|{t}"),
 }
 BESIDE = {
-    "a text beside each": texts("c{i}.txt"),
-    "WhisperX": texts("c{i}.json", '{{"segments": [{{"text": "{t}"}}]}}'),
-    "SRT": texts("c{i}.srt", "1\n00:00:00,000 --> 00:00:01,000\n{t}\n\n"),
-    "VTT": texts("c{i}.vtt", "WEBVTT\n\n00:00.00 --> 00:02.00\n{t}\n"),
-    "Whisper's TSV": texts("c{i}.tsv", "start\tend\ttext\n0\t9\t{t}\n"),
+    "a text beside each": {"c{i}.txt": "{t}"},
+    "WhisperX": {"c{i}.json": '{{"segments": [{{"text": "{t}"}}]}}'},
+    "SRT": {"c{i}.srt": "1\n00:00:00,000 --> 00:00:01,000\n{t}\n"},
+    "VTT": {"c{i}.vtt": "WEBVTT\n\n00:00.00 --> 00:02.00\n{t}"},
+    "Whisper's TSV": {"c{i}.tsv": "start\tend\ttext\n0\t9\t{t}"},
 }
-TEXT_FILES |= {kind: (wavs(), files, ALL_ONE) for kind, files in IN_WAVS.items()}
-TEXT_FILES |= {kind: (clips("c{i}.wav"), files, ALL_ONE) for kind, files in BESIDE.items()}
+TEXT_FILES |= {kind: ("speaker", "wavs/c{i}.wav", rows) for kind, rows in IN_WAVS.items()}
+TEXT_FILES |= {kind: ("speaker", "c{i}.wav", rows) for kind, rows in BESIDE.items()}
+for kind, whole in WHOLE_IN_WAVS.items():
+    name = "a.json" if whole[0] in "{[" else "metadata.csv"
+    TEXT_FILES[kind] = ("speaker", "wavs/c{i}.wav", {}, {name: whole})
 
 
 @pytest.mark.parametrize("kind", TEXT_FILES)
 def test_a_text_is_that_of_its_recording(tmp_path, kind):
-    require_rows(tmp_path, *TEXT_FILES[kind])
+    speakers, recordings, rows, *whole = TEXT_FILES[kind]
+    files = dict(*whole)
+    for name, row in rows.items():
+        for file, line in zip(rows_of(name), rows_of(row)):
+            files[file] = files.get(file, "") + f"{line}\n"
+    names = [name for pattern in recordings.split("; ") for name in rows_of(pattern)]
+    folders.require_rows(tmp_path, names, files, (speakers.split() * 10)[:10])
 
 
 NO_TEXTS = {
@@ -241,7 +189,7 @@ NO_TEXTS = {
     "labels of speakers": texts("wavs/c{i}.txt", "SPEAKER_00: {t}"),
     "times in brackets": texts("wavs/c{i}.txt", "[00:01] {t}"),
     "its own name": texts("wavs/c{i}.txt", "c0.wav\n{t}"),
-    "a line of a table for each": {f"wavs__c{i}.txt": f"c{i}: {t}" for i, t in enumerate(TEXTS)},
+    "a line of a table for each": {f"wavs/c{i}.txt": f"c{i}: {t}" for i, t in enumerate(TEXTS)},
     "JSON in .txt": texts("wavs/c{i}.txt", '{{"text": "{t}"}}'),
     "speakers alone": {"metadata.csv": lines("c{i}|{s}")},
     "entities": {"metadata.csv": lines("c{i}|{t} &amp; more")},
@@ -281,14 +229,14 @@ def test_phonemes_are_read_where_the_user_says_so(tmp_path):
 
 
 def test_folders_say_the_split_of_their_texts(tmp_path):
-    folder = folder_of(tmp_path, clips("{i}/a.wav"), **texts("{i}/a.txt"))
+    folder = folder_of(tmp_path, rows_of("{i}/a.wav"), **texts("{i}/a.txt"))
     (folder / "9").rename(folder / "dev-clean")
     assert [r.split for r in read(folder).rows if r.text == TEXTS[9]] == ["held_out"]
 
 
 def test_what_has_no_text_or_only_times_is_reported(tmp_path):
     files = texts("c{i}.txt") | {"c8.txt": "0.000\t1.200\thello\n", "c9.txt": b"\xff\xff"}
-    dataset = read(folder_of(tmp_path, [*clips("c{i}.wav"), "x.wav"], **files))
+    dataset = read(folder_of(tmp_path, [*rows_of("c{i}.wav"), "x.wav"], **files))
     reasons = {finding.file: finding.reason for finding in dataset.refused}
     assert reasons.keys() == {tmp_path.name, "c8.txt", "c9.txt"} and len(dataset.rows) == 8
     assert "x.txt" in reasons[tmp_path.name] and "times" in reasons["c8.txt"]

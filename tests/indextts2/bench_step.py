@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
 
-from published_indextts2 import FULL, package_model  # noqa: E402
+from published_indextts2 import FULL, encoder, package_model  # noqa: E402
 from rows import against, native, run_parts, step_seconds  # noqa: E402
 from test_parity import kit_model, package_latents  # noqa: E402
 
@@ -31,18 +31,15 @@ from kit.training.loop import forward_backward, train  # noqa: E402
 from kit.training.switches import SpeedConfig  # noqa: E402
 from kit.training.trainer import Trainer  # noqa: E402
 
-ENCODER = {"output_size": 256, "linear_units": 1024, "attention_heads": 4}
-MIDDLE = FULL | {
-    "model_dim": 640,
-    "layers": 8,
-    "heads": 10,
-    "condition_module": FULL["condition_module"] | ENCODER,
-    "emo_condition_module": FULL["emo_condition_module"] | ENCODER,
+MIDDLE = {
+    **FULL,
+    **{"model_dim": 640, "layers": 8, "heads": 10},
+    "condition_module": encoder(256, 1024, heads=4, blocks=6),
+    "emo_condition_module": encoder(256, 1024, heads=4, blocks=4),
 }
 ROWS = 4  # of a step
 STEPS = 8
 CORPUS = 256  # clips
-FRAMES = 150  # 3 s
 PEER = "a plain loop"
 FIGURES = HERE.parent.parent / "runs" / "bench" / "indextts2.json"
 
@@ -56,7 +53,7 @@ def utterances() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         length_s = float(length_s.clamp(1.5, 9))
         text = torch.randint(3, 12_000, (round(10 * length_s),), generator=generator)
         codes = torch.randint(0, 8192, (round(50 * length_s),), generator=generator)
-        clips.append((text, codes, torch.randn(1, 1024, FRAMES, generator=generator)))
+        clips.append((text, codes, torch.randn(1, 1024, 150, generator=generator)))  # 3 s
     return clips
 
 
@@ -78,13 +75,12 @@ class Plain:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
 
     def backward(self, clips: list) -> float:
-        model = self.model
         with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
             text_loss, code_loss = self.losses(clips)
             loss = 0.01 * text_loss + code_loss
         self.optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         return loss.item()
 
     def losses(self, clips: list) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,11 +133,8 @@ def middle_rows(precision: str) -> list[dict]:
     in_turn = [packed(trainer, group) for group in by_length + at_random]
     events = train(trainer, itertools.cycle(in_turn))
     kit_steps = lambda: sum(next(events).loss for _ in range(STEPS)) / STEPS  # noqa: E731
-    steps = {
-        "kit": kit_steps,
-        "kit, the same batches": kit_steps,  # which are the next ones
-        PEER: lambda: sum(map(plain.step, at_random)) / STEPS,
-    }
+    steps = {"kit": kit_steps, "kit, the same batches": kit_steps}  # which are the next ones
+    steps[PEER] = lambda: sum(map(plain.step, at_random)) / STEPS
     kit, same, peer = step_seconds(steps, 2).values()
     name = f"{STEPS} steps, 8 x 640, {precision}: "
     kinds = {"clips of similar length together": kit, "the peer's batches": same}

@@ -13,7 +13,7 @@ from test_parity import kit_codes, package_codes
 from kit.__main__ import main
 from kit.base.errors import KitError
 from kit.recipes.finetune import FineTune
-from kit.recipes.speak_file import speak
+from kit.recipes.speak import speak
 from kit.recipes.start import start
 from kit.releases.indextts2.model import load_indextts2
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from helpers import CPU
-from published_indextts2 import FULL, SMALL
+from published_indextts2 import FULL, SMALL, encoder
 
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
@@ -14,11 +14,8 @@ from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import Workload, trial_peak
 
-MIDDLE = SMALL | {
-    "model_dim": 256,
-    "condition_module": SMALL["condition_module"] | {"output_size": 128, "linear_units": 256},
-    "emo_condition_module": SMALL["emo_condition_module"] | {"output_size": 64},
-}
+MIDDLE = SMALL | {"model_dim": 256, "condition_module": encoder(128, 256, heads=2, blocks=2)}
+MIDDLE["emo_condition_module"] = encoder(64, 24, heads=2, blocks=1)
 
 
 def require_near(monkeypatch, gpt: dict, method: str, precision: str, frames: int, rows=4) -> None:
@@ -27,25 +24,19 @@ def require_near(monkeypatch, gpt: dict, method: str, precision: str, frames: in
     choice = Choice(value=precision, reason="test")
     monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
     model = dataclasses.replace(gpt_config({"gpt": gpt}, "config.yaml"), max_code=643)
-    finetuning = ALL_OF_IT
-    if method == "lora":
-        base = Base(config=model, sha256="")
-        finetuning = Finetuning(config=FinetuneConfig(method="lora"), base=base)
+    base = Base(config=model, sha256="")
+    lora = Finetuning(config=FinetuneConfig(method="lora"), base=base)
+    switches = {"mixed_precision": precision != "fp32", "gradient_checkpointing": gpt is FULL}
     work = Workload(
         model=model,
         train=TrainConfig(optimizer="adamw"),
-        speed=SpeedConfig(
-            sdpa=True,
-            fused_adamw=True,
-            mixed_precision=precision != "fp32",
-            gradient_checkpointing=gpt is FULL,
-        ),
+        speed=SpeedConfig(sdpa=True, fused_adamw=True, **switches),
         data=DataConfig(effective_batch=rows, micro_batch=rows, reference_frames=frames),
         hw=CPU,
         precision=precision,
         text_ids=60 // shorter,
         codes=300 // shorter,
-        finetuning=finetuning,
+        finetuning=lora if method == "lora" else ALL_OF_IT,
     )
     measured, planned = trial_peak(work).allocated_bytes, work.planned_bytes
     print(f"\n{method}, {precision}: measured {measured / 2**30:.2f} GiB", end=", ")

@@ -9,8 +9,8 @@ from torch import Tensor
 from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.indextts2.model import from_file, gpt_config, to_file
-from kit.releases.xtts_v2.names import empty_model, fill_module
+from kit.releases.indextts2.model import file_name, gpt_config
+from kit.releases.xtts_v2.model import empty_model, fill_module, from_released, to_released
 
 FRAMES = 60
 STEPS = 40
@@ -18,7 +18,7 @@ STEPS = 40
 
 def kit_model(theirs, gpt: dict) -> SpeechGPT:
     config = gpt_config({"gpt": gpt}, "config.yaml")
-    weights = from_file(theirs.state_dict(), config)
+    weights = from_released(theirs.state_dict(), config, file_name)
     return fill_module(empty_model(config), weights, "the release")
 
 
@@ -79,7 +79,7 @@ def require_same_gradients(theirs, model: SpeechGPT) -> float:
     model.zero_grad()
     counts = len(batch.text_targets), len(batch.code_targets)
     weighted_loss(model.config, model(batch), *counts).backward()
-    actual = to_file({name: p.grad for name, p in model.named_parameters()})
+    actual = to_released({n: p.grad for n, p in model.named_parameters()}, file_name)
     wanted = {name: p.grad for name, p in theirs.named_parameters()}
     assert actual.keys() == wanted.keys()
     largest = 0.0

@@ -12,19 +12,7 @@ from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import recognizer_schedule, train_recognizer
 from kit.base.errors import KitError
 from kit.inference import candidates
-from kit.inference.candidates import (
-    FLOOR,
-    MAX_MISMATCH,
-    READER,
-    CodeReader,
-    CodeReaderConfig,
-    alignment_scores,
-    best_path_scores,
-    load_matching_reader,
-    load_reader,
-    save_reader,
-    text_attention,
-)
+from kit.inference.candidates import FLOOR, READER, CodeReader, CodeReaderConfig, alignment_scores
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import GenerateConfig, candidate_seed, decode, generate
 from kit.model.sequence import pack
@@ -42,21 +30,18 @@ def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
     random = torch.Generator().manual_seed(seed)
     codes, texts = [], []
     for _ in range(count):
-        said, text = [], []
-        for letter in torch.randint(len(LETTERS), (6,), generator=random).tolist():
-            if text and text[-1] == LETTERS[letter]:
-                continue
-            times = int(torch.randint(2, 5, (), generator=random))
-            said += [letter, letter + len(LETTERS)][: times - 1] * 2
-            text.append(LETTERS[letter])
-        codes.append(torch.tensor(said))
-        texts.append("".join(text))
+        drawn = torch.randint(len(LETTERS), (6,), generator=random).tolist()
+        letters = [letter for letter, _ in itertools.groupby(drawn)]
+        times = torch.randint(1, 4, (len(letters),), generator=random).tolist()
+        pairs = [[n, n + len(LETTERS)][:two] * 2 for n, two in zip(letters, times)]
+        codes.append(torch.tensor(list(itertools.chain(*pairs))))
+        texts.append("".join(LETTERS[n] for n in letters))
     return codes, texts
 
 
-def made(config: CodeReaderConfig = CONFIG) -> CodeReader:
+def made() -> CodeReader:
     torch.manual_seed(0)
-    return CodeReader(config, LETTERS, LEVELS)
+    return CodeReader(CONFIG, LETTERS, LEVELS)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +75,9 @@ def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_
     reader, _ = trained
     codes = [torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([0, 6, 0])]
     few, none, silent = reader.text_mismatch(["abcdef", "a", "?!"], codes)
-    assert few == none == MAX_MISMATCH
-    assert 0 <= silent <= MAX_MISMATCH
-    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [MAX_MISMATCH]
+    worst = candidates.MAX_MISMATCH
+    assert few == none == worst >= silent >= 0
+    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [worst]
 
 
 def test_training_on_rows_without_a_way_through_stays_finite():
@@ -117,23 +102,23 @@ def test_codes_are_taken_apart_as_the_codec_makes_them():
 
 def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_path):
     reader, _ = trained
-    save_reader(reader, tmp_path / READER, PARTS)
+    candidates.save_reader(reader, tmp_path / READER, PARTS)
     codes, texts = spoken(5, seed=4)
-    there = load_matching_reader(tmp_path, PARTS)
+    load = candidates.load_matching_reader
+    there = load(tmp_path, PARTS)
     assert there.text_mismatch(texts, codes) == reader.text_mismatch(texts, codes)
     assert there.config == reader.config and there.levels == LEVELS
-    assert load_matching_reader(tmp_path, dict(PARTS, **{"codec.safetensors": "another"})) is None
-    assert load_matching_reader(tmp_path / "nowhere", PARTS) is None
+    assert load(tmp_path, PARTS | {"codec.safetensors": "another"}) is None
+    assert load(tmp_path / "nowhere", PARTS) is None
 
 
 @pytest.mark.parametrize("left", [100, -8])
 def test_a_damaged_file_is_reported_with_what_to_do(trained, tmp_path, left):
     path = tmp_path / READER
-    save_reader(trained[0], path, PARTS)
+    candidates.save_reader(trained[0], path, PARTS)
     path.write_bytes(path.read_bytes()[:left] + bytes(max(0, -left)))
-    for load in (lambda: load_matching_reader(tmp_path, PARTS), lambda: load_reader(path)):
-        with pytest.raises(KitError, match=r"reader\.safetensors.*delete it, or run"):
-            load()
+    with pytest.raises(KitError, match=r"reader\.safetensors.*delete it, or run"):
+        candidates.load_matching_reader(tmp_path, PARTS)
 
 
 @pytest.mark.parametrize("wrong", [{"width": 0}, {"most_repeats": 0}, {"rows": -1}, {"lr": 0.0}])
@@ -148,10 +133,10 @@ HEAD = AlignmentHead(1, 1)
 @pytest.fixture(scope="module")
 def model():
     """A random model whose heads attend to some tokens more than to others."""
-    made = tiny_model().eval()
-    for layer in made.gpt.h:
+    model = tiny_model().eval()
+    for layer in model.gpt.h:
         layer.attn.c_attn.weight.data *= 10
-    return made
+    return model
 
 
 def readings():
@@ -165,15 +150,14 @@ def readings():
 def test_the_looks_are_those_of_the_models_own_attention(model, head):
     texts, codes, cond = readings()
     decoder = Decoder(model, DecoderConfig(alignment_head=head))
-    looks, pieces = text_attention(decoder, texts, cond, codes)
+    looks, pieces = candidates.text_attention(decoder, texts, cond, codes)
     for i, (text, said) in enumerate(zip(texts, codes)):
         batch = pack(GPT, [text], [said.tolist()], cond[i : i + 1])
         wanted = text_attention_maps(model, batch)[head][: len(said) + 1]
         wanted = wanted / wanted.sum(-1, keepdim=True)
         assert pieces[i] == wanted.shape[1]
-        found = looks[i, : len(said) + 1, looks.shape[2] - wanted.shape[1] :]
-        assert torch.allclose(found, wanted, atol=1e-5)
-        assert not looks[i, :, : looks.shape[2] - wanted.shape[1]].any()
+        padding, found = looks[i].split([looks.shape[2] - wanted.shape[1], wanted.shape[1]], dim=1)
+        assert torch.allclose(found[: len(said) + 1], wanted, atol=1e-5) and not padding.any()
 
 
 def score_by_hand(looks: torch.Tensor) -> float:
@@ -182,8 +166,7 @@ def score_by_hand(looks: torch.Tensor) -> float:
     best = math.log(FLOOR) * codes
     for turns in itertools.combinations(range(1, codes), pieces - 1):
         piece = [sum(n >= turn for turn in turns) for n in range(codes)]
-        gains = [math.log(looks[n, at] + FLOOR) for n, at in enumerate(piece)]
-        best = max(best, sum(gains))
+        best = max(best, sum(math.log(looks[n, at] + FLOOR) for n, at in enumerate(piece)))
     return best / codes
 
 
@@ -192,12 +175,10 @@ def test_the_best_path_is_the_best_of_all():
     lengths = torch.tensor([7, 4, 6, 3])
     pieces = torch.tensor([4, 4, 2, 1])
     looks = torch.rand(4, 7, 4, generator=random)
-    for i in range(4):
-        looks[i, :, : 4 - pieces[i]] = 0
-    found = best_path_scores(looks, pieces, lengths)
-    for i in range(4):
-        own = looks[i, : lengths[i], 4 - pieces[i] :]
-        assert found[i].item() == pytest.approx(score_by_hand(own), rel=1e-5)
+    looks *= torch.arange(4) >= 4 - pieces[:, None, None]
+    found = candidates.best_path_scores(looks, pieces, lengths)
+    by_hand = [score_by_hand(looks[i, : lengths[i], 4 - pieces[i] :]) for i in range(4)]
+    assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_a_piece_left_out_or_said_twice_costs_and_too_few_codes_are_the_worst():
@@ -207,7 +188,8 @@ def test_a_piece_left_out_or_said_twice_costs_and_too_few_codes_are_the_worst():
     short = torch.cat((straight[::6], torch.zeros(15, 6)))
     maps = torch.stack((straight, left_out, twice, short))
     lengths = torch.tensor([18, 18, 18, 3])
-    good, *slips, worst = best_path_scores(maps, torch.tensor([6] * 4), lengths).tolist()
+    scores = candidates.best_path_scores(maps, torch.tensor([6] * 4), lengths)
+    good, *slips, worst = scores.tolist()
     assert good == pytest.approx(0, abs=0.01)
     assert max(slips) < good - 0.2
     assert worst == pytest.approx(math.log(FLOOR))
@@ -225,7 +207,8 @@ def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
 
 
 def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
-    config = GenerateConfig(temperature=2.0, top_k=0, best_of=5, max_codes_per_text_id=1.0)
+    shape = {"best_of": 5, "max_codes_per_text_id": 1.0, "retries": 0}
+    config = GenerateConfig(temperature=2.0, top_k=0, **shape)
     texts, _, cond = readings()
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     each = [text for text in texts for _ in range(5)]
@@ -236,17 +219,15 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
     choices = []
     for follow in (0.0, 1.5, 1e6):
-        weighed = dataclasses.replace(config, follow=follow, retries=0)
-        found = generate(decoder, texts, cond, weighed)
-        worth = [row.log_prob + follow * nats for row, nats in zip(rows, sure)]
-        for number, kept in enumerate(found):
-            own = range(5 * number, 5 * number + 5)
-            best = max(own, key=lambda i: (rows[i].stopped, worth[i]))
+        found = generate(decoder, texts, cond, dataclasses.replace(config, follow=follow))
+        worth = [(row.stopped, row.log_prob + follow * nats) for row, nats in zip(rows, sure)]
+        for first, kept in zip(range(0, len(rows), 5), found, strict=True):
+            best = max(range(first, first + 5), key=lambda i: worth[i])
             assert torch.equal(kept.codes, rows[best].codes)
         choices.append([row.log_prob for row in found])
     assert choices[0] != choices[2]
-    without = generate(model, texts, cond, dataclasses.replace(config, retries=0))
-    assert [row.log_prob for row in without] == choices[0], "no head is known: likelihood alone"
+    without = [row.log_prob for row in generate(model, texts, cond, config)]
+    assert without == choices[0], "no head is known: likelihood alone"
 
 
 def test_a_model_that_has_not_learnt_to_read_has_no_such_head(model):

@@ -8,22 +8,8 @@ import pytest
 import torch
 from helpers import GPT, code_cache, manifest, random_rows, real_voice, tiny_model
 
-from kit.inference.compare_formats import (
-    FormatDifference,
-    FormatResult,
-    RecordedExample,
-    choose_format,
-    compare_decoders,
-    formats_table,
-    linear_bytes,
-    measure_formats,
-    real_time_factor,
-    recorded_examples,
-    speak_seconds,
-    teacher_forced_logits,
-    time_to_first_audio_s,
-    voices_by_format,
-)
+from kit.inference import compare_formats as formats
+from kit.inference.compare_formats import FormatResult, compare_decoders
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import has_bf16, weight_bytes
@@ -31,8 +17,8 @@ from kit.inference.voice import Voice
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
-ERRORS = {"mean_logit_error": 0.0, "max_logit_error": 0.0, "positions": 100}
-COST = FormatDifference(top1_agreement=1.0, size_ratio=1.0, linear_size_ratio=1.0, **ERRORS)
+SAME = dict.fromkeys(("top1_agreement", "size_ratio", "linear_size_ratio"), 1.0)
+COST = formats.FormatDifference(**SAME, mean_logit_error=0.0, max_logit_error=0.0, positions=100)
 SPEED = {"codes_per_s": 500.0, "speedup": 1.0, "weight_bytes": 20_000_000, "warm_up_s": 0.0}
 FP32 = FormatResult(name="fp32", ran="fp32", cost=COST, cer=0.10, **SPEED)
 
@@ -50,21 +36,21 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[RecordedExample]:
-    columns = zip(*random_rows(GPT, 5, seed=2))
-    return [RecordedExample(text=t, codes=c, cond=m) for t, c, m in columns]
+def rows() -> list[formats.RecordedExample]:
+    return list(zip(*random_rows(GPT, 5, seed=2)))
 
 
-def trained(model, row: RecordedExample) -> torch.Tensor:
+@torch.inference_mode()
+def trained(model, row: formats.RecordedExample) -> torch.Tensor:
     """Logits (N + 1, V) of the training path."""
-    batch = pack(GPT, [row.text], [row.codes], row.cond[None])
-    with torch.inference_mode():
-        return model.code_head(model.hidden(batch)[0, batch.code_indices[: len(row.codes) + 1]])
+    text, codes, mel = row
+    batch = pack(GPT, [text], [codes], mel[None])
+    return model.code_head(model.hidden(batch)[0, batch.code_indices[: len(codes) + 1]])
 
 
 def test_the_codes_are_forced_as_in_training(model, rows):
     for row in rows:
-        logits = teacher_forced_logits(Decoder(model), row)
+        logits = formats.teacher_forced_logits(Decoder(model), row)
         torch.testing.assert_close(logits, trained(model, row), rtol=1e-4, atol=1e-4)
 
 
@@ -78,8 +64,8 @@ def test_costs_are_the_count_by_hand(model, rows):
         for a, b in zip(trained(model, row).tolist(), trained(other, row).tolist()):
             agree.append(a.index(max(a)) == b.index(max(b)))
             errors += [abs(x - y) for x, y in zip(a, b)]
+    assert cost.positions == len(agree) == sum(len(codes) + 1 for _, codes, _ in rows)
     assert 0 < cost.top1_agreement < 1
-    assert cost.positions == len(agree) == sum(len(row.codes) + 1 for row in rows)
     assert cost.top1_agreement == pytest.approx(sum(agree) / len(agree))
     assert cost.mean_logit_error == pytest.approx(sum(errors) / len(errors), rel=1e-3)
     assert cost.max_logit_error == pytest.approx(max(errors), rel=1e-3)
@@ -88,8 +74,7 @@ def test_costs_are_the_count_by_hand(model, rows):
 def test_a_code_that_is_never_said_is_no_error(model, rows):
     silent = copy.deepcopy(model)
     silent.code_head.bias.data[3] = float("-inf")
-    small = Decoder(silent, DecoderConfig(weights="int8"))
-    cost = compare_decoders(Decoder(silent), small, rows)
+    cost = compare_decoders(Decoder(silent), Decoder(silent, DecoderConfig(weights="int8")), rows)
     assert 0 < cost.mean_logit_error < cost.max_logit_error < 10
 
 
@@ -97,12 +82,9 @@ def test_a_code_that_is_never_said_is_no_error(model, rows):
 def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):
     full, small = Decoder(model), Decoder(model, DecoderConfig(weights="bf16"))
     cost = compare_decoders(full, small, rows[:1])
-    assert cost.linear_size_ratio == linear_bytes(small) / linear_bytes(full) == 0.5
+    assert cost.linear_size_ratio == formats.linear_bytes(small) / formats.linear_bytes(full) == 0.5
     assert cost.size_ratio == weight_bytes(small) / weight_bytes(full)
     assert cost.linear_size_ratio < cost.size_ratio < 1  # the reading of texts stays fp32
-
-
-# --- how long speaking takes ----------------------------------------------------------------------
 
 
 def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
@@ -113,7 +95,7 @@ def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
         time.sleep(0.02 if len(asked) == 1 else 0.001)  # the first call pays for warming up
 
     monkeypatch.setattr("kit.inference.compare_formats.generate", generate)
-    assert speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
+    assert formats.speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
     assert asked == [(4, 4, 30)] * 4
 
 
@@ -126,7 +108,7 @@ def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
             yield torch.zeros(1)
 
     monkeypatch.setattr(Voice, "stream", stream)
-    assert time_to_first_audio_s(voice, "ሰላም", GREEDY, repeats=2) >= 0
+    assert formats.time_to_first_audio_s(voice, "ሰላም", GREEDY, repeats=2) >= 0
     assert pulled == [0, 0, 0]
 
 
@@ -143,13 +125,9 @@ def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypat
     texts = [r.text for r in manifest() if r.split == "train"][:3]
     config = GenerateConfig(temperature=0, exact_codes=20)
     speech_s = 3 * 20 * 512 / 22050
-    found = real_time_factor(voice, texts, config)
-    assert found > 3 * slept / speech_s
+    assert formats.real_time_factor(voice, texts, config) > 3 * slept / speech_s
     assert set(threads) == {1} and torch.get_num_threads() == 2
     torch.set_num_threads(1)
-
-
-# --- formats beside each other --------------------------------------------------------------------
 
 
 def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10) -> FormatResult:
@@ -158,31 +136,31 @@ def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10
 
 
 def test_every_format_is_measured_beside_the_first(voice):
-    voices = voices_by_format(voice, ["fp32", "bf16", "int8"], [])
-    rows = recorded_examples(code_cache(), 2)
+    voices = formats.voices_by_format(voice, ["fp32", "bf16", "int8"], [])
+    rows = formats.recorded_examples(code_cache(), 2)
     asked = []
     error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
-    found = measure_formats(voices, 5, GenerateConfig(temperature=0), rows, error_rate, rounds=2)
+    found = formats.measure_formats(voices, 5, GREEDY, rows, error_rate, rounds=2)
     assert [v.name for v in found] == ["fp32", "bf16", "int8"] and len(asked) == 3
     fp32, bf16, int8 = found
     assert fp32.speedup == 1 and fp32.cost.top1_agreement == 1 and fp32.cost.max_logit_error == 0
     assert fp32.weight_bytes > bf16.weight_bytes > int8.weight_bytes
-    assert bf16.cost.positions == sum(len(r.codes) + 1 for r in rows)
+    assert bf16.cost.positions == sum(len(codes) + 1 for _, codes, _ in rows)
     assert all(v.cer == 0.25 and v.codes_per_s > 0 and v.warm_up_s == 0 for v in found)
 
 
 def test_rows_are_recordings_of_the_split():
-    rows, cache = recorded_examples(code_cache(), 3), code_cache()
-    for row, i in zip(rows, cache.rows_in_split("held_out")):
-        assert row.codes == cache.codes[i].tolist() and row.text == cache.texts[i].tolist()
-    assert len(rows) == 3
+    cache = code_cache()
+    rows = formats.recorded_examples(cache, 3)
+    for (text, codes, _), i in zip(rows, cache.rows_in_split("held_out")[:3], strict=True):
+        assert codes == cache.codes[i].tolist() and text == cache.texts[i].tolist()
 
 
 def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported():
     fast = measured("int8", 900.0)
-    assert choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
+    assert formats.choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
     wild = measured("int8-weight-only", 1000.0, agreement=0.94, cer=0.2)
-    chosen, against = choose_format([FP32, wild, fast])
+    chosen, against = formats.choose_format([FP32, wild, fast])
     assert chosen == fast
     assert all(fact in against for fact in (wild.name, "94.0%", "CER 20.0%", "10.0%"))
 
@@ -194,11 +172,12 @@ def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch
         return self
 
     monkeypatch.setattr(Voice, "in_format", in_format)
-    assert [*voices_by_format(voice, ["fp32", "bf16"], ["int8"])] == ["fp32", "int8, compiled"]
+    voices = formats.voices_by_format(voice, ["fp32", "bf16"], ["int8"])
+    assert [*voices] == ["fp32", "int8, compiled"]
     assert capsys.readouterr().out == "bf16: takes inputs in groups of 16.\n"
 
 
 def test_the_table_has_a_line_for_each():
-    header, first, second = formats_table([FP32, measured("int8", 900.0)])
+    header, first, second = formats.formats_table([FP32, measured("int8", 900.0)])
     assert len(header) == len(first) == len(second)
     assert first[0] == "fp32" and "20.0" in first and "none" in first and second[1] == "900"

@@ -56,7 +56,7 @@ def decoded(decoder: Decoder, texts, codes, cond) -> torch.Tensor:
     found = [logits.clone()]
     for n, column in enumerate(codes.T.contiguous()):
         found.append(decoder.decode_one(column, n + 1, cache).clone())
-    decoder.release(cache)
+    decoder.memory.release(cache)
     return torch.stack(found, dim=1)
 
 
@@ -173,24 +173,22 @@ def out_of_memory(*_):
 
 def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     decoder = graphed(model, monkeypatch)
-    assert decoder.rows_that_fit() is None
+    assert decoder.memory.rows_that_fit() is None
     decoded(decoder, *rows(2))
     row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
-    held_bytes = 2 * row_bytes  # by the idle cache, which a larger one replaces
     gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
-    gpu |= {"memory_allocated": 12 * row_bytes}
-    gpu |= {"get_per_process_memory_fraction": 1.0}
+    gpu |= {"memory_allocated": 12 * row_bytes, "get_per_process_memory_fraction": 1.0}
     for name, value in gpu.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
     decoder.memory.device = torch.device("cuda:0")
-    assert held_bytes == decoder.memory.idle_bytes()
-    assert decoder.rows_that_fit() == int(0.8 * (60 + 38 + 2))
+    assert decoder.memory.idle_bytes() == 2 * row_bytes  # which a larger cache replaces
+    assert decoder.memory.rows_that_fit() == int(0.8 * (60 + 38 + 2))
     # Of 200 rows 60 are allowed, 50 of which are reserved.
     monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
-    assert decoder.rows_that_fit() == int(0.8 * (10 + 38 + 2))
+    assert decoder.memory.rows_that_fit() == int(0.8 * (10 + 38 + 2))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
-    assert decoder.rows_that_fit() == 2  # that are there already
+    assert decoder.memory.rows_that_fit() == 2  # that are there already
 
 
 def test_rows_that_stay_move_up_in_the_same_memory():
@@ -222,7 +220,7 @@ def compiler(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
     # No step loses to another: beside other work the clock would choose which graphs are made.
-    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.base.compiler.best_seconds", lambda work: work() is None)
     # Kernels to choose from are compiled one by one: half a minute that tells nothing here.
     with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
         yield
@@ -332,7 +330,7 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
                 found.append(decoder.decode_one(code[None], n + 1, cache))
                 if n == 3:  # a whole text is spoken in between, in memory of its own
                     torch.testing.assert_close(decoded(decoder, *other), alone[1 - first])
-            decoder.release(cache)
+            decoder.memory.release(cache)
         torch.testing.assert_close(torch.stack(found, dim=1), alone[first])
         assert decoder.memory.owns(cache.layers)
     assert len(decoder.compiled.ready) == 1
@@ -444,11 +442,12 @@ def test_the_model_is_left_as_it_was(weights, compiled):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+DAMAGED = ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-@pytest.mark.parametrize(
-    "name", ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
-)
+@pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value

@@ -2,36 +2,19 @@
 
 import copy
 import dataclasses
+import itertools
 import re
 
 import pytest
 import torch
-from helpers import (
-    GPT,
-    graphed,
-    opinionated_model,
-    pretended_capture,
-    random_rows,
-    tiny_model,
-)
+from helpers import GPT, graphed, opinionated_model, pretended_capture, random_rows
 from torch import Tensor
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, Note, SpeechError
+from kit.inference import generate as generation
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import (
-    GenerateConfig,
-    GeneratedCodes,
-    Noise,
-    best_of,
-    candidate_seed,
-    decode_stream,
-    filter_logits,
-    generate,
-    length_limit,
-    penalize,
-    sample,
-)
+from kit.inference.generate import GenerateConfig, Noise, candidate_seed, decode_stream, generate
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -58,11 +41,7 @@ def plain(spoken) -> list[tuple]:
     return [(row.codes.tolist(), row.stopped) for row in spoken]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [GREEDY, SAMPLED, PENALIZED, GUIDED],
-    ids=["greedy", "sampled", "penalized", "guided"],
-)
+@pytest.mark.parametrize("config", [GREEDY, SAMPLED, PENALIZED, GUIDED])
 def test_the_cache_changes_no_code(model, config):
     uncached = dataclasses.replace(config, kv_cache=False)
     cached = plain(generate(model, *requests(), config))
@@ -70,9 +49,7 @@ def test_the_cache_changes_no_code(model, config):
     assert len({len(codes) for codes, _ in cached}) > 1  # rows left the batch at different times
 
 
-@pytest.mark.parametrize(
-    "config", [GREEDY, PENALIZED, MANY, GUIDED], ids=["greedy", "sampled", "four", "guided"]
-)
+@pytest.mark.parametrize("config", [GREEDY, PENALIZED, MANY, GUIDED])
 def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     texts, cond = requests(6)
     decoder = Decoder(model)
@@ -146,8 +123,7 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
 
 def with_stop(model, bias: float):
     """The model, likelier or less likely to end."""
-    stopping = tiny_model()
-    stopping.load_state_dict(model.state_dict())
+    stopping = copy.deepcopy(model)
     stopping.code_head.bias.data[GPT.stop_code] = bias
     return stopping
 
@@ -188,8 +164,8 @@ def test_a_model_that_never_ends_is_reported_after_all(model, retries):
 
 
 def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
-    made = []
-    monkeypatch.setattr("kit.inference.generate.best_of", lambda *a: made.append(1) or best_of(*a))
+    made, real = [], generation.best_of
+    monkeypatch.setattr(generation, "best_of", lambda *a: made.append(1) or real(*a))
     endless = with_stop(model, -1e4)
     assert generate(endless, *requests(2), GREEDY)[0].temperature == 0
     generate(endless, *requests(2), dataclasses.replace(SAMPLED, exact_codes=5))
@@ -214,7 +190,7 @@ def test_a_row_says_whether_it_ended_or_was_cut(model):
         assert row.stopped and len(row.codes) == 0
     spoken = generate(with_stop(model, -1e4), texts, cond, config)
     assert not any(row.stopped for row in spoken)
-    limits = [length_limit(GPT, config, len(t)) for t in texts]
+    limits = [generation.length_limit(GPT, config, len(t)) for t in texts]
     assert [len(row.codes) for row in spoken] == limits
     assert limits == [min(39, len(t) // 2 + 40) for t in texts]
 
@@ -326,7 +302,7 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
         return pretended_capture(work, pool)
 
-    monkeypatch.setattr("kit.inference.decoder_steps.capture_graph", capture)
+    monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     with pytest.warns(Note, match="4 texts.* with 2"):
         assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
     assert decoder.memory.rows == 2 and decoder.compiled is not None
@@ -359,7 +335,7 @@ def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, mon
     decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
     texts, cond = requests(6)
     asked = short_of_memory(decoder, 100, monkeypatch)
-    monkeypatch.setattr(decoder, "rows_that_fit", lambda: fit)
+    monkeypatch.setattr(decoder.memory, "rows_that_fit", lambda: fit)
     for config in (GREEDY, GUIDED):
         wanted = plain(generate(model, texts, cond, config))
         asked.clear()
@@ -377,14 +353,11 @@ def test_whoever_stops_listening_gives_the_cache_back(model):
     assert decoder.memory.spare
 
 
-# The states that predicted the codes.
-
-
-KEPT = DecoderConfig(states=True)
+KEPT = DecoderConfig(states=True)  # the states that predicted the codes
 
 
 @torch.inference_mode()
-def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> None:
+def require_trained_states(model, texts, cond, found: list[generation.GeneratedCodes]) -> None:
     for text, mel, row in zip(texts, cond, found, strict=True):
         assert row.states.shape == (len(row.codes), GPT.width)
         assert row.states.dtype == torch.float32
@@ -392,11 +365,10 @@ def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> N
         torch.testing.assert_close(row.states, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [GREEDY, SAMPLED, dataclasses.replace(GREEDY, kv_cache=False), MANY],
-    ids=["greedy", "sampled", "no cache", "candidates"],
-)
+UNCACHED = dataclasses.replace(GREEDY, kv_cache=False)
+
+
+@pytest.mark.parametrize("config", [GREEDY, SAMPLED, UNCACHED, MANY])
 def test_each_code_comes_with_the_state_that_predicted_it(model, config):
     texts, cond = requests()
     found = generate(Decoder(model, KEPT), texts, cond, config)
@@ -422,7 +394,7 @@ def test_a_graphs_states_are_not_written_over(model, monkeypatch):
 def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
-    monkeypatch.setattr("kit.inference.decoder_steps.best_seconds", lambda work: work() is None)
+    monkeypatch.setattr("kit.base.compiler.best_seconds", lambda work: work() is None)
     torch._dynamo.reset()
     model = opinionated_model(layers=1)
     texts, cond = requests(2)
@@ -433,16 +405,11 @@ def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     require_trained_states(model, texts, cond, found)
 
 
-# Sampling.
-
-
 CPU = torch.device("cpu")
 OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)
 SETTINGS = [
     GenerateConfig(temperature=t, top_k=k, top_p=p)
-    for t in (0.3, 1.0, 2.0)
-    for k in (0, 1, 5, 100)
-    for p in (0.1, 0.8, 1.0)
+    for t, k, p in itertools.product((0.3, 1.0, 2.0), (0, 1, 5, 100), (0.1, 0.8, 1.0))
 ]
 
 
@@ -452,7 +419,7 @@ def random_logits(rows: int = 10, codes: int = 40) -> Tensor:
 
 def filtered(logits: Tensor, config: GenerateConfig) -> Tensor:
     """The shortlist as full rows (B, V): -inf where a code may not be drawn."""
-    best, codes = filter_logits(logits, config)
+    best, codes = generation.filter_logits(logits, config)
     return torch.full_like(logits, float("-inf")).scatter(1, codes, best)
 
 
@@ -462,13 +429,8 @@ def allowed(row: list[float], config: GenerateConfig) -> set[int]:
     if config.top_k:
         order = order[: config.top_k]
     scaled = torch.tensor([row[i] / config.temperature for i in order], dtype=torch.float64)
-    kept, mass = set(), 0.0
-    for i, share in zip(order, scaled.softmax(0).tolist()):
-        if config.top_p < 1 and mass > config.top_p:
-            break
-        kept.add(i)
-        mass += share
-    return kept
+    before = itertools.accumulate(scaled.softmax(0).tolist(), initial=0.0)
+    return {i for i, mass in zip(order, before) if config.top_p == 1 or mass <= config.top_p}
 
 
 @pytest.mark.parametrize("config", SETTINGS, ids=lambda c: f"{c.temperature}-{c.top_k}-{c.top_p}")
@@ -495,45 +457,45 @@ def test_filters_and_repetition_penalty_are_transformers_own():
     ids = torch.arange(30).view(10, 3)
     seen = torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, True)
     wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
-    assert torch.allclose(penalize(logits, seen, 1.4), wanted)
+    assert torch.allclose(generation.penalize(logits, seen, 1.4), wanted)
 
 
 def test_repetition_penalty_by_hand():
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
     seen = torch.tensor([[True, True, False, False]])
-    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
-    assert penalize(logits, seen, 1.0).tolist() == logits.tolist()
+    assert generation.penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+    assert generation.penalize(logits, seen, 1.0).tolist() == logits.tolist()
 
 
 @pytest.mark.parametrize("config", [OPEN, GenerateConfig(temperature=0.5, top_k=2, top_p=1)])
 def test_drawing_follows_the_probabilities(config):
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(2_000, 4)
     noise = Noise([*range(2_000)], config.choices(4), CPU)
-    drawn = torch.stack([sample(logits, config, noise.next()) for _ in range(10)])
+    drawn = torch.stack([generation.sample(logits, config, noise.next()) for _ in range(10)])
     shares = drawn.flatten().bincount(minlength=4) / drawn.numel()
     assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
 
 
 def test_temperature_zero_takes_the_best_and_low_ones_come_near():
     logits = random_logits(50, 30)
-    assert torch.equal(sample(logits, GenerateConfig(temperature=0), None), logits.argmax(-1))
+    assert torch.equal(generation.sample(logits, GREEDY, None), logits.argmax(-1))
     for temperature in (1e-5, 1e-30, 1e-300):
         config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
-        drawn = sample(logits, config, Noise([*range(50)], 30, CPU).next())
+        drawn = generation.sample(logits, config, Noise([*range(50)], 30, CPU).next())
         assert torch.equal(drawn, logits.argmax(-1))
 
 
 def test_a_code_that_is_out_of_the_question_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 0.0, -1e30]]).expand(500, 4)
     noise = Noise([*range(500)], 4, CPU)
-    drawn = torch.stack([sample(logits, OPEN, noise.next()) for _ in range(10)])
+    drawn = torch.stack([generation.sample(logits, OPEN, noise.next()) for _ in range(10)])
     assert set(drawn.flatten().tolist()) == {0, 2}
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all():
     config = GenerateConfig(top_k=1_000)
     assert config.choices(40) == 40 and GenerateConfig(top_k=0).choices(40) == 40
-    assert filter_logits(random_logits(), config)[1].shape == (10, 40)
+    assert generation.filter_logits(random_logits(), config)[1].shape == (10, 40)
 
 
 def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():

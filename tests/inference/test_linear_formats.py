@@ -5,45 +5,26 @@ import torch
 from helpers import random_rows, tiny_model
 from torch import nn
 
-from kit.inference.compare_formats import RecordedExample, compare_decoders, linear_bytes
+from kit.inference import linear_formats as layers
+from kit.inference.compare_formats import compare_decoders, linear_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.linear_formats import (
-    FEW_ROWS,
-    INT8_MATMUL_ROWS,
-    CompiledInt8,
-    DynamicInt8,
-    Fbgemm16,
-    OneDnn,
-    PlainLinear,
-    SplitByThread,
-    WeightOnlyInt8,
-    choose_layer,
-    default_format,
-    has_bf16,
-    has_fbgemm,
-    int8,
-    split_is_faster,
-    weight_bytes,
-)
+from kit.inference.linear_formats import FEW_ROWS, INT8_MATMUL_ROWS, PlainLinear, choose_layer, int8
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no packed int8 products here")
+needs_fbgemm = pytest.mark.skipif(not layers.has_fbgemm(), reason="no packed int8 products here")
 needs_bf16 = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and has_bf16()),
+    not (torch.backends.mkldnn.is_available() and layers.has_bf16()),
     reason="this torch was built without oneDNN, or this processor has no bf16 products",
 )
 # Layer, activations, and how far its result may be off, as a share of the result's size.
 LAYERS = [
-    (PlainLinear, FP32, 1e-6),
-    (PlainLinear, BF16, 0.01),
-    (PlainLinear, FP16, 0.002),
-    (SplitByThread, FP32, 1e-6),
-    pytest.param(OneDnn, BF16, 0.01, marks=needs_bf16),
-    pytest.param(Fbgemm16, FP32, 0.001, marks=needs_fbgemm),
-    pytest.param(DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
-    (WeightOnlyInt8, BF16, 0.015),
-    (WeightOnlyInt8, FP16, 0.01),
+    *((PlainLinear, *each) for each in ((FP32, 1e-6), (BF16, 0.01), (FP16, 0.002))),
+    (layers.SplitByThread, FP32, 1e-6),
+    pytest.param(layers.OneDnn, BF16, 0.01, marks=needs_bf16),
+    pytest.param(layers.Fbgemm16, FP32, 0.001, marks=needs_fbgemm),
+    pytest.param(layers.DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
+    *((layers.WeightOnlyInt8, *each) for each in ((BF16, 0.015), (FP16, 0.01))),
 ]
 formats = pytest.mark.parametrize(("kind", "dtype", "near"), LAYERS)
 
@@ -58,7 +39,7 @@ def both(kind, dtype, linear: nn.Linear, rows: int = 3) -> tuple[torch.Tensor, t
 @formats
 @pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS, FEW_ROWS + 5])
 def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
-    if (kind, dtype) == (WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
+    if (kind, dtype) == (layers.WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
     torch.manual_seed(0)
     for bias in (True, False):
@@ -77,12 +58,6 @@ def test_biases_are_kept_as_they_are(kind, dtype, near):
     assert torch.equal(found, linear.bias.to(dtype).float().expand(rows, -1))
 
 
-@pytest.mark.parametrize("kind", [PlainLinear, SplitByThread])
-def test_fp32_takes_no_memory_of_its_own(kind):
-    linear = nn.Linear(64, 40)
-    assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
-
-
 def test_every_weight_is_within_half_a_step_of_its_channel():
     weight = torch.randn(40, 64) * torch.logspace(-6, 3, 40)[:, None]
     rounded, scale = int8(weight)
@@ -93,54 +68,54 @@ def test_every_weight_is_within_half_a_step_of_its_channel():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", [DynamicInt8, WeightOnlyInt8])
+@pytest.mark.parametrize("kind", [layers.DynamicInt8, layers.WeightOnlyInt8])
 def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind, value):
     linear = nn.Linear(64, 40)
     linear.weight.data[3, 3] = value
     with pytest.raises(ValueError, match="not finite"):
         kind(linear)
     with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
-        WeightOnlyInt8(nn.Linear(40, 17))
+        layers.WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_fp16_does_not_overflow_where_the_product_is_small():
     linear = nn.Linear(4096, 8)
     linear.weight.data.fill_(0.01)
     x = torch.ones(FEW_ROWS + 1, 4096, dtype=FP16)  # 4096 * 127 is no fp16 number; 41 is
-    found = WeightOnlyInt8(linear, FP16)(x).float()
+    found = layers.WeightOnlyInt8(linear, FP16)(x).float()
     assert torch.allclose(found, torch.tensor(40.96), atol=0.1)
 
 
 @pytest.mark.parametrize(
     ("weights", "kind", "dtype", "ran"),
     [
-        ("fp32", SplitByThread, FP32, "fp32, split by thread"),
-        ("bf16", OneDnn, BF16, "bf16, packed for this CPU"),
-        ("fp16", Fbgemm16, FP32, "fp16 weights, packed for this CPU, fp32 activations"),
-        ("int8", DynamicInt8, FP32, "int8 weights and activations (dynamic)"),
-        ("int8-weight-only", WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
+        ("fp32", layers.SplitByThread, FP32, "fp32, split by thread"),
+        ("bf16", layers.OneDnn, BF16, "bf16, packed for this CPU"),
+        ("fp16", layers.Fbgemm16, FP32, "fp16 weights, packed for this CPU, fp32 activations"),
+        ("int8", layers.DynamicInt8, FP32, "int8 weights and activations (dynamic)"),
+        ("int8-weight-only", layers.WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
     ],
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
-    monkeypatch.setattr("kit.inference.linear_formats.has_bf16", lambda: True)
-    monkeypatch.setattr("kit.inference.linear_formats.split_is_faster", lambda threads: True)
-    if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
+    monkeypatch.setattr(layers, "has_bf16", lambda: True)
+    monkeypatch.setattr(layers, "split_is_faster", lambda threads: True)
+    if not (layers.has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
     assert choose_layer(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
-@pytest.mark.parametrize(("times", "kind"), [((1, 2), SplitByThread), ((2, 1), PlainLinear)])
+@pytest.mark.parametrize(("times", "kind"), [((1, 2), layers.SplitByThread), ((2, 1), PlainLinear)])
 def test_fp32_is_split_among_threads_only_where_that_is_faster(times, kind, monkeypatch):
     if not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
     seconds = iter(times)
-    monkeypatch.setattr("kit.inference.linear_formats.best_seconds", lambda work: next(seconds))
+    monkeypatch.setattr(layers, "best_seconds", lambda work: next(seconds))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    split_is_faster.cache_clear()
+    layers.split_is_faster.cache_clear()
     before = torch.random.get_rng_state()
     assert choose_layer("fp32", CPU, compiled=False)[0] is kind
     assert torch.equal(torch.random.get_rng_state(), before), "seeds mean what they mean"
-    split_is_faster.cache_clear()
+    layers.split_is_faster.cache_clear()
 
 
 def no_bf16_packing(weight, rows):
@@ -158,17 +133,17 @@ def plain_cpu(monkeypatch):
 def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
     why = "this processor has no bf16 products"
     assert choose_layer("bf16", CPU, compiled=True) == (PlainLinear, FP32, f"fp32; {why}")
-    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
-    kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
-    assert (kind, dtype) == (Fbgemm16, FP32) and ran.startswith("fp16 weights") and why in ran
-    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
+    monkeypatch.setattr(layers, "has_fbgemm", lambda: True)
+    *layer, ran = choose_layer("bf16", CPU, compiled=False)
+    assert layer == [layers.Fbgemm16, FP32] and ran.startswith("fp16 weights") and why in ran
+    monkeypatch.setattr(layers, "has_fbgemm", lambda: False)
     _, dtype, ran = choose_layer("bf16", CPU, compiled=False)
     assert dtype == FP32 and ran.startswith("fp32") and why in ran
 
 
 def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
     torch.manual_seed(0)
-    layer = WeightOnlyInt8(nn.Linear(64, 40), BF16)
+    layer = layers.WeightOnlyInt8(nn.Linear(64, 40), BF16)
     x = torch.randn(FEW_ROWS + 1, 64)
     weight = layer.weight.float() * layer.scale.float()[:, None]
     wanted = torch.nn.functional.linear(x.to(BF16).float(), weight, layer.bias.float())
@@ -188,30 +163,29 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
         assert choose_layer("bf16", CUDA, compiled) == (PlainLinear, half, ran)
         for weights in ("int8", "int8-weight-only"):
             *layer, ran = choose_layer(weights, CUDA, compiled)
-            assert layer == [WeightOnlyInt8, half]
+            assert layer == [layers.WeightOnlyInt8, half]
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("not faster on a GPU" in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
     *layer, ran = choose_layer("int8", CPU, compiled=True)
-    assert layer == [CompiledInt8, BF16] and f"from {INT8_MATMUL_ROWS} rows" in ran
-    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
+    assert layer == [layers.CompiledInt8, BF16] and f"from {INT8_MATMUL_ROWS} rows" in ran
+    monkeypatch.setattr(layers, "has_fbgemm", lambda: False)
     *layer, ran = choose_layer("int8", CPU, compiled=False)
-    assert layer == [WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
+    assert layer == [layers.WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
 
 
 @pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS + 5])
 def test_compiled_int8_is_near_whatever_the_batch(rows, monkeypatch):
     torch.manual_seed(0)
-    linear = nn.Linear(256, 72)
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # as it is traced
-    wanted, found = both(CompiledInt8, BF16, linear, rows)
+    wanted, found = both(layers.CompiledInt8, BF16, nn.Linear(256, 72), rows)
     assert (found - wanted).norm() / wanted.norm() < 0.015
 
 
 def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
-    layer = CompiledInt8(nn.Linear(64, 40), BF16)
+    layer = layers.CompiledInt8(nn.Linear(64, 40), BF16)
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
     x = torch.randn(INT8_MATMUL_ROWS, 64).to(BF16)
     beside_a_loud_row = torch.cat((x[:-1], 1000 * x[-1:]))
@@ -224,27 +198,21 @@ def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkey
     monkeypatch.setattr("torch.get_num_threads", lambda: 4)
     torch.manual_seed(0)
     linear = nn.Linear(256, outputs)
-    wanted, found = both(SplitByThread, FP32, linear, rows)
-    assert len(SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
+    wanted, found = both(layers.SplitByThread, FP32, linear, rows)
+    assert len(layers.SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
     torch.testing.assert_close(found, wanted)
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.
-COSTS = [
-    ("bf16", 0.51, 0.02),
-    ("fp16", 0.51, 0.01),
-    pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm),
-    ("int8-weight-only", 0.30, 0.05),
-]
+COSTS = [("bf16", 0.51, 0.02), ("fp16", 0.51, 0.01), ("int8-weight-only", 0.30, 0.05)]
+COSTS += [pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm)]
 
 
 @pytest.mark.parametrize(("weights", "size", "error"), COSTS)
 def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
     model = tiny_model(width=64, heads=2).eval()
-    columns = zip(*random_rows(model.config, 3))
-    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in columns]
-    full, small = Decoder(model), Decoder(model, DecoderConfig(weights=weights))
-    cost = compare_decoders(full, small, rows)
+    small = Decoder(model, DecoderConfig(weights=weights))
+    cost = compare_decoders(Decoder(model), small, list(zip(*random_rows(model.config, 3))))
     assert cost.linear_size_ratio <= size
     spread = model.code_head.weight.norm(dim=1).mean().item()
     assert 0 < cost.mean_logit_error <= error * spread
@@ -253,26 +221,27 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
 
 def test_bytes_are_those_that_are_held():
     linear, tensors = nn.Linear(128, 64), 64 * 128
-    for kind in (PlainLinear, SplitByThread):
-        assert weight_bytes(kind(linear)) == 4 * (tensors + 64)
-    assert weight_bytes(PlainLinear(linear, BF16)) == 2 * (tensors + 64)
-    assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
-    if has_fbgemm():
-        assert weight_bytes(DynamicInt8(linear)) == tensors + 8 * 64
+    for kind in (PlainLinear, layers.SplitByThread):
+        assert layers.weight_bytes(kind(linear)) == 4 * (tensors + 64)
+        assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()  # the model's own
+    assert layers.weight_bytes(PlainLinear(linear, BF16)) == 2 * (tensors + 64)
+    assert layers.weight_bytes(layers.WeightOnlyInt8(linear)) == tensors + 4 * 64
+    if layers.has_fbgemm():
+        assert layers.weight_bytes(layers.DynamicInt8(linear)) == tensors + 8 * 64
     model = tiny_model()
     decoder = Decoder(model, DecoderConfig(compile=True))
     unused = sum(p.numel() for p in model.text_head.parameters())
     counter = 8 * decoder.max_positions
-    assert weight_bytes(decoder) == weight_bytes(model) - 4 * unused + counter
-    layers = [*model.gpt.h.parameters(), *model.code_head.parameters()]
-    assert linear_bytes(decoder) == sum(4 * p.numel() for p in layers)
+    assert layers.weight_bytes(decoder) == layers.weight_bytes(model) - 4 * unused + counter
+    kept = [*model.gpt.h.parameters(), *model.code_head.parameters()]
+    assert linear_bytes(decoder) == sum(4 * p.numel() for p in kept)
 
 
-@pytest.mark.parametrize(
-    ("capability", "wanted"),
-    [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")],
-)
+GPUS = [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+
+
+@pytest.mark.parametrize(("capability", "wanted"), GPUS)
 def test_a_gpu_speaks_in_its_own_half_precision(monkeypatch, capability, wanted):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
-    assert default_format(CUDA) == wanted
-    assert default_format(CPU) == "fp32"
+    assert layers.default_format(CUDA) == wanted
+    assert layers.default_format(CPU) == "fp32"

@@ -51,19 +51,17 @@ def test_a_voice_survives_the_disk(voice, folder):
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(one, two))
 
 
-FILES = dict.fromkeys(
-    ("references.safetensors", "model-ema.safetensors", "tokenizer.model"), SpeechError
-)
-FILES["codec.safetensors"] = KitError
+NAMES = ("references.safetensors", "model-ema.safetensors", "tokenizer.model")
+FILES = dict.fromkeys(NAMES, SpeechError) | {"codec.safetensors": KitError}
 
 
 @pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_or_cut_file_is_named(folder, name, share):
     data = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if share:
-        (folder / name).write_bytes(data[: int(share * len(data))])
+    (folder / name).write_bytes(data[: int(share * len(data))])
+    if not share:
+        (folder / name).unlink()
     with pytest.raises(FILES[name], match=name):
         load_voice(folder)
 

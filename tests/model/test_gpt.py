@@ -1,6 +1,7 @@
 """The model against references nobody here wrote, and the guarantees of packed rows."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -115,11 +116,10 @@ def test_the_loss_is_cross_entropy_of_the_next_token_by_hand():
     h = model.hidden(batch)[0]
     text = [*texts[0], c.text_vocab - 1]
     code = [*codes[0], *[c.stop_code] * 4]
-    text_logits, code_logits = model.text_head(h), model.code_head(h[len(text) + 1 :])
-    wanted = (
-        F.cross_entropy(text_logits[: len(text)], torch.tensor(text), reduction="sum"),
-        F.cross_entropy(code_logits[: len(code)], torch.tensor(code), reduction="sum"),
-    )
+    summed = functools.partial(F.cross_entropy, reduction="sum")
+    text_loss = summed(model.text_head(h)[: len(text)], torch.tensor(text))
+    code_loss = summed(model.code_head(h[len(text) + 1 :])[: len(code)], torch.tensor(code))
+    wanted = (text_loss, code_loss)
     sums = model(batch)
     torch.testing.assert_close(sums, wanted)
     loss = weighted_loss(c, sums, len(text), len(code))
@@ -191,17 +191,14 @@ def test_start_and_stop_stand_where_the_configuration_says():
     assert batch.code_targets.tolist() == [1, 2, 31, 31, 31, 31]
 
 
-@pytest.mark.parametrize(
-    ("over", "field"),
-    [
-        ({"start_text_id": 20}, "start_text_id"),
-        ({"stop_code_id": -1}, "stop_code_id"),
-        ({"start_text_id": 4, "stop_text_id": 4}, "start_text_id"),
-        ({"stop_code_id": 30}, "start_code_id"),  # where START is
-        *(({"heads": 5}, "width"), ({"width": 48}, "width"), ({"dropout": 1.0}, "dropout")),
-    ],
-)
-def test_impossible_ids_and_shapes_are_refused(over, field):
+WRONG = [("start_text_id", {"start_text_id": 20}), ("stop_code_id", {"stop_code_id": -1})]
+WRONG += [("start_text_id", {"start_text_id": 4, "stop_text_id": 4})]
+WRONG += [("start_code_id", {"stop_code_id": 30})]  # where START is
+WRONG += [("width", {"heads": 5}), ("width", {"width": 48}), ("dropout", {"dropout": 1.0})]
+
+
+@pytest.mark.parametrize(("field", "over"), WRONG)
+def test_impossible_ids_and_shapes_are_refused(field, over):
     with pytest.raises(KitError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
 
@@ -252,6 +249,5 @@ def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
         at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
         found = summed_loss(head, states, at, targets)
         logits = F.linear(states[at], head.weight, head.bias)
-        wanted = F.cross_entropy(logits, targets, reduction="sum")
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
     assert shapes == {(64, 5), (128, 5), (192, 5)}

@@ -44,8 +44,7 @@ def test_an_adapter_begins_as_nothing():
 
 @pytest.mark.parametrize("targets", [("attn.c_attn",), SMALL.targets], ids=str)
 def test_merged_it_does_the_same_under_the_names_of_its_base(targets):
-    model = adapted(dataclasses.replace(SMALL, targets=targets))
-    model.eval()
+    model = adapted(dataclasses.replace(SMALL, targets=targets)).eval()
     plain = merged(model)
     assert plain.state_dict().keys() == SpeechGPT(GPT).state_dict().keys()
     with torch.no_grad():
@@ -62,21 +61,17 @@ def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
     assert merged(plain) is plain
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"rank": 0}, "rank = 0: must lie in 1 to"),
-        ({"alpha": 0}, "alpha = 0: must be 0.001 or more"),
-        ({"dropout": 1.0}, "dropout = 1.0: must lie in 0 to 0.9"),
-        ({"targets": []}, "choose some of attn.c_attn"),
-        ({"targets": ["c_attn"]}, "choose some of attn.c_attn"),
-        ({"targets": ["mlp.c_fc", "mlp.c_fc"]}, "name each once"),
-        ({"rnak": 8}, "Did you mean .*rank"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(values, said):
+WRONG = [("rank", 0, "rank = 0: must lie in 1 to"), ("rnak", 8, "Did you mean .*rank")]
+WRONG += [("alpha", 0, "alpha = 0: must be 0.001 or more")]
+WRONG += [("dropout", 1.0, "dropout = 1.0: must lie in 0 to 0.9")]
+WRONG += [("targets", names, "choose some of attn.c_attn") for names in ([], ["c_attn"])]
+WRONG += [("targets", ["mlp.c_fc", "mlp.c_fc"], "name each once")]
+
+
+@pytest.mark.parametrize(("field", "value", "said"), WRONG)
+def test_settings_that_cannot_be_are_refused(field, value, said):
     with pytest.raises(KitError, match=said):
-        build(LoRAConfig, values)
+        build(LoRAConfig, {field: value})
 
 
 @pytest.fixture

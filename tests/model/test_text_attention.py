@@ -11,7 +11,7 @@ from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import WIDTH, diagonality, find_alignment_head, max_text_tokens
-from kit.recipes.training_samples import best_map
+from kit.recipes.train import best_map
 from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
@@ -41,8 +41,7 @@ def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
     batch = pack(model.config, *rows, pad_to=60)
     width = max_text_tokens(model.config, batch)
     assert width == max(map(len, rows[0])) + 1 + model.config.text_stop_input
-    found = model(batch, width)[2]
-    assert found.item() == pytest.approx(written_out(model, *rows), rel=1e-4)
+    assert model(batch, width)[2].item() == pytest.approx(written_out(model, *rows), rel=1e-4)
 
 
 def test_without_it_nothing_changes():
@@ -73,8 +72,7 @@ def test_passes_and_switches_leave_it_where_it_was(switch):
 
 def test_it_fades_and_the_reported_loss_is_the_models_own():
     guided = {"guided_attention_weight": 0.5, "guided_attention_steps": 4}
-    config = dataclasses.replace(TRAIN, max_steps=6, **guided)
-    trained = state(config)
+    trained = state(dataclasses.replace(TRAIN, max_steps=6, **guided))
     events = [(trained.guide_weight, event.loss) for event in train(trained, random_batches(GPT))]
     assert [weight for weight, _ in events] == [0.375, 0.25, 0.125, 0, 0, 0]
     assert events[0][1] == next(train(state(TRAIN), random_batches(GPT))).loss
@@ -93,12 +91,10 @@ def spelt(count: int, seed: int) -> EffectiveBatch:
 
 
 def trained_with(guide: float) -> SpeechGPT:
-    """A model after a hundred steps."""
     steps = 100
     guided = {"guided_attention_weight": guide, "guided_attention_steps": 60}
     limits = {"max_steps": steps, "eval_steps": steps, "lr": 3e-3, "warmup_steps": 5}
-    config = dataclasses.replace(TRAIN, **limits, **guided)
-    trained = state(config)
+    trained = state(dataclasses.replace(TRAIN, **limits, **guided))
     for _ in train(trained, (spelt(16, seed) for seed in range(steps))):
         pass
     return trained.model

@@ -7,34 +7,25 @@ import dataclasses
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import pytest
+import released_xtts
 import torch
 from helpers import GPT, random_rows
-from released_xtts import (
-    HOLES,
-    SIZE,
-    TINY,
-    random_dvae,
-    random_model,
-    settings,
-    tensors_of,
-    vocabulary,
-    write_release,
-    write_tensors,
-)
+from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
-from kit.releases.xtts_v2.model import RELEASES, load_xtts, save_xtts
-from kit.releases.xtts_v2.names import from_released, released_name, to_released
+from kit.releases.xtts_v2 import model as xtts_v2
+from kit.releases.xtts_v2.model import load_xtts, save_xtts
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    return write_release(tmp_path_factory.mktemp("release"))
+    return released_xtts.write_release(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +48,25 @@ def require_equal(found: dict, wanted: dict) -> None:
 # --- names ----------------------------------------------------------------------------------
 
 
-def test_names_are_the_releases():
-    found = {name: released_name(name) for name in random_model().state_dict()}
-    assert len(set(found.values())) == len(found)
-    perceiver = "gpt.conditioning_perceiver.layers.1"
-    assert found["conditioner.layers.1.to_kv.weight"] == f"{perceiver}.0.to_kv.weight"
-    assert found["conditioner.layers.1.ff_out.bias"] == f"{perceiver}.1.2.bias"
-    assert found["conditioner.gamma"] == "gpt.conditioning_perceiver.norm.gamma"
-    assert found["conditioner.blocks.5.qkv.bias"] == "gpt.conditioning_encoder.attn.5.qkv.bias"
-    assert found["gpt.h.1.attn.c_attn.weight"] == "gpt.gpt.h.1.attn.c_attn.weight"
-    assert found["gpt.ln_f.bias"] == "gpt.gpt.ln_f.bias"
-    assert found["code_position.weight"] == "gpt.mel_pos_embedding.emb.weight"
-    assert found["code_head.bias"] == "gpt.mel_head.bias"
-
-
-def test_linear_layers_are_stored_in_by_out():
+def test_names_and_layouts_are_the_releases():
     weights = random_model().state_dict()
-    released = to_released(weights)
-    assert released["gpt.gpt.h.0.attn.c_attn.weight"].shape == (96, 288)
-    assert released["gpt.gpt.h.0.mlp.c_fc.weight"].shape == (96, 384)
-    assert released["gpt.text_head.weight"].shape == (41, 96)
-    require_equal(from_released(released, TINY), weights)
+    names = {
+        "conditioner.layers.1.to_kv.weight": "conditioning_perceiver.layers.1.0.to_kv.weight",
+        "conditioner.layers.1.ff_out.bias": "conditioning_perceiver.layers.1.1.2.bias",
+        "conditioner.gamma": "conditioning_perceiver.norm.gamma",
+        "conditioner.blocks.5.qkv.bias": "conditioning_encoder.attn.5.qkv.bias",
+        "gpt.h.1.attn.c_attn.weight": "gpt.h.1.attn.c_attn.weight",
+        "gpt.ln_f.bias": "gpt.ln_f.bias",
+        "code_position.weight": "mel_pos_embedding.emb.weight",
+        "code_head.bias": "mel_head.bias",
+    }
+    assert all(xtts_v2.released_name(name) == f"gpt.{names[name]}" for name in names)
+    released = xtts_v2.to_released(weights)
+    assert len(released) == len(weights)
+    require_equal(xtts_v2.from_released(released, TINY), weights)
+    in_by_out = {"gpt.h.0.attn.c_attn": (96, 288), "gpt.h.0.mlp.c_fc": (96, 384)}
+    for name, shape in (in_by_out | {"text_head": (41, 96)}).items():
+        assert released[f"gpt.{name}.weight"].shape == shape
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -88,9 +77,10 @@ def test_a_release_is_read(release, tensors):
     assert xtts.model.config == TINY and not xtts.model.training
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     require_equal(xtts.sound, {n: t for n, t in tensors.items() if not n.startswith("gpt.")})
-    require_equal(xtts.dvae, random_dvae())
+    require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
-    assert len(xtts.vocabulary.ids) == SIZE - len(HOLES) and xtts.vocabulary.start == 7
+    assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
+    assert xtts.vocabulary.start == 7
     assert xtts.notes == () and xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
 
@@ -99,8 +89,7 @@ def test_what_was_read_trains_and_speaks(release):
     model = load_xtts(release).model
     texts, codes, _ = random_rows(GPT, 2)
     mels = torch.randn(2, 80, 12)
-    sums = model.train()(pack(model.config, texts, codes, mels))
-    sum(sums).backward()
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
     assert all(p.grad is not None for p in model.parameters())
     spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
     assert all(len(row.codes) == 5 for row in spoken)
@@ -116,19 +105,18 @@ def test_nothing_holds_on_to_the_files(folder):
 
 def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors):
     before = load_xtts(folder).source
-    write_tensors(folder, dict(reversed(tensors.items())))
-    after = load_xtts(folder).source
+    after = load_xtts(write_tensors(folder, dict(reversed(tensors.items())))).source
     assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
-    tensors = dict(tensors, mel_stats=tensors["mel_stats"] + 1e-6)
-    write_tensors(folder, tensors)
-    assert load_xtts(folder).source.tensors_sha256 != before.tensors_sha256
+    changed = tensors | {"mel_stats": tensors["mel_stats"] + 1e-6}
+    other = load_xtts(write_tensors(folder, changed)).source
+    assert other.tensors_sha256 != before.tensors_sha256
 
 
 def test_weights_alone_carry_their_configuration_and_are_recognised(folder, monkeypatch):
     (folder / "config.json").unlink()
-    monkeypatch.setitem(RELEASES, load_xtts(folder).source.sha256, "somebody's at revision 1")
+    monkeypatch.setitem(xtts_v2.RELEASES, load_xtts(folder).source.sha256, "revision 1")
     xtts = load_xtts(folder)
-    assert xtts.source.release == "somebody's at revision 1"
+    assert xtts.source.release == "revision 1"
     assert xtts.config["model_args"] == settings()["model_args"]
     assert xtts.config["datasets"] == [{"path": "somewhere"}]
 
@@ -143,39 +131,27 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     whole["torch_mel_spectrogram_style_encoder.mel_stft.spectrogram.window"] = torch.ones(7)
     whole["dvae.codebook.embed"] = torch.full((2, 2), 3.0)
     more = {"optimizer": [{"state": {0: {"exp_avg": torch.ones(3)}}}], "step": 7}
-    path = write_tensors(folder, whole, "best_model_7.pth", **more)
-    xtts = load_xtts(path)
+    xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
     assert xtts.notes == ("6 tensors that only repeat others were left out",)
     assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
 
 
-def test_files_that_are_elsewhere_are_named(folder, tmp_path):
-    words = (folder / "vocab.json").rename(tmp_path / "words.json")
-    config = (folder / "config.json").rename(tmp_path / "sizes.json")
-    xtts = load_xtts(folder / "model.pth", config=config, vocabulary=words)
-    assert xtts.model.config == TINY
-
-
 def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
-    older = {}
-    for name, tensor in tensors.items():
-        name = name.replace("parametrizations.weight.original0", "weight_g")
-        older[name.replace("parametrizations.weight.original1", "weight_v")] = tensor
+    today = "parametrizations.weight.original"
+    older = {n.replace(f"{today}0", "weight_g"): tensor for n, tensor in tensors.items()}
+    older = {n.replace(f"{today}1", "weight_v"): tensor for n, tensor in older.items()}
     assert older.keys() != tensors.keys()
-    write_tensors(folder, older)
-    assert load_xtts(folder).sound.keys() == {n for n in older if not n.startswith("gpt.")}
-    kept = next(name for name in older if name.endswith("weight_g"))
-    twice = kept.replace("weight_g", "parametrizations.weight.original0")
-    write_tensors(folder, older | {twice: tensors[twice]})
+    read = load_xtts(write_tensors(folder, older))
+    assert read.sound.keys() == {n for n in older if not n.startswith("gpt.")}
+    both = older | {name: t for name, t in tensors.items() if name.endswith(f"{today}0")}
     with pytest.raises(KitError, match=r"twice, by an older name: .*weight_g"):
-        load_xtts(folder)
+        load_xtts(write_tensors(folder, both))
 
 
 def test_mel_stats_may_be_beside_the_weights(folder, tensors):
-    write_tensors(folder, {n: t for n, t in tensors.items() if n != "mel_stats"})
-    xtts = load_xtts(folder)
+    xtts = load_xtts(write_tensors(folder, spoilt(tensors, "mel_stats", None)))
     assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
     assert xtts.notes == ("mel_stats was taken from mel_stats.pth",)
     write_tensors(folder, tensors)
@@ -202,18 +178,16 @@ def spoilt(tensors: dict, name: str, tensor) -> dict:
 
 NAN = float("nan")
 UPS = "hifigan_decoder.waveform_decoder.ups.2.bias"
+H = "gpt.gpt.h."
 WRONG_TENSORS = {
     "missing: gpt.final_norm.bias.": ("gpt.final_norm.bias", None),
-    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": ("gpt.gpt.h.1.", None),
+    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
     f"missing: {UPS}": (UPS, None),
     "missing: mel_stats": ("mel_stats", None),
     r"misshapen: gpt.mel_head.bias \(35,\), not \(34,\)": ("gpt.mel_head.bias", torch.zeros(35)),
-    r"h.0.mlp.c_fc.weight \(384, 96\), not \(96, 384\)": (
-        "gpt.gpt.h.0.mlp.c_fc.weight",
-        torch.zeros(384, 96),
-    ),
+    r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
     r"misshapen: mel_stats \(100,\), not \(80,\)": ("mel_stats", torch.ones(100)),
-    "unknown: gpt.gpt.h.2.ln_1.bias": ("gpt.gpt.h.2.ln_1.bias", torch.zeros(96)),
+    "unknown: gpt.gpt.h.2.ln_1.bias": (f"{H}2.ln_1.bias", torch.zeros(96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
     "of another type: mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
     "is damaged: final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
@@ -228,17 +202,17 @@ WRONG_TENSORS = {
 @pytest.mark.parametrize("message", WRONG_TENSORS)
 def test_every_tensor_is_accounted_for(message, folder, tensors):
     (folder / "mel_stats.pth").unlink()
-    write_tensors(folder, spoilt(tensors, *WRONG_TENSORS[message]))
+    path = write_tensors(folder, spoilt(tensors, *WRONG_TENSORS[message]))
     with pytest.raises(KitError, match=message) as error:
-        load_xtts(folder)
+        load_xtts(path)
     assert "model.pth" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_all_faults_are_reported_at_once_also_a_vocabulary_of_another_model(folder, tensors):
     fewer = spoilt(tensors, "gpt.final_norm.bias", None)
-    write_tensors(folder, fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)})
+    wrong = fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)}
     with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
-        load_xtts(folder)
+        load_xtts(write_tensors(folder, wrong))
     (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
     with pytest.raises(KitError, match=r"text_embedding\.weight \(41, 96\), not \(45, 96\)"):
         load_xtts(folder)
@@ -273,42 +247,34 @@ def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
 
 
 class Calls:
-    """Pickled, it makes a folder where it is unpickled."""
-
     def __reduce__(self):
-        return os.mkdir, ("ran",)
+        return os.mkdir, ("ran",)  # where it is unpickled
 
 
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
 def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    held = {"config": Calls(), "model": {"mel_stats": torch.ones(80)}}
-    torch.save(held, folder / name)
+    torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
     with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
     assert not (folder / "ran").exists()
 
 
-WRONG_FILES = {
-    "holds no dict, where `model`": [1, 2],
-    r"holds a dict of \['epoch', 'weights'\], where `model`": {"weights": {}, "epoch": 3},
-    "holds a dict of .*where `model`": {},
-    "carries no configuration": {"model": {"mel_stats": torch.ones(80)}},
-}
+WRONG_FILES = [
+    ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
+    ("dvae.pth", {"epoch": 3}, r"dvae\.pth is of another kind: epoch"),
+    ("model.pth", [1, 2], "holds no dict, where `model`"),
+    ("model.pth", {"weights": {}, "epoch": 3}, r"of \['epoch', 'weights'\], where `model`"),
+    ("model.pth", {}, "holds a dict of .*where `model`"),
+    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "carries no configuration"),
+]
 
 
-@pytest.mark.parametrize("message", WRONG_FILES)
-def test_another_checkpoint_is_reported(message, folder):
+def test_other_and_missing_files_are_named(folder):
     (folder / "config.json").unlink()
-    torch.save(WRONG_FILES[message], folder / "model.pth")
-    with pytest.raises(KitError, match=message):
-        load_xtts(folder)
-
-
-def test_another_dvae_and_missing_files_are_named(folder):
-    for content, message in (([1, 2], "holds list"), ({"epoch": 3}, "is of another kind: epoch")):
-        torch.save(content, folder / "dvae.pth")
-        with pytest.raises(KitError, match=rf"dvae\.pth {message}"):
+    for name, content, message in WRONG_FILES:
+        torch.save(content, folder / name)
+        with pytest.raises(KitError, match=message):
             load_xtts(folder)
     with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
         load_xtts(folder / "nowhere")
@@ -332,23 +298,19 @@ def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
     assert again.config["model_args"]["gpt_start_text_token"] == 7
-
-
-def test_a_trained_model_takes_the_places_of_the_old_one(release, tmp_path):
     config = dataclasses.replace(TINY, max_text=48)
-    xtts = dataclasses.replace(load_xtts(release), model=random_model(config, seed=5))
-    again = load_xtts(save_xtts(xtts, tmp_path / "new"))
+    trained = dataclasses.replace(xtts, model=random_model(config, seed=5))
+    again = load_xtts(save_xtts(trained, tmp_path / "trained"))
     assert again.model.config == config
-    require_equal(again.model.state_dict(), xtts.model.state_dict())
+    require_equal(again.model.state_dict(), trained.model.state_dict())
 
 
 def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path):
     save_xtts(load_xtts(release), tmp_path / "new", dtype=torch.float16)
     for name, tensor in tensors_of(tmp_path / "new").items():
-        halved = name.startswith("gpt.")
-        assert (tensor.dtype is torch.float16) == halved, name
-    model = load_xtts(tmp_path / "new").model
-    require_equal(model.state_dict(), random_model().half().float().state_dict())
+        assert (tensor.dtype is torch.float16) == name.startswith("gpt."), name
+    read = load_xtts(tmp_path / "new").model.state_dict()
+    require_equal(read, random_model().half().float().state_dict())
 
 
 def test_weights_that_a_format_cannot_hold_are_reported(release, tmp_path):
@@ -389,10 +351,8 @@ def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     other = dataclasses.replace(xtts, model=random_model(seed=5))
 
-    def full(*_, **__):
-        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
-
-    monkeypatch.setattr(torch, "save", full)
+    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
     with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
         save_xtts(other, folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before

@@ -28,9 +28,8 @@ from kit.tuning.recommend import Trial
 from kit.tuning.trials import make_batches, preset_task
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-CARD = Hardware(
-    device="cuda", name="a card", cores=8, ram_bytes=2**36, memory_bytes=2**36, capability=(8, 0)
-)
+SIZES = {"cores": 8, "ram_bytes": 2**36, "memory_bytes": 2**36}
+CARD = Hardware(device="cuda", name="a card", capability=(8, 0), **SIZES)
 
 
 def cells_of(name: str) -> list:
@@ -48,34 +47,27 @@ def run_cells(name: str, names: dict, answered: bool) -> dict:
     attempt, *given = tried.split("# Your score\n")
     source = "\n".join([code[1] if answered else attempt, *given, *scored])
     *body, last = ast.parse(source).body
-    exec(compile(ast.Module(body, []), f"exercise {name}", "exec"), names)
-    return eval(compile(ast.Expression(last.value), f"exercise {name}", "eval"), names).figures
+    exec(compile(ast.Module(body, []), name, "exec"), names)
+    return eval(compile(ast.Expression(last.value), name, "eval"), names).figures
 
 
 def require_points(name: str, names: dict) -> None:
     """The attempt gets fewer points than there are, then the answer gets them all."""
-    attempt = run_cells(name, names, answered=False)
-    assert attempt["points"] < attempt["of"]
-    answer = run_cells(name, names, answered=True)
-    assert answer["points"] == answer["of"]
+    attempt, answer = (run_cells(name, names, answered) for answered in (False, True))
+    assert attempt["points"] < attempt["of"] and answer["points"] == answer["of"]
 
 
 def test_every_lesson_has_an_exercise():
-    for name in ("00", "01", "02", "03", "04", "05", "06", "07"):
-        title = cells_of(name)[0].source
-        assert title.startswith("## Exercise\n")
+    for number in range(8):
+        assert cells_of(f"0{number}")[0].source.startswith("## Exercise\n")
 
 
 @pytest.mark.parametrize("preset", ["tiny", "cpu", "t4", "8gb", "12gb", "24gb", "80gb"])
 def test_00_halves_the_memory_of_a_step(preset):
     sections = load_preset(preset)
-    work = Workload(
-        hw=CPU if preset in ("tiny", "cpu") else CARD,
-        model=build(GPTConfig, sections["model"]),
-        train=build(TrainConfig, sections["train"]),
-        speed=build(SpeedConfig, sections["speed"]),
-        data=build(DataConfig, sections["data"]),
-    )
+    classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+    configs = {name: build(each, sections[name]) for name, each in classes.items()}
+    work = Workload(hw=CPU if preset in ("tiny", "cpu") else CARD, **configs)
     require_points("00", {"setup": SimpleNamespace(workload=work)})
 
 
@@ -84,8 +76,7 @@ def test_01_pads_less_with_few_lengths():
     lengths = (90 * torch.randn(400).mul(0.4).exp()).int().tolist()
     config = DataConfig(effective_batch=16, micro_batch=8)
     stream = SimpleNamespace(lengths=lengths)
-    share = padding_waste(lengths, config)["any order"]
-    run = SimpleNamespace(figure=lambda *names: share)
+    run = SimpleNamespace(figure=lambda *names: padding_waste(lengths, config)["any order"])
     require_points("01", {"prep": SimpleNamespace(data_config=config, stream=stream), "run": run})
 
 
@@ -99,31 +90,22 @@ def test_02_learns_in_twelve_steps():
 
 @pytest.mark.parametrize("transcript", ["", "a brown fox", "the quick brown fox"])
 def test_03_counts_wrong_letters(transcript):
-    scores = SimpleNamespace(transcripts=(transcript,))
-    data = SimpleNamespace(
-        held_out=[SimpleNamespace(text="the quick brown fox")],
-        spoken={"held_out": SimpleNamespace(scores=scores)},
-    )
+    spoken = SimpleNamespace(scores=SimpleNamespace(transcripts=(transcript,)))
+    held_out = [SimpleNamespace(text="the quick brown fox")]
+    data = SimpleNamespace(held_out=held_out, spoken={"held_out": spoken})
     require_points("03", {"evaluation": SimpleNamespace(data=data), "letters": letters})
 
 
-@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
-def test_04_draws_from_the_best_codes(spread):
+def test_04_draws_from_the_best_codes():
     torch.manual_seed(0)
-    require_points("04", {"torch": torch, "logits": spread * torch.randn(1, 200)})
+    for spread in (0.1, 1.0, 3.0):
+        require_points("04", {"torch": torch, "logits": spread * torch.randn(1, 200)})
 
 
 def trial(label: str, steps_per_s: float, mib: int, loss_change: float = 0.0) -> Trial:
-    return Trial(
-        kind="alone",
-        label=label,
-        on=(label,),
-        steps_per_s=steps_per_s,
-        peak_memory_bytes=mib * 2**20,
-        loss=5.0,
-        loss_change=loss_change,
-        tolerance=0.01,
-    )
+    figures = {"steps_per_s": steps_per_s, "peak_memory_bytes": mib * 2**20, "loss": 5.0}
+    figures |= {"loss_change": loss_change, "tolerance": 0.01}
+    return Trial(kind="alone", label=label, on=(label,), **figures)
 
 
 TRIALS = [
@@ -141,15 +123,10 @@ def test_05_saves_memory_at_little_cost_and_names_what_was_measured():
         exercises.switches("recompute", TRIALS)
 
 
-def test_06_draws_from_a_stream_with_equal_chances():
+def test_06_draws_from_a_stream_with_equal_chances_in_memory_that_does_not_grow():
     require_points("06", {"islice": islice})
-
-
-def test_06_wants_memory_that_does_not_grow():
-    def shuffled(records, count):
-        return random.sample(list(records), count)
-
-    assert exercises.fair_sample(shuffled).figures["points"] == 2
+    growing = exercises.fair_sample(lambda records, count: random.sample(list(records), count))
+    assert growing.figures["points"] == 2
 
 
 def test_07_picks_tokens_that_are_used():

@@ -21,9 +21,8 @@ def log(tmp_path):
 
 def test_without_a_kernel_nobody_watches_and_errors_are_text():
     assert not is_watched()
-    assert describe_error(ValueError("Too\n long.")) == "Too long."
-    assert describe_error(KeyError("x")) == "KeyError: 'x'"
-    assert describe_error(MemoryError()) == "MemoryError"
+    errors = [ValueError("Too\n long."), KeyError("x"), MemoryError()]
+    assert [*map(describe_error, errors)] == ["Too long.", "KeyError: 'x'", "MemoryError"]
 
 
 CELL = """

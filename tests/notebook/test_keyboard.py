@@ -10,24 +10,14 @@ from kit.notebook.speech_panels import ListenPanel, ProofreadPanel, SpeakPanel, 
 from kit.notebook.widgets import Field, View
 from kit.training.switches import Switch
 
-CONTROLS = (
-    widgets.Button,
-    widgets.Checkbox,
-    widgets.Dropdown,
-    widgets.FileUpload,
-    widgets.FloatProgress,
-    widgets.FloatSlider,
-    widgets.IntSlider,
-    widgets.Text,
-    widgets.Textarea,
-)
+NO_CONTROLS = (widgets.HTML, widgets.Audio, widgets.Image, widgets.Output)
 
 
 def controls(widget: widgets.Widget) -> list[widgets.Widget]:
     """The controls in `widget`, in the order in which Tab reaches them."""
-    if isinstance(widget, CONTROLS):
-        return [widget]
-    return [each for child in getattr(widget, "children", ()) for each in controls(child)]
+    if isinstance(widget, widgets.Box | widgets.Accordion):
+        return [each for child in widget.children for each in controls(child)]
+    return [] if isinstance(widget, NO_CONTROLS) else [widget]
 
 
 def name_of(widget: widgets.Widget) -> str:
@@ -39,17 +29,11 @@ def name_of(widget: widgets.Widget) -> str:
 def panels(folder: Path) -> dict:
     (folder / "Drive" / "recordings").mkdir(parents=True)
     field = {"value": 1, "preset": 1, "comment": "A number"}
-    fields = [
-        Field(name="lr", label="Learning rate", **field),
-        Field(name="decay", label="EMA decay", more=True, **field),
-    ]
+    fields = [Field(name="lr", label="Learning rate", **field)]
+    fields.append(Field(name="decay", label="EMA decay", more=True, **field))
     switch = Switch(name="ema", label="EMA", on=True, available=True, reason="on", measured="")
-    choices = {
-        "voice": ["one"],
-        "temperature": (0.0, 1.0, 0.5),
-        "candidates": (1, 8, 2),
-        "cache": True,
-    }
+    numbers = {"temperature": (0.0, 1.0, 0.5), "candidates": (1, 8, 2)}
+    choices = {"voice": ["one"], "cache": True, **numbers}
     clip = WrittenClip(id="a", wav=folder / "a.wav", text="one", confidence=0.5)
     return {
         "train": View([switch], fields).box,

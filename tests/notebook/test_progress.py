@@ -1,28 +1,21 @@
 """Progress of long work and of a training: share, pace, time left, not too many lines."""
 
+import time
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from kit.base.formatting import clock
-from kit.notebook.progress import (
-    Lines,
-    Pace,
-    Ticker,
-    outlook,
-    progress_texts,
-    session_age_s,
-    verdict,
-)
+from kit.notebook.progress import Lines, Pace, Ticker, outlook, progress_texts, verdict
 
 
 @pytest.fixture
 def now(monkeypatch):
     """A clock that stands until it is moved."""
-
-    class Clock:
-        s = 100.0
-
-    monkeypatch.setattr("kit.notebook.progress.time.monotonic", lambda: Clock.s)
-    return Clock
+    clock = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("kit.notebook.progress.time.monotonic", lambda: clock.s)
+    return clock
 
 
 @pytest.mark.parametrize(
@@ -50,13 +43,9 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):
 def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
     shown = []
 
-    class Handle:
-        def update(self, data, raw):
-            shown.append(data["text/plain"])
-
-    def display(data, raw, display_id):
+    def display(data, **_):
         shown.append(data["text/plain"])
-        return Handle()
+        return SimpleNamespace(update=display)
 
     monkeypatch.setattr("kit.notebook.progress.display", display)
     tick = Ticker("spoken")
@@ -87,7 +76,8 @@ def test_the_time_to_go_is_compared_with_the_session():
     assert outlook(None, 12) == ("", True) and outlook(60.0, None) == ("", True)
     text, enough = outlook(60.0, 12)
     assert enough and all(part in text for part in ("1:00 to go", "11:", "12 h session"))
-    text, enough = outlook(12 * 3600 - session_age_s() + 60, 12)
+    end_s = psutil.Process().create_time() + 12 * 3600
+    text, enough = outlook(end_s - time.time() + 60, 12)
     assert not enough and "run the notebook again" in text
 
 

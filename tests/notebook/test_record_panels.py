@@ -21,9 +21,7 @@ class Made:
     folder = "recordings"
 
     def __init__(self, *sentences: str):
-        self.sentences = list(sentences)
-        self.saved = {}
-        self.skipped = []
+        self.sentences, self.saved, self.skipped = list(sentences), {}, []
 
     def done(self, sentence):
         return sentence in self.saved or sentence in self.skipped
@@ -44,7 +42,7 @@ class Made:
 
 
 def send(panel: RecorderPanel, wav: bytes) -> str:
-    """Send a recording as the script does in JupyterLab; the status afterwards."""
+    """The status after a recording was sent as the script does it in JupyterLab."""
     panel.sent.value = base64.b64encode(wav).decode()
     assert panel.sent.value == "", "the script waits for this"
     return panel.status.value
@@ -105,8 +103,7 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     output = SimpleNamespace(register_callback=called.__setitem__)
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
     made = Made("one")
-    panel = RecorderPanel(made, colab=True)
-    panel.run()
+    RecorderPanel(made, colab=True).run()
     (receive,) = called.values()
     text = base64.b64encode(b"good").decode()
     receive(text[:3], False)
@@ -124,17 +121,14 @@ def upload_panel(folder, drive=None, colab=False) -> UploadPanel:
             raise ValueError(f"{file.name} is no recording")
         shutil.move(file, folder / file.name)
 
-    def describe(place):
-        return f"{len(list(place.iterdir()))} files in {place.name}"
-
-    return UploadPanel(folder, receive, describe, drive, colab)
+    folder.mkdir()
+    content = lambda place: f"{len(list(place.iterdir()))} files in {place.name}"  # noqa: E731
+    return UploadPanel(folder, receive, content, drive, colab)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = tmp_path / "uploads"
-    folder.mkdir()
-    return folder
+    return tmp_path / "uploads"
 
 
 def test_uploads_go_to_the_folder_and_leave_the_memory(folder, capsys):

@@ -44,10 +44,8 @@ def test_sliders_and_switches_hand_on_their_values():
     panel.choices["temperature"].value = 0.7
     panel.choices["cache"].value = False
     panel.button.click()
-    assert asked == [
-        {"temperature": 0.3, "candidates": 32, "cache": True},
-        {"temperature": 0.7, "candidates": 32, "cache": False},
-    ]
+    changed = {"temperature": 0.7, "candidates": 32, "cache": False}
+    assert asked == [{"temperature": 0.3, "candidates": 32, "cache": True}, changed]
 
 
 def reported(text, choices, reference):
@@ -59,32 +57,32 @@ def reported(text, choices, reference):
 def upload(widget, name: str, content: bytes) -> None:
     """Upload a file as the browser does, to ipywidgets 7 or 8."""
     about = {"name": name, "type": "audio/wav", "size": len(content)}
-    about["last_modified"] = datetime.datetime.now()
+    about |= {"last_modified": datetime.datetime.now(), "content": content}
     if isinstance(widget.value, dict):
         widget.set_trait("value", {name: {"metadata": about, "content": content}})
     else:
-        widget.value = ({**about, "content": content},)
+        widget.value = (about,)
 
 
 def test_a_recording_is_uploaded_or_named(tmp_path):
     panel = SpeakPanel(reported, "selam", {"voice": ["one"]})
-    panel.button.click()
-    assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
+
+    def status() -> str:
+        panel.button.click()
+        return panel.status.value
+
+    assert "one  0" in status(), "as long as none is given, a voice speaks"
     recording = panel.recording
     recording.wanted.value = True
-    panel.button.click()
-    assert "no recording yet: upload one" in panel.status.value
+    assert "no recording yet: upload one" in status()
     recording.wanted.value = False
     upload(recording.upload, "me.wav", b"sound")
-    panel.button.click()
-    assert "one me.wav 5" in panel.status.value
+    assert "one me.wav 5" in status()
     (tmp_path / "mother.flac").write_bytes(b"another")
     recording.named.value = f" {tmp_path / 'mother.flac'} "
-    panel.button.click()
-    assert "one mother.flac 7" in panel.status.value
+    assert "one mother.flac 7" in status()
     recording.wanted.value = False
-    panel.button.click()
-    assert "one  0" in panel.status.value
+    assert "one  0" in status()
 
 
 def test_uploads_of_both_versions_of_ipywidgets_are_read():

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from helpers import PATIENCE_S, until
@@ -30,6 +31,7 @@ class Process:
         self.log, self.steps, self.pause_s, self.fails_at = log, steps, pause_s, fails_at
         self.done, self.started_with, self.requests = 0, [], []
         self.rows, self.thread, self.failure = [], None, None
+        self.request = self.requests.append
 
     def start(self, values):
         self.started_with.append(values)
@@ -63,16 +65,12 @@ class Process:
         rows, self.rows = self.rows, []
         return rows
 
-    def request(self, what):
-        self.requests.append(what)
-
     def error(self):
         return self.failure
 
 
 def panel_of(process, **options) -> TrainPanel:
-    options = {"countdown_s": None} | options
-    return TrainPanel(process, process.start, SWITCHES, **options)
+    return TrainPanel(process, process.start, SWITCHES, **{"countdown_s": None, **options})
 
 
 @pytest.fixture
@@ -110,39 +108,25 @@ def test_a_plain_run_starts_waits_prints_and_draws(log, capsys):
     panel.wait()
 
 
-def test_a_plain_run_raises_why_the_training_failed(log, capsys):
+def test_a_plain_run_raises_why_the_training_failed_and_a_finished_one_is_not_started(log, capsys):
     with pytest.raises(KitError, match="not finite"):
         panel_of(Process(log, fails_at=5)).run()
     assert "Stopped at step 4 of 20 by an error." in capsys.readouterr().out
+    done = Process(log)
+    panel_of(done, finished=True).run()
+    assert "Finished, at step 4." in capsys.readouterr().out and not done.started_with
 
 
 def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
     process = Process(log, steps=10_000, pause_s=0.01)
     panel = panel_of(process)
     process.start({})
-    calls = []
-
-    def work():
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
+    work = Mock(side_effect=[KeyboardInterrupt, None])
     panel._interruptible(work)
-    assert process.requests == [STOP] and len(calls) == 2
-
-    def interrupted():
-        raise KeyboardInterrupt
-
+    assert process.requests == [STOP] and work.call_count == 2
     with pytest.raises(KeyboardInterrupt):
-        panel._interruptible(interrupted)
+        panel._interruptible(Mock(side_effect=KeyboardInterrupt))
     process.thread.join(PATIENCE_S)
-
-
-def test_a_finished_run_is_not_started_again_without_a_person(log, capsys):
-    Process(log).train()
-    process = Process(log)
-    panel_of(process, finished=True).run()
-    assert "Finished, at step 20." in capsys.readouterr().out and not process.started_with
 
 
 # With one.
@@ -179,20 +163,20 @@ def test_it_starts_after_a_countdown_and_an_unfinished_run_at_once(show, log, op
     assert process.done == 20
 
 
-@pytest.mark.parametrize(
-    "touch",
-    [
-        lambda view: view.stop.click(),
-        lambda view: setattr(view.boxes["sdpa"], "value", False),
-        lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
-    ],
-)
-def test_any_click_stops_the_countdown(show, log, touch):
+TOUCHES = {
+    "Wait": lambda view: view.stop.click(),
+    "a switch": lambda view: setattr(view.boxes["sdpa"], "value", False),
+    "a field": lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
+}
+
+
+@pytest.mark.parametrize("touched", TOUCHES)
+def test_any_click_stops_the_countdown(show, log, touched):
     held = Process(log)
     panel = show(held, fields=FIELDS, countdown_s=1.0)
     until(lambda: "Training starts in" in panel.view.status.value)
     assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
-    touch(panel.view)
+    TOUCHES[touched](panel.view)
     with pytest.raises(TimeoutError):
         panel.wait(1.5)
     assert not held.started_with and panel.view.start.description == "Start"
@@ -202,9 +186,8 @@ def test_switches_of_the_start_are_what_the_run_gets(show, log):
     process = Process(log)
     panel = show(process)
     box = panel.view.boxes["compile"]
-    assert box.disabled and box.value is False
     tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
-    assert tip == "no compiler"
+    assert (box.disabled, box.value, tip) == (True, False, "no compiler")
     panel.view.boxes["sdpa"].value = False
     box.value = True  # a front end's stale state must not turn it on
     panel.view.start.click()
@@ -249,29 +232,22 @@ def test_a_bar_shows_where_a_steps_time_goes_if_the_log_says_so(log):
     assert "data 10%" in tiles and "forward 30%" in tiles and "backward 60%" in tiles
 
 
-def test_an_error_becomes_a_sentence_and_wait_raises_it(show, log):
+def test_an_error_of_training_or_of_settings_becomes_a_sentence(show, log):
     process = Process(log, fails_at=1)
     panel = show(process)
     panel.view.start.click()
-    assert panel.ended.wait(PATIENCE_S)
+    assert panel.ended.wait(PATIENCE_S) and not panel.view.start.disabled
     assert "Stopped at the first step by an error." in panel.view.status.value
-    assert "Traceback" not in panel.view.status.value and not panel.view.start.disabled
+    assert "Traceback" not in panel.view.status.value
     with pytest.raises(KitError, match="not finite"):
         panel.wait()
     process.fails_at = None
     panel.view.start.click()
     until(lambda: "Finished" in panel.view.status.value)
-
-
-def test_what_is_wrong_with_the_switches_is_reported_and_nothing_starts(show, log):
-    def start(values):
-        raise KitError("sdpa on. It does not fit.")
-
-    panel = show()
-    panel.start = start
+    panel.start = Mock(side_effect=KitError("sdpa on. It does not fit."))
     panel.view.start.click()
-    assert panel.ended.wait(PATIENCE_S)
-    assert "It does not fit." in panel.view.status.value and not panel.view.start.disabled
+    until(lambda: "It does not fit." in panel.view.status.value)
+    assert panel.ended.wait(PATIENCE_S) and not panel.view.start.disabled
 
 
 def test_wait_gives_up_in_time_and_asks_for_run_first(show, log):

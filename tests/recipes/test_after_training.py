@@ -1,7 +1,6 @@
 """What is trained after the model: the sound of its hidden states, and the reader of its codes."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -19,8 +18,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import EvaluationData
-from kit.recipes.train import balance_speakers, learn_reader, learn_sound
-from kit.recipes.training_data import TrainingData
+from kit.recipes.training_data import TrainingData, balance_speakers, learn_reader, learn_sound
 
 BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
 
@@ -40,20 +38,16 @@ def trained_run(folder, **sections) -> ActiveRun:
 def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_times(tmp_path):
     run = active(tmp_path)
     assert TrainingData(run).model.text_dropout == 0
-    language = run.figure("data", "language")
-    run.record(data={"source": {"data": "my/recordings", "language": language}})
+    run.record(data={"source": {"data": "my/recordings", "language": "am"}})
     data = TrainingData(run)
-    assert data.model.text_dropout == 0.15
-    assert data.stream("train").text_dropout == 0.15
+    assert data.model.text_dropout == data.stream("train").text_dropout == 0.15
     assert data.stream("held_out").text_dropout == 0
     run = trained_run(tmp_path)
     rows = [dataclasses.replace(row, audio=row.audio + ".gone") for row in manifest()]
     write_manifest(rows, run.folder)
     message = str(learn_sound(TrainingData(run)))
-    assert (
-        "0 of the recordings are here, and it takes 20" in message and "run this again" in message
-    )
-    assert not (run.folder / SOUND).exists()
+    assert "0 of the recordings are here, and it takes 20" in message
+    assert "run this again" in message and not (run.folder / SOUND).exists()
     off = active(tmp_path, decoder_finetune={"steps": 0})
     assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))
 
@@ -67,23 +61,17 @@ def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
 def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
     run, result = learnt
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
-    assert len(result.pictures) == 1 and len(result.sounds) == 3
-    assert [sound.caption for sound in result.sounds] == [
-        "recording",
-        "its codes",
-        "its codes and the model's states",
-    ]
-    kept = json.loads((run.folder / "report.json").read_bytes())["sound"]
+    captions = ["recording", "its codes", "its codes and the model's states"]
+    assert len(result.pictures) == 1 and [sound.caption for sound in result.sounds] == captions
+    kept = run.report()["sound"]
     assert kept == result.figures and kept["steps"] == 3
     assert kept["error_of_states"] != kept["error_of_codes"]
     assert all(codec_matches_weights(run.folder, run.folder / name) for name in WEIGHTS.values())
-    run, result = learnt
     before = file_digest(run.folder / SOUND)
     again = learn_sound(TrainingData(run))
     assert str(again) == "The decoder was trained on hidden states of these weights before."
     assert file_digest(run.folder / SOUND) == before
     assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
-    run, _ = learnt
     for voice in load_voices(run.folder).values():
         assert voice.decodes_from_states and not voice.audio_note()
     text = manifest()[0].text
@@ -111,8 +99,6 @@ def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_p
     assert load_voice(run.folder).decodes_from_states
     assert str(learn_sound(TrainingData(run))).startswith("Sound of codes and states")
     assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
-    run = trained_run(tmp_path)
-    learn_sound(TrainingData(run))
     path = run.folder / SOUND
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
@@ -142,7 +128,6 @@ def test_it_learns_from_the_runs_own_codes_once_and_a_damaged_one_is_made_again(
     assert 1 < len(result.grid) <= 6
     figures = run.report()["reader"]
     assert figures["rows"] == 60 and figures["steps"] == 4 and figures["held_out"] > 0
-    run, _ = read
     path = run.path(READER)
     before = file_digest(path)
     assert str(learn_reader(TrainingData(run))).startswith("The reader of these codes is there")
@@ -180,9 +165,7 @@ def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, mo
     (tmp_path / "export" / READER).unlink()
     with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
         load_export(tmp_path / "export")
-    run, _ = read
     voice = load_voice(run.folder)
-    text = manifest()[0].text
     seen = []
 
     def third(texts, codes):
@@ -194,7 +177,6 @@ def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, mo
     exact = dataclasses.replace(SEVERAL, exact_codes=12)
     said = voice.speak([text], voice.speakers[0], exact)[0]
     assert said.codes.tolist() == seen[2]
-    run, _ = read
     before = EvaluationData(run, 4).digests
     path = run.path(READER)
     kept = path.read_bytes()
@@ -225,10 +207,8 @@ def test_without_one_or_with_that_of_another_codec_nothing_is_reread(tmp_path):
 
 def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_path):
     run = active(tmp_path)
-    assert (
-        str(learn_reader(TrainingData(run)))
-        == "Candidates are ranked without a code reader: `reader.rows` is 0."
-    )
+    message = "Candidates are ranked without a code reader: `reader.rows` is 0."
+    assert str(learn_reader(TrainingData(run))) == message
     run = active(tmp_path, reader={"rows": 10})
     message = str(learn_reader(TrainingData(run)))
     assert "10 recordings are fewer than the 20" in message and not run.path(READER).exists()

@@ -8,7 +8,7 @@ import pytest
 from commands import Terminal
 from torch.backends.cpu import get_cpu_capability as isa
 
-from kit.base.config import CONFIGS, load_preset
+from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.run import find_run
 from kit.recipes.benchmark import START_S, Benchmark, Tuning, check, devices, devices_folder
@@ -32,26 +32,17 @@ def calls(monkeypatch) -> list:
 
     def figures(task, config: TrialConfig, on: tuple) -> dict:
         made.append(on)
-        return {
-            "seconds": config.steps * (0.5 if "fused_adamw" in on else 1.0),
-            "tokens": 1000,
-            "steps": config.steps,
-            "loss": 3.0,
-            "skipped": 0,
-            "warmup_s": 2.0,
-            "peak_memory_bytes": 2**30,
-            "compilations": 0,
-            "recompilations": 0,
-            "precision": "fp32",
-            "attention": "explicit softmax",
-            "notes": [],
-        }
+        seconds = config.steps * (0.5 if "fused_adamw" in on else 1.0)
+        ran = {"precision": "fp32", "attention": "explicit softmax", "notes": []}
+        ran |= {"compilations": 0, "recompilations": 0, "skipped": 0, "warmup_s": 2.0}
+        ran |= {"tokens": 1000, "loss": 3.0, "peak_memory_bytes": 2**30}
+        return ran | {"seconds": seconds, "steps": config.steps}
 
     monkeypatch.setattr("kit.tuning.trials.measure_variant", figures)
     return made
 
 
-def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
+def test_what_pays_is_written_and_is_not_measured_again(run, calls):
     assert measured_effects(run) == {}
     list(Benchmark(run).run())
     effects = measured_effects(run)
@@ -60,15 +51,19 @@ def test_what_pays_is_written_and_each_switch_has_its_effect(run, calls):
     assert "compile" not in effects, "tiny leaves it out"
     elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
     assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
-    found = list(Benchmark(run).run())
+    once = len(calls)
+    found = list(Benchmark(start("mine")).run())
+    assert len(calls) == once
     assert all(str(result) and result._repr_html_() for result in found)
     kept = load_choice(run.path("speed.yaml"))
     assert [name for name, on in kept.items() if on] == ["fused_adamw"]
     recorded = run.report()["bench"]
     assert recorded["threads"] == int(run.threads.value)
-    assert recorded["preset"]["chosen"] == ["fused_adamw"]
-    assert recorded["preset"]["goal"] == "speed"
-    assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
+    figures = recorded["preset"]
+    assert figures["chosen"] == ["fused_adamw"] and figures["goal"] == "speed"
+    assert figures["variants"]["baseline"]["steps_per_s"] == 1.0
+    Benchmark(start("mine"), rounds=2).measure()
+    assert len(calls) > once
 
 
 def test_the_minutes_are_known_before_it_begins(run, calls):
@@ -96,21 +91,12 @@ def test_each_device_has_a_file_and_a_table_as_in_docs(run, calls, tmp_path):
     assert (tmp_path / "devices/README.md").read_text() == (folder / "README.md").read_text()
 
 
-def test_what_was_measured_is_not_measured_again(run, calls):
-    list(Benchmark(run).run())
-    once = len(calls)
-    list(Benchmark(start("mine")).run())
-    assert len(calls) == once
-    Benchmark(start("mine"), rounds=2).measure()
-    assert len(calls) > once
-
-
 def test_it_resumes_with_its_threads_and_the_released_size_has_a_file_of_its_own(run, calls):
     run.record(bench={"threads": 7})
     assert Benchmark(run).task.threads == 7
-    benchmark = Benchmark(run, model="xtts", steps=2)
-    assert benchmark.task.model.layers == 30 and benchmark.config.steps == 2
-    assert benchmark.path.name == "speed-xtts.yaml"
+    large = Benchmark(run, model="xtts", steps=2)
+    found = (large.task.model.layers, large.config.steps, large.path.name)
+    assert found == (30, 2, "speed-xtts.yaml")
     with pytest.raises(KitError, match="choose"):
         Benchmark(run, model="gpt2")
 
@@ -131,9 +117,8 @@ def preset(tmp_path, monkeypatch):
 
 def made(work, steps: int) -> dict:
     """Figures of a trial: smaller passes are faster here."""
-    seconds = [1.0 + work.data.micro_batch]
-    names = {"loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
-    return {"step_seconds": seconds} | names
+    figures = {"loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
+    return figures | {"step_seconds": [1.0 + work.data.micro_batch]}
 
 
 def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
@@ -147,9 +132,8 @@ def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_pat
     assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
     assert "It fits" in text
     assert not (tmp_path / "runs").exists()
-    work_fraction = {"max_memory_fraction": 1.0}
     small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
-    sections = preset.preset | {"memory": work_fraction}
+    sections = preset.preset | {"memory": {"max_memory_fraction": 1.0}}
     with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
         list(check(dataclasses.replace(preset, hw=small, preset=sections)))
 
@@ -168,25 +152,24 @@ def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_
     results = list(tuning(preset, path, monkeypatch).run())
     assert all(str(result) and result._repr_html_() for result in results)
     (row,) = devices().grid[1:]
-    assert row[1].startswith("tiny, tuned") and row[2] == "micro_batch 8 -> 1"
-    assert row[4] == "4.50x"
+    assert row[1].startswith("tiny, tuned")
+    assert (row[2], row[4]) == ("micro_batch 8 -> 1", "4.50x")
     written = load_preset(str(path))
-    expected = load_preset("tiny")
-    expected["data"]["micro_batch"] = 1
-    expected["train"]["lr"] = 0.001
-    assert written == expected
+    changed = {"data": {"micro_batch": 1}, "train": {"lr": 0.001}}
+    assert written == merge(load_preset("tiny"), changed)
     run = find_run(str(path), "", "other")
     assert run.preset == written and run.preset_name == str(path.resolve())
     assert find_run(str(CONFIGS / "tiny.yaml"), "", "other").preset_name == "tiny"
 
 
 def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_path, monkeypatch):
-    found = tuning(preset, tmp_path / "mine.yaml", monkeypatch)
+    path = tmp_path / "mine.yaml"
+    found = tuning(preset, path, monkeypatch)
     found.search()
     monkeypatch.setattr(found, "measure", lambda *_: made(found.start, 1))
     found.compare()
     found.write()
-    assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 8
+    assert load_preset(str(path))["data"]["micro_batch"] == 8
 
     def measure(work, steps):
         if not work.speed.sdpa:
@@ -194,8 +177,8 @@ def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_
         return made(work, steps)
 
     with pytest.raises(KeyboardInterrupt):
-        list(tuning(preset, tmp_path / "mine.yaml", monkeypatch, measure).run())
-    assert load_preset(str(tmp_path / "mine.yaml"))["data"]["micro_batch"] == 2
+        list(tuning(preset, path, monkeypatch, measure).run())
+    assert load_preset(str(path))["data"]["micro_batch"] == 2
 
 
 def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monkeypatch):
@@ -209,11 +192,12 @@ def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monk
 
 
 def test_real_trials_are_kept_and_stay_within_their_time(preset, tmp_path):
-    first = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
+    path = tmp_path / "mine.yaml"
+    first = Tuning(preset, path, minutes=0.1)
     first.axes = []
     list(first.run())
-    assert load_preset(str(tmp_path / "mine.yaml"))["model"]["layers"] == 2
-    again = Tuning(preset, tmp_path / "mine.yaml", minutes=0.1)
+    assert load_preset(str(path))["model"]["layers"] == 2
+    again = Tuning(preset, path, minutes=0.1)
     left = again.earlier[0]
     assert again.measure(again.start, left["steps_asked"]) == left and left not in again.earlier
     again.best = first.best

@@ -20,17 +20,9 @@ from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.manifest import Utterance
-from kit.dataset.segmentation import UnusedAudio
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
-from kit.recipes.more_data import (
-    CUTS,
-    LongRecordings,
-    MoreText,
-    proofread,
-    transcribe,
-    transcribe_with_whisper,
-    write_example,
-)
+from kit.recipes import more_data
+from kit.recipes.more_data import CUTS, LongRecordings, MoreText, proofread, transcribe
 from kit.recipes.start import start
 from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -63,37 +55,15 @@ def test_an_example_is_made_of_the_runs_own_clips_and_every_second_has_a_clip_or
     texts = {row.text for row in manifest()}
     assert len(lines) == 12 and all(line[:-1] in texts for line in lines)
     before = audio.read_bytes()
-    shown = LongRecordings(run).show()
+    recordings = LongRecordings(run)
+    shown = recordings.show()
     assert audio.read_bytes() == before
     assert shown.grid[1][0] == "example.wav" and "1 recordings" in str(shown)
-    recordings = LongRecordings(run)
     found = recordings.cut()
     assert found.pictures and f"clips in {recordings.into}" in str(found)
     lost_s = sum(float(row[2]) - float(row[1]) for row in found.grid[1:])
     clips_s = sum(soundfile.info(p).duration for p in (recordings.into / "wavs").glob("*.wav"))
-    length_s = soundfile.info(recordings.folder / "example.wav").duration
-    assert lost_s + clips_s == pytest.approx(length_s, abs=0.3)
-
-
-def test_clips_can_be_played_and_the_next_step_is_named(run, tmp_path, monkeypatch):
-    soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
-    (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
-
-    def cut_in_two(self, folder, into, progress):
-        (into / "wavs").mkdir(parents=True, exist_ok=True)
-        for name in ("talk_0001", "talk_0002"):
-            soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)
-        (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
-        return [UnusedAudio(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
-
-    monkeypatch.setattr("kit.recipes.more_data.Segmenter.segment_folder", cut_in_two)
-    recordings = LongRecordings(run, str(tmp_path), max_clip_seconds=3.0)
-    assert recordings.cuts.max_s == 3.0
-    found = recordings.cut()
-    assert [sound.caption for sound in found.sounds] == ["ሰላም", "ዛሬ"]
-    assert "2 clips" in str(found) and "2 s are in none" in str(found)
-    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
-    assert found.grid[1] == ("talk.wav", "4.0", "6.0", "a long pause")
+    assert lost_s + clips_s == pytest.approx(soundfile.info(audio).duration, abs=0.3)
 
 
 def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
@@ -112,32 +82,33 @@ def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
         MoreText(start("nothing"))
 
 
-def test_an_example_that_is_understood_is_cut_into_sentences(run, tmp_path, monkeypatch):
-    texts = ["abc def ghi", "lmk jih", "fed cba mlk abc"]
+def test_what_is_understood_is_cut_and_played_and_the_next_step_named(run, tmp_path, monkeypatch):
     rows = []
-    for number, text in enumerate(texts):
-        audio = tmp_path / f"{number}.wav"
+    for text in ("abc def ghi", "lmk jih", "fed cba mlk abc"):
+        audio = str(tmp_path / f"{text}.wav")
         soundfile.write(audio, noisy(say(text)), RATE)
-        rows.append(
-            Utterance(
-                id=str(number), audio=str(audio), text=text, speaker="", split="train", line=1
-            )
-        )
+        rows.append(Utterance(id=text, audio=audio, text=text, speaker="", split="train", line=1))
     gone = dataclasses.replace(rows[0], id="gone", audio=str(tmp_path / "gone.wav"))
-    monkeypatch.setattr("kit.recipes.more_data.load_recognizer", lambda _: ToneRecognizer().eval())
-    monkeypatch.setattr("kit.recipes.more_data.load_codec", lambda _: CODEC)
-    write_example([gone, *rows], tmp_path / "long", RATE)
+    monkeypatch.setattr(more_data, "load_recognizer", lambda _: ToneRecognizer().eval())
+    monkeypatch.setattr(more_data, "load_codec", lambda _: CODEC)
+    more_data.write_example([gone, *rows], tmp_path / "long", RATE)
     with pytest.raises(DatasetError, match="None of the run's recordings"):
-        write_example([gone], tmp_path / "none", RATE)
-    recordings = LongRecordings(run, str(tmp_path / "long"))
+        more_data.write_example([gone], tmp_path / "none", RATE)
+    recordings = LongRecordings(run, str(tmp_path / "long"), max_clip_seconds=3.0)
+    assert recordings.cuts.max_s == 3.0
     recordings.language = "en"
-    recordings.into = tmp_path / "cut"
     recordings.cuts = dataclasses.replace(recordings.cuts, min_s=0.5)
     found = recordings.cut()
-    table = (tmp_path / "cut" / "metadata.csv").read_text(encoding="utf-8").split()
-    assert " ".join(table).count("|") >= 1 and "set DATA to" in str(found)
-    captions = " ".join(sound.caption for sound in found.sounds)
-    assert captions.startswith("abc def ghi.")
+    table = (run.folder / "cut" / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    captions = [line.partition("|")[2] for line in table]
+    assert [sound.caption for sound in found.sounds] == captions[:2]
+    assert captions[0].startswith("abc def ghi.")
+    losses = [json.loads(line) for line in (run.folder / "cut/losses.jsonl").open()]
+    rows = {(x["file"], f"{x['start_s']:.1f}", f"{x['end_s']:.1f}", x["reason"]) for x in losses}
+    assert rows and set(found.grid[1:]) == rows
+    lost_s = sum(loss["end_s"] - loss["start_s"] for loss in losses)
+    assert f"{len(table)} clips in " in str(found) and f"; {lost_s:.0f} s are in none" in str(found)
+    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
 
 
 TEXTS = (
@@ -182,6 +153,11 @@ def whisper(spoken):
 
 
 @pytest.fixture
+def out(tmp_path):
+    return tmp_path / "clips"
+
+
+@pytest.fixture
 def talks(tmp_path, spoken):
     """Two talks, stereo FLAC and WAV, with long pauses; one silent file, one that is no sound."""
     folder = tmp_path / "talks"
@@ -196,8 +172,7 @@ def talks(tmp_path, spoken):
     return folder
 
 
-def test_clips_have_texts_and_every_second_is_accounted_for(talks, tmp_path, whisper, spoken):
-    out = tmp_path / "clips"
+def test_clips_have_texts_and_every_second_is_accounted_for(talks, out, tmp_path, whisper, spoken):
     result = transcribe(talks, out, whisper())
     texts = read_texts(out)
     assert list(texts.values()) == [f"{text} one" for text in (*TEXTS, TEXTS[2])]
@@ -214,47 +189,40 @@ def test_clips_have_texts_and_every_second_is_accounted_for(talks, tmp_path, whi
     assert "silent.wav (silence" in result.line and "broken.mp3" in result.line
     kept, refused = usable(out, ManifestConfig(language="am", max_rejected_percent=0), tmp_path)
     assert len(kept) == 4 and not refused, "01_data_prep reads the folder"
-    transcribe(talks, tmp_path / "clips", whisper())
-    ids = list(read_texts(tmp_path / "clips"))
-    for name, wave in zip(ids, spoken.values()):
-        clip = load_wave(str(tmp_path / "clips" / "wavs" / f"{name}.wav"), RATE).numpy()
-        loud = np.flatnonzero(np.abs(clip) > 0.02)
-        own = np.flatnonzero(np.abs(wave) > 0.02)
-        assert loud[-1] - loud[0] == pytest.approx(own[-1] - own[0], abs=0.01 * RATE)
+    for name, wave in zip(texts, spoken.values()):
+        clip = load_wave(str(out / "wavs" / f"{name}.wav"), RATE).numpy()
+        cut, whole = (np.ptp(np.flatnonzero(np.abs(each) > 0.02)) for each in (clip, wave))
+        assert cut == pytest.approx(whole, abs=0.01 * RATE), "no sound of it is lost"
 
 
-def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, whisper):
-    (tmp_path / "odd").mkdir()
+def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, out, whisper):
+    folder = tmp_path / "odd"
+    folder.mkdir()
     pause = np.zeros(2 * RATE)
-    tone = speech(CUTS.max_s + 1)
-    wave = np.concatenate([speech(0.5), pause, tone, pause, 0.03 * speech(3.0)])
-    soundfile.write(tmp_path / "odd" / "odd.wav", wave, RATE)
-    transcribe(tmp_path / "odd", tmp_path / "clips", whisper())
-    lines = (tmp_path / "clips" / "losses.jsonl").read_text().splitlines()
-    reasons = " ".join(json.loads(line)["reason"] for line in lines)
-    assert "13.5 s of sound" in reasons and "no speech" in reasons
-    assert read_texts(tmp_path / "clips") == {}
+    parts = [speech(0.5), pause, speech(CUTS.max_s + 1), pause, 0.03 * speech(3.0)]
+    soundfile.write(folder / "odd.wav", np.concatenate(parts), RATE)
+    transcribe(folder, out, whisper())
+    losses = (out / "losses.jsonl").read_text()
+    assert "13.5 s of sound" in losses and "no speech" in losses
+    assert read_texts(out) == {}
 
 
-def test_after_a_kill_finished_clips_are_not_repeated(talks, tmp_path, whisper, monkeypatch):
-    monkeypatch.setattr("kit.recipes.more_data.PART_CLIPS", 1)
+def test_after_a_kill_finished_clips_are_not_repeated(talks, out, whisper, monkeypatch):
+    monkeypatch.setattr(more_data, "PART_CLIPS", 1)
     killed = whisper()
     killed.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
-        transcribe(talks, tmp_path / "clips", killed)
-    again = whisper()
-    transcribe(talks, tmp_path / "clips", again)
-    assert again.calls == 2 and len(read_texts(tmp_path / "clips")) == 4
-    once_more = whisper()
-    transcribe(talks, tmp_path / "clips", once_more)
-    assert once_more.calls == 0
-    shutil.rmtree(tmp_path / "clips" / "wavs")
-    transcribe(talks, tmp_path / "clips", once_more)
-    assert once_more.calls == 4, "clips that were deleted are made again"
+        transcribe(talks, out, killed)
+    for calls in (2, 0):
+        again = whisper()
+        transcribe(talks, out, again)
+        assert again.calls == calls and len(read_texts(out)) == 4
+    shutil.rmtree(out / "wavs")
+    transcribe(talks, out, again)
+    assert again.calls == 4, "clips that were deleted are made again"
 
 
-def test_what_a_person_wrote_stays(talks, tmp_path, whisper):
-    out = tmp_path / "clips"
+def test_what_a_person_wrote_stays(talks, out, whisper):
     transcribe(talks, out, whisper())
     edited, left_out, confirmed, untouched = read_texts(out)
     table = (out / "metadata.csv").read_text(encoding="utf-8").splitlines()
@@ -270,8 +238,7 @@ def test_what_a_person_wrote_stays(talks, tmp_path, whisper):
     assert read_transcripts(out)[edited]["text"] == f"{TEXTS[0]} two"
 
 
-def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whisper, capsys):
-    out = tmp_path / "clips"
+def test_the_panel_saves_at_once_the_least_certain_first(talks, out, whisper, capsys):
     transcribe(talks, out, whisper())
     first, second, third, fourth = read_texts(out)
     panel = proofread(out)
@@ -299,32 +266,27 @@ def test_the_panel_saves_at_once_the_least_certain_first(talks, tmp_path, whispe
 
 
 def test_what_cannot_be_used_is_said(talks, tmp_path, whisper, monkeypatch):
-    with pytest.raises(DatasetError, match="nowhere"):
-        transcribe(tmp_path / "nowhere", tmp_path / "clips", whisper())
-    with pytest.raises(KitError, match="--out must be outside"):
-        transcribe(talks, talks / "clips", whisper())
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetError, match="no recordings"):
-        transcribe(tmp_path / "empty", tmp_path / "clips", whisper())
-    transcribe(talks, tmp_path / "clips", whisper())
-    (tmp_path / "clips" / "metadata.csv").write_text("one\n")
-    with pytest.raises(DatasetError, match=r"metadata\.csv, line 1: .*got one"):
-        transcribe(talks, tmp_path / "clips", whisper())
-    with pytest.raises(KitError, match="--out"):
-        transcribe_with_whisper("", data=str(talks))
-    monkeypatch.setattr("kit.recipes.more_data.whisper_unavailable", lambda: "it is missing")
-    with pytest.raises(KitError, match="it is missing"):
-        transcribe_with_whisper("", data=str(talks), out=str(tmp_path / "new"))
+    new, empty, damaged = (tmp_path / name for name in ("new", "empty", "damaged"))
+    empty.mkdir()
+    damaged.mkdir()
+    (damaged / "metadata.csv").write_text("one\n")
+    for data, out, error, why in (
+        (tmp_path / "nowhere", new, DatasetError, "nowhere"),
+        (talks, talks / "clips", KitError, "--out must be outside"),
+        (empty, new, DatasetError, "no recordings"),
+        (talks, damaged, DatasetError, r"metadata\.csv, line 1: .*got one"),
+    ):
+        with pytest.raises(error, match=why):
+            transcribe(data, out, whisper())
+    monkeypatch.setattr(more_data, "whisper_unavailable", lambda: "it is missing")
+    for out, why in (("", "--out"), (str(new), "it is missing")):
+        with pytest.raises(KitError, match=why):
+            more_data.transcribe_with_whisper("", data=str(talks), out=out)
 
 
 def segment(text: str, log_prob: float = -0.1, repeats: float = 1.2, silent: float = 0.0):
-    return SimpleNamespace(
-        text=text,
-        tokens=[1] * 4,
-        avg_logprob=log_prob,
-        compression_ratio=repeats,
-        no_speech_prob=silent,
-    )
+    rates = {"avg_logprob": log_prob, "compression_ratio": repeats, "no_speech_prob": silent}
+    return SimpleNamespace(text=text, tokens=[1] * 4, **rates)
 
 
 def test_whisper_says_how_sure_it_is():

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from helpers import code_index, trained_codec, world
+from helpers import code_index, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import CONFIGS, build, load_preset
@@ -20,6 +20,7 @@ from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
+from kit.recipes.active_run import ActiveRun
 from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.start import start
 
@@ -28,26 +29,23 @@ RATHER_LATE_S = 3600.0  # no copy in the background during a test
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Goes over to a fresh machine of the name given; that before it is taken away."""
+    """Opens a run on a fresh machine of the name given; that before it is taken away."""
     monkeypatch.setattr(opening, "COPY_EVERY_S", RATHER_LATE_S)
     monkeypatch.setattr(opening, "_COPIES", {})
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
 
-    def go(name: str) -> Path:
-        leave()
-        monkeypatch.setenv("KIT_RUNS", str(tmp_path / name))
-        return tmp_path / name
-
-    def leave() -> None:
+    def go(name: str, opened: str = "my-voice") -> ActiveRun | None:
         for folder, kept in opening._COPIES.items():
             kept.over.set()
             shutil.rmtree(folder.parent)
         opening._COPIES.clear()
+        monkeypatch.setenv("KIT_RUNS", str(tmp_path / name))
+        return start(opened) if opened else None
 
     yield go
-    leave()
+    go("none", "")
 
 
 def row(name: str, audio: Path, split: str) -> Utterance:
@@ -55,55 +53,45 @@ def row(name: str, audio: Path, split: str) -> Utterance:
 
 
 def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     run.set_permanent("data", "the built-in corpus")
     run.path("tokenizer.model").write_text("pieces")
     run.record(data={"hours": 2.5})
     assert str(tmp_path / "drive" / "my-voice") in run._repr_html_()
-    machine("b")
-    again = start("my-voice")
+    again = machine("b")
     assert again.folder == tmp_path / "b" / "my-voice"
     assert again.report()["data"] == {"hours": 2.5}
     assert again.path("tokenizer.model").read_text() == "pieces"
     with pytest.raises(KitError, match=r"delete .*b/my-voice and .*drive/my-voice"):
         again.set_permanent("data", "another")
-    machine("a")
-    first, second = start("my-voice"), start("my-voice")
+    first, second = machine("a"), start("my-voice")
     assert first.kept is second.kept
 
 
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
-    machine("a")
+    machine("a", "")
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
     assert run.kept is None and "kept in" not in run._repr_html_()
     assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
-    machine("a")
-    monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "not-there"))
-    with pytest.raises(KitError, match="Is the disk mounted"):
-        start("any")
-    monkeypatch.setenv("KIT_MIRROR", os.environ["KIT_RUNS"])
-    (tmp_path / "a").mkdir(exist_ok=True)
-    with pytest.raises(KitError, match="on another disk, or none"):
-        start("any")
+    for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
+        monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))
+        with pytest.raises(KitError, match=fact):
+            start("any")
 
 
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
-    trained_codec()
     index, codec = code_index(), world() / "codec.safetensors"
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
     run.record(train={"steps": 4})
-    machine("b")
-    run = start("my-voice")
+    run = machine("b")
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-    runs = machine("a")
-    run = start("my-voice")
+    run = machine("a")
+    runs = run.folder.parent
     shutil.copytree(index.parent, runs / "codes")
     shutil.copy(codec, run.folder)
     data = build(DataConfig, run.section("data"))
@@ -113,47 +101,38 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     (runs / "codes" / "codes-other-1.safetensors").write_text("another run's")
     run.record(data={"codes": f"../codes/{index.name}"})
     made = {name for name in stamps(runs / "codes") if name.startswith(f"codes-{key}")}
-    here = machine("b")
-    start("my-voice")
-    came = set(stamps(here / "codes"))
+    came = set(stamps(machine("b").folder.parent / "codes"))
     assert made and came == made | {index.name}
 
 
 def test_held_out_recordings_travel_with_the_run(machine):
-    machine("a")
-    run = start("my-voice")
+    run = machine("a")
     for name in ("learnt", "kept", "kept-2"):
         run.path("corpus", "wavs", f"{name}.wav").write_text(name)
     wavs = run.folder / "corpus" / "wavs"
     rows = [row("1", wavs / "learnt.wav", "train"), row("2", wavs / "kept.wav", "held_out")]
     write_manifest([*rows, row("3", wavs / "kept-2.wav", "long")], run.folder)
     run.record(data={"hours": 1.0})
-    machine("b")
-    run = start("my-voice")
+    run = machine("b")
     learnt, kept, long = read_manifest(run.folder)
     assert not Path(learnt.audio).exists()
     assert [Path(each.audio).read_text() for each in (kept, long)] == ["kept", "kept-2"]
     assert Path(kept.audio).is_relative_to(run.folder) and kept.text == "ሰላም"
     run.record(eval={"cer": 0.1})
-    machine("c")
-    again = read_manifest(start("my-voice").folder)
+    again = read_manifest(machine("c").folder)
     assert [Path(each.audio).read_text() for each in again[1:]] == ["kept", "kept-2"]
-
-
-# Colab itself.
 
 
 @pytest.fixture
 def drive(monkeypatch, tmp_path):
     """A `google.colab` whose Drive is a folder; `drive.error` is what mounting raises."""
-    module = types.SimpleNamespace(error=None)
 
     def mount(where: str) -> None:
         if module.error:
             raise module.error
         Path(where, "MyDrive").mkdir(parents=True, exist_ok=True)
 
-    module.mount = mount
+    module = types.SimpleNamespace(error=None, mount=mount)
     monkeypatch.setitem(sys.modules, "google", types.ModuleType("google"))
     monkeypatch.setitem(sys.modules, "google.colab", types.SimpleNamespace(drive=module))
     monkeypatch.setenv("KIT_DRIVE", str(tmp_path / "content"))
@@ -161,36 +140,29 @@ def drive(monkeypatch, tmp_path):
     return module
 
 
-def test_on_colab_runs_are_kept_on_drive(drive, machine, monkeypatch, tmp_path, capsys):
-    machine("a")
-    monkeypatch.setenv("KIT_MIRROR", "")
-    start("my-voice").record(data={"hours": 1.0})
+def test_on_colab_runs_are_kept_on_drive(machine, drive, monkeypatch, tmp_path, capsys):
+    machine("a").record(data={"hours": 1.0})
     kept = tmp_path / "content" / "MyDrive" / "voicekit" / "runs" / "my-voice"
     assert json.loads((kept / "report.json").read_text())["data"] == {"hours": 1.0}
     assert capsys.readouterr().out == f"This run is kept in {kept}.\n"
-    machine("a")
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
-    run = start("my-voice")
+    run = machine("a")
     message = capsys.readouterr().out
     assert "Google Drive is not there (ValueError: mount failed)" in message
-    assert "lost with it" in message
-    assert run.kept is None
+    assert "lost with it" in message and run.kept is None
 
 
-def test_on_kaggle_runs_are_in_the_folder_that_is_kept(
-    drive, machine, monkeypatch, tmp_path, capsys
-):
+def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_path, capsys):
     """Also where Colab's packages are loaded: Kaggle has no Drive."""
-    machine("a")
     monkeypatch.setattr(start_module, "KAGGLE_OUTPUT", tmp_path / "working")
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    monkeypatch.setenv("KIT_MIRROR", "")
     monkeypatch.setenv("KIT_RUNS", "")
     run = start("my-voice")
-    assert run.folder == tmp_path / "working" / "runs" / "my-voice" and run.kept is None
+    runs = tmp_path / "working" / "runs"
+    assert run.folder == runs / "my-voice" and run.kept is None
     printed = capsys.readouterr().out
-    assert str(tmp_path / "working" / "runs") in printed and "Save Version" in printed
+    assert str(runs) in printed and "Save Version" in printed
     start("my-voice")
     assert capsys.readouterr().out == "", "it is said once"
 
@@ -210,18 +182,14 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
     start_module.install_missing()
     assert called == [[sys.executable, "-m", "pip", "install", "-q", "espeakng-loader"]]
     reported = capsys.readouterr().out
-    assert reported.startswith(
-        "Could not install espeakng-loader; perhaps this machine has no network."
-    )
+    assert reported.startswith("Could not install espeakng-loader; perhaps this machine has no ")
     assert reported.endswith("pip says: ERROR: no network\n")
 
 
 def test_outside_colab_it_does_nothing(machine, monkeypatch):
-    machine("a")
-    monkeypatch.setattr(start_module, "keep_on_drive", lambda: pytest.fail("not on Colab"))
-    monkeypatch.setattr(start_module, "install_missing", lambda: pytest.fail("not on Colab"))
-    assert start("my-voice").kept is not None
-    assert os.environ["KIT_MIRROR"]
+    for step in ("keep_on_drive", "install_missing"):
+        monkeypatch.setattr(start_module, step, lambda: pytest.fail("not on Colab"))
+    assert machine("a").kept is not None and os.environ["KIT_MIRROR"]
 
 
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -292,24 +260,20 @@ def test_every_section_of_every_preset_can_be_set(preset):
 
 
 def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(runs):
-    start("mine", "tiny", "quality", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    first = parse_settings(["train.lr=1e-4", "speed.ema=false"])
+    start("mine", "tiny", "quality", settings=first)
     later = start("mine", settings=parse_settings(["train.lr=2e-4"]))
     assert later.section("train")["lr"] == 2e-4 and later.section("speed")["ema"] is False
     assert find_run(name="mine").preset == later.preset
     assert find_run(name="mine").settings == {"train": {"lr": 2e-4}, "speed": {"ema": False}}
     assert "set train.lr = 0.0002, speed.ema = False" in str(later)
     assert later.record()["settings"]["train"] == {"lr": 2e-4}
-    few = start("few", "tiny", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    few = start("few", "tiny", settings=first)
     assert "preset tiny, set train.lr = 0.0001, speed.ema = False, " in str(few)
-    sizes = [f"model.{name}=2" for name in ("layers", "heads", "latents", "cond_blocks")]
-    rates = [
-        "train.lr=1e-4",
-        "train.muon_lr=1e-3",
-        "train.save_total_limit=1",
-        "train.guided_attention_weight=0",
-    ]
-    many = str(start("many", "tiny", settings=parse_settings(sizes + rates)))
-    assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in many
+    sizes = dict.fromkeys(("layers", "heads", "latents", "cond_blocks"), 2)
+    rates = {"lr": 1e-4, "muon_lr": 1e-3, "save_total_limit": 1, "guided_attention_weight": 0}
+    many = start("many", "tiny", settings={"model": sizes, "train": rates})
+    assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in str(many)
 
 
 def test_former_names_are_taken_and_a_damaged_file_is_reported(runs):

@@ -22,13 +22,12 @@ ASKED = (
 )
 
 
-def prepare(runs: Path, processes: int, data: Path) -> subprocess.Popen:
+def prepare(runs: Path, processes: int) -> subprocess.Popen:
     """`kit prepare`, by torchrun where there are several processes; what it says goes to a file."""
     words = [sys.executable, "-m"]
     if processes > 1:
-        launcher = f"torch.distributed.run --standalone --nproc-per-node={processes} -m --"
-        words += launcher.split()
-    words += ["kit", "prepare", "--run", "mine", "--data", str(data), *ASKED.split()]
+        words += f"torch.distributed.run --standalone --nproc-per-node={processes} -m --".split()
+    words += ["kit", "prepare", "--run", "mine", "--data", str(corpus()), *ASKED.split()]
     runs.mkdir(exist_ok=True)
     own = dict(os.environ, KIT_RUNS=str(runs), PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     with open(runs / "said", "wb") as said:
@@ -39,12 +38,12 @@ def said(runs: Path) -> str:
     return (runs / "said").read_text(encoding="utf-8")
 
 
-def done(runs: Path, processes: int, data: Path) -> None:
-    assert prepare(runs, processes, data).wait(280) == 0, said(runs)
+def done(runs: Path, processes: int) -> dict[str, bytes]:
+    """The files of a preparation that has ended.
 
-
-def left(runs: Path) -> dict[str, bytes]:
-    """All files but the record, which holds times, and what a kill left half-written."""
+    All but the record, which holds times, and what a kill left half-written.
+    """
+    assert prepare(runs, processes).wait(280) == 0, said(runs)
     found = {}
     for path in sorted(runs.rglob("*")):
         if path.is_file() and path.name[0] != "." and path.stem not in ("report", "said"):
@@ -67,9 +66,7 @@ def process_of(torchrun: subprocess.Popen, rank: int) -> psutil.Process | None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, bytes]:
-    runs = tmp_path_factory.mktemp("alone") / "runs"
-    done(runs, 1, corpus())
-    return left(runs)
+    return done(tmp_path_factory.mktemp("alone") / "runs", 1)
 
 
 def test_what_one_process_leaves_is_compared(alone):
@@ -83,17 +80,16 @@ def test_what_one_process_leaves_is_compared(alone):
 
 def test_a_killed_process_ends_all_with_a_sentence_and_the_files_are_those_of_one(alone, tmp_path):
     runs = tmp_path / "runs"
-    process = prepare(runs, 2, corpus())
+    process = prepare(runs, 2)
     while not list((runs / "mine").glob("aligned.parts/*.json")):
         assert process.poll() is None, said(runs)
         time.sleep(0.02)
     process_of(process, 1).kill()
     assert process.wait(60) != 0
-    assert "nother of the 2 processes" in said(runs)
+    assert "another of 2 processes" in said(runs)
     assert "the same command" in said(runs)
     assert said(runs).count("Traceback") == 1, "torchrun's own"
-    done(runs, 2, corpus())
-    same(left(runs), alone)
+    same(done(runs, 2), alone)
     lines = [line for line in said(runs).splitlines() if line.startswith(("aligned:", "encoded:"))]
     assert any(line.startswith("aligned:") and "100 %" in line for line in lines)
     assert len([line for line in lines if "done in" in line]) == 2, "the main rank alone tells"
@@ -119,8 +115,7 @@ def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_w
 @pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_leave_the_files_of_one(alone, tmp_path, processes):
-    done(tmp_path / "runs", processes, corpus())
-    same(left(tmp_path / "runs"), alone)
+    same(done(tmp_path / "runs", processes), alone)
 
 
 @pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
@@ -134,15 +129,14 @@ def test_ten_kills_at_random_moments_change_nothing(alone, tmp_path):
         runs = tmp_path / f"runs{number}"
         while len(killed) < 10 and killed_at_work(runs, rng, killed):
             pass
-        done(runs, rng.choice((1, 2, 4)), corpus())
-        same(left(runs), alone)
+        same(done(runs, rng.choice((1, 2, 4))), alone)
     print("\n".join(killed))
 
 
 def killed_at_work(runs: Path, rng: random.Random, killed: list[str]) -> bool:
     """Resume a preparation and kill one of its processes; False where it was done before."""
     processes = rng.choice((1, 2, 4))
-    process = prepare(runs, processes, corpus())
+    process = prepare(runs, processes)
     while "run mine" not in said(runs) and process.poll() is None:
         time.sleep(0.02)
     after_s = rng.uniform(0, 8)

@@ -14,7 +14,8 @@ from kit.base.errors import KitError
 from kit.base.run import Run
 from kit.inference.export import CARD, export_voice, load_export
 from kit.inference.generate import GenerateConfig
-from kit.recipes.hub import push, voice_folder
+from kit.recipes.base_model import voice_folder
+from kit.recipes.serve import push
 
 NAME = "someone/a-voice"
 TOKEN = "hf_secret"
@@ -36,8 +37,10 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Run:
     folder = tmp_path / "runs" / "mine"
-    export_voice(opinionated_voice(make(tmp_path / "parts")), make(folder) / "export")
-    make(folder / "samples").joinpath("held_out-0-ema.wav").write_bytes(b"RIFF")
+    for each in (tmp_path / "parts", folder / "samples"):
+        each.mkdir(parents=True, exist_ok=True)
+    export_voice(opinionated_voice(tmp_path / "parts"), folder / "export")
+    (folder / "samples" / "held_out-0-ema.wav").write_bytes(b"RIFF")
     run = Run(name="mine", folder=folder, preset_name="tiny", preset={})
     run.record(
         data={"hours": 1.5},
@@ -46,11 +49,6 @@ def run(tmp_path, monkeypatch) -> Run:
         samples=[{"text": LINES[0], "wav": "samples/held_out-0-ema.wav", "split": "held_out"}],
     )
     return run
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def header_of(folder: Path) -> dict:
@@ -63,17 +61,13 @@ def test_a_pushed_voice_comes_back_with_a_card_and_says_the_same(hub, run):
     assert created.get("visibility") == "private" or created["private"]  # huggingface_hub 1 and 2
     folder = voice_folder(f"hf://{NAME}@main")
     assert folder.name == f"someone--a-voice@{COMMIT}"
-    waves = []
-    for each in (run.folder / "export", folder):
-        waves.append(load_export(each).speak([LINES[0]], "alma", SETTINGS)[0].wave)
-    assert torch.equal(*waves)
+    voices = (load_export(run.folder / "export"), load_export(folder))
+    assert torch.equal(*(voice.speak(LINES[:1], "alma", SETTINGS)[0].wave for voice in voices))
     asked = len(hub.asked)
     assert voice_folder(f"hf://{NAME}@{COMMIT}") == folder
     assert len(hub.asked) <= asked + 1, "nothing is downloaded twice"
-    push(run, NAME, license="cc-by-4.0", consent="Alma spoke, and agreed.")
     text = (hub.folder / "README.md").read_text(encoding="utf-8")
-    assert header_of(hub.folder)["license"] == "cc-by-4.0"
-    assert header_of(hub.folder)["language"] == "am"
+    assert header_of(hub.folder).items() >= {"license": "cc-by-4.0", "language": "am"}.items()
     for fact in ("1.50 hours", "3,000", "3.5%", "0.4%", "Alma spoke", "samples/held_out-0-ema.wav"):
         assert fact in text
     assert (hub.folder / "samples" / "held_out-0-ema.wav").read_bytes() == b"RIFF"
@@ -89,8 +83,8 @@ def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run
     push(run, NAME, space=True, install="git+https://example.org/kit")
     space = hub.folder.with_name("hub-space")
     assert header_of(space)["sdk"] == "gradio"
-    assert f'"hf://{NAME}"' in (space / "app.py").read_text(encoding="utf-8")
-    compile((space / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
+    app = (space / "app.py").read_text(encoding="utf-8")
+    assert f'"hf://{NAME}"' in app and compile(app, "app.py", "exec")
     assert "git+https://example.org/kit" in (space / "requirements.txt").read_text()
     with pytest.raises(KitError, match="install"):
         push(run, NAME, space=True)
@@ -103,12 +97,10 @@ def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monke
         voice_folder(f"hf://{NAME}@main")
     assert set(hub.authorised) == {f"Bearer {TOKEN}"}
     assert other.authorised and set(other.authorised) == {None}
-    push(run, NAME)
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    with pytest.raises(KitError, match="HF_TOKEN"):
-        voice_folder(f"hf://{NAME}@main")
-    with pytest.raises(KitError, match="HF_TOKEN"):
-        push(run, NAME)
+    for ask in (lambda: voice_folder(f"hf://{NAME}@main"), lambda: push(run, NAME)):
+        with pytest.raises(KitError, match="HF_TOKEN"):
+            ask()
 
 
 @pytest.mark.parametrize("to", ["", "alone", "a/b/c", "/x"])

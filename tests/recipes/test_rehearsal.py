@@ -8,26 +8,13 @@ from helpers import corpus, unchecked
 from xtts_texts import write_readers_release
 
 from kit.base.errors import DamagedFileError, KitError
-from kit.recipes import rehearsal
+from kit.recipes import rehearsal, training_data
+from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare import Preparation
-from kit.recipes.rehearsal import (
-    REHEARSED,
-    SENTENCES,
-    Rehearsal,
-    readings,
-    sentences_in,
-)
+from kit.recipes.rehearsal import REHEARSED, SENTENCES, Rehearsal, readings, sentences_in
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.recipes.training_data import (
-    REHEARSAL,
-    RehearsalRow,
-    Rehearsed,
-    TrainingData,
-    load_rehearsal,
-    load_rehearsal_rows,
-    rehearsal_key,
-)
+from kit.recipes.training_data import REHEARSAL, RehearsalRow, Rehearsed, TrainingData
 from kit.text.normalize import normalize
 from kit.training.config import FinetuneConfig, Finetuning
 
@@ -38,66 +25,47 @@ SETTINGS = {"train": FEW, "generate": LONG, "finetune": {"rehearsal": 0.25, "reh
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory):
-    return write_readers_release(tmp_path_factory.mktemp("published") / "release")
+def run(tmp_path_factory) -> ActiveRun:
+    """A run that begins with a tiny release, prepared."""
+    release = write_readers_release(tmp_path_factory.mktemp("published") / "release")
+    base = {"base_model": str(release), "accept_license": "CPML"}
+    *_, last = Preparation(start("rehearses", settings=SETTINGS), str(corpus()), **base).run()
+    run = start("rehearses")
+    assert f"To rehearse: {run.report()['finetune']['rehearsal']['rows']} rows in " in str(last)
+    return run
 
 
-def prepared(name: str, release, **settings) -> tuple:
-    """A run that begins with a tiny release, prepared, and its last line."""
-    run = start(name, settings={**SETTINGS, **settings})
-    steps = list(
-        Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML").run()
-    )
-    return start(name), str(steps[-1])
-
-
-@pytest.fixture(scope="module")
-def rehearsing(release):
-    return prepared("rehearses", release)
-
-
-def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(rehearsing):
-    run, message = rehearsing
+def test_it_trains_on_rehearsal_in_the_voices_of_the_recordings(run):
     noted = run.report()["finetune"]["rehearsal"]
     assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
     assert set(noted["languages"]) <= {"en", "de", "hu"} and "en" in noted["languages"]
-    assert f"To rehearse: {noted['rows']} rows in " in message
-    data = TrainingData(run)
-    rows = data.cache.rows_in_split("rehearsal")
-    assert len(rows) == noted["rows"]
-    train = data.cache.rows_in_split("train")
-    assert {data.cache.rows[i]["speaker"] for i in rows} == {
-        data.cache.rows[i]["speaker"] for i in train
-    }
-    english = data.tokenizer.vocabulary.ids["[en]"]
-    assert english in {int(data.cache.texts[i][0]) for i in rows}, "spelt under its own tag"
-    assert max(len(data.cache.texts[i]) for i in rows) + 2 <= data.model.max_text
-    assert all(max(data.cache.codes[i]) < data.model.start_code for i in rows)
-    run, _ = rehearsing
     training = Training(run)
-    stream = training.data.stream()
-    train = training.data.cache.rows_in_split("train")
+    data, cache = training.data, training.data.cache
+    rows, train = cache.rows_in_split("rehearsal"), cache.rows_in_split("train")
+    assert len(rows) == noted["rows"]
+    speakers, trained = ({cache.rows[i]["speaker"] for i in split} for split in (rows, train))
+    assert speakers == trained
+    english = data.tokenizer.vocabulary.ids["[en]"]
+    assert english in {int(cache.texts[i][0]) for i in rows}, "spelt under its own tag"
+    assert max(len(cache.texts[i]) for i in rows) + 2 <= data.model.max_text
+    assert all(max(cache.codes[i]) < data.model.start_code for i in rows)
+    assert data.longest_row["codes"] >= max(len(cache.codes[i]) for i in rows)
+    stream = data.stream()
     found = list(itertools.chain(*stream.plan(0)))
     assert sorted(i for i in found if i in set(train)) == list(train)
     assert len(found) - len(train) == round(len(train) / 3)
     assert "25% of an epoch is rehearsal: " in str(training.size())
-    held_out = training.data.stream("held_out").plan(0)
+    held_out = data.stream("held_out").plan(0)
     assert not set(itertools.chain(*held_out)) & set(stream.rehearsed)
-    run, _ = rehearsing
-    training = Training(run)
     list(unchecked(training).run())
     noted = run.report()["train"]["finetune"]["rehearsal"]
     assert noted["share"] == pytest.approx(0.25, abs=0.01)
-    assert noted["rows_an_epoch"] == training.data.stream().rehearsal_rows_per_epoch > 0
-    longest = training.data.longest_row
-    rows = training.data.cache.rows_in_split("rehearsal")
-    assert longest["codes"] >= max(len(training.data.cache.codes[i]) for i in rows)
+    assert noted["rows_an_epoch"] == stream.rehearsal_rows_per_epoch > 0
 
 
 @pytest.fixture
-def voice(rehearsing):
+def voice(run):
     """The run's speakers; the speech generated for rehearsal is there again afterwards."""
-    run, _ = rehearsing
     kept = (run.folder / REHEARSAL).read_bytes()
     noted = run.report()["finetune"]["rehearsal"]
     yield TrainingData(run, rehearsed=False).voice()
@@ -105,68 +73,63 @@ def voice(rehearsing):
     run.record(finetune={"rehearsal": noted})
 
 
-def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, voice, monkeypatch):
-    run, _ = rehearsing
+def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(run, voice, monkeypatch):
     path = run.folder / REHEARSAL
-    key = rehearsal_key(run, voice.references)
+    key = training_data.rehearsal_key(run, voice.references)
     monkeypatch.setattr(rehearsal, "ROWS_AT_ONCE", 4)
     path.unlink()
     Rehearsal(run, voice).speak()
-    wanted = load_rehearsal(path, key)
+    wanted = training_data.load_rehearsal(path, key)
     path.unlink()
-
     read = Rehearsal.read
-    count = itertools.count()
+    parts = []
 
     def interrupted(self, decoder, part):
-        if next(count) == 2:
+        parts.append(part)
+        if len(parts) == 3:
             raise KeyboardInterrupt
         return read(self, decoder, part)
 
     monkeypatch.setattr(Rehearsal, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Rehearsal(run, voice).speak()
-    before = load_rehearsal(path, key)
+    before = training_data.load_rehearsal(path, key)
     assert len(before.codes) == 8
-    count = itertools.count(3)
     Rehearsal(run, voice).speak()
-    assert next(count) == 3 + 3, "twelve were left, four at once"
-    found = load_rehearsal(path, key)
+    assert len(parts) == 3 + 3, "twelve were left, four at once"
+    found = training_data.load_rehearsal(path, key)
     assert list(found.codes) == list(wanted.codes)
     assert all(np.array_equal(found.codes[r], codes) for r, codes in wanted.codes.items())
     assert found.seconds > before.seconds
 
 
-def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing, voice):
-    run, _ = rehearsing
+def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(run, voice):
     path = run.folder / REHEARSAL
-    other = Rehearsed(codes={}, seconds=1.0)
     reading = RehearsalRow(language="en", text="a voice", speaker="nobody", number=0)
-    other.codes[reading] = np.arange(5, dtype=np.int32)
-    other.save(path, "another voice")
+    codes = {reading: np.arange(5, dtype=np.int32)}
+    Rehearsed(codes=codes, seconds=1.0).save(path, "another voice")
     with pytest.raises(KitError, match=r"another voice.*run 01_data_prep"):
         TrainingData(run)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DamagedFileError, match="damaged"):
         TrainingData(run)
     Rehearsal(run, voice).speak()
-    assert reading not in load_rehearsal_rows(run, voice.references).codes
+    assert reading not in training_data.load_rehearsal_rows(run, voice.references).codes
 
 
-def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing, voice):
-    run, _ = rehearsing
+def test_where_no_reading_found_its_end_it_says_so_and_trains_without(run, voice):
     speaking = Rehearsal(run, voice)
     speaking.base.model.code_head.bias.data[speaking.base.model.config.stop_code] = -1e4
     (run.folder / REHEARSAL).unlink()
     assert "of 20 sentences" in str(speaking.speak())
-    data = TrainingData(run)
-    assert data.rehearsal_figures() == {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
+    nothing = {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
+    assert TrainingData(run).rehearsal_figures() == nothing
 
 
 def test_readings_are_spread_evenly_and_need_a_base_voice():
     texts = {"en": ["a", "b", "c"], "de": ["d"]}
     found = readings(texts, ["one", "two"], 10)
-    assert [r.text for r in found] == ["a", "d", "b", "c", "a", "d", "b", "c", "a", "d"]
+    assert "".join(r.text for r in found) == "adbcadbcad"
     assert [r.number for r in found] == [0] * 4 + [1] * 4 + [2] * 2
     assert len(set(found)) == 10
     assert {r.speaker for r in found if r.text == "a"} == {"one", "two"}

@@ -1,5 +1,6 @@
-"""The speaking recipe: a voice of a run is played, measured, recorded and exported."""
+"""A voice of a run is played, measured, recorded and exported; files of sentences are spoken."""
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -10,40 +11,34 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 import torch
-from helpers import code_index, leave_voice_files, manifest, real_voice
+from helpers import code_index, manifest, real_voice
+from test_evaluation import trained_run
 
-from kit.base.config import merge
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
 from kit.inference.generate import GenerateConfig
-from kit.inference.voice import Speech
-from kit.model.weights import save_model
+from kit.inference.voice import Speech, Voice
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.speak import BREAD, STEPS, Speaking
-from kit.recipes.start import start
+from kit.recipes.speak import BREAD, STEPS, Speaking, read_sentences, speak, speak_lines
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
     "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
 }
+SHORT = GenerateConfig(max_codes_per_text_id=0.5, retries=0, seed=1)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
 def active_run(tmp_path_factory) -> ActiveRun:
     """A run as 01 to 03 leave it, its model untrained."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_RUNS", str(tmp_path_factory.mktemp("runs")))
-        # A busy machine is listened to for six seconds, at every start.
-        idle = SimpleNamespace(idle=100.0, nice=0.0)
-        patch.setattr("psutil.cpu_times_percent", lambda _seconds: idle)
-        run = start("spoken", "tiny")
-    torch.set_num_threads(threads)
-    voice = real_voice()
-    save_model(voice.model, run.path("model-ema.safetensors"))
-    leave_voice_files(run.folder, voice)
-    run.record(eval={"weights": "ema"}, data={"language": "am", "codes": str(code_index())})
-    return dataclasses.replace(run, preset=merge(run.preset, SMALL))
+    run = trained_run(tmp_path_factory.mktemp("runs"), name="spoken", settings=SMALL)
+    run.record(eval={"weights": "ema"}, data={"codes": str(code_index())})
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -76,26 +71,22 @@ def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch,
 
 def test_a_voice_speaks_without_evaluation_and_held_out_rows(active_run, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    folder = tmp_path / "alone"
-    shutil.copytree(active_run.folder, folder)
-    run = dataclasses.replace(active_run, folder=folder)
-    (folder / "report.json").write_text(
-        json.dumps({"data": {"language": "ti", "codes": str(code_index())}}), encoding="utf-8"
-    )
+    folder = shutil.copytree(active_run.folder, tmp_path / "alone")
+    report = {"data": {"language": "ti", "codes": str(code_index())}}
+    (folder / "report.json").write_text(json.dumps(report))
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     rows = (folder / "manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
-    (folder / "manifest.jsonl").write_text(rows, encoding="utf-8")
-    alone = Speaking(run)
+    write(folder / "manifest.jsonl", rows)
+    alone = Speaking(dataclasses.replace(active_run, folder=folder))
     assert alone.weights == "raw" and alone.say().sounds[0].caption == alone.held_out[0].text
 
 
 def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch):
-    with pytest.raises(SpeechError):
-        speaking.say("!")
-    with pytest.raises(SpeechError, match="No voice 'nobody'"):
-        speaking.say(speaker="nobody")
-    with pytest.raises(SpeechError, match=r"'int9'\. Did you mean `int8`"):
-        speaking.say(dtype="int9")
+    wrong = {"text": ("!", "no text|nothing|empty"), "speaker": ("nobody", "No voice 'nobody'")}
+    wrong["dtype"] = ("int9", r"'int9'\. Did you mean `int8`")
+    for name, (value, reported) in wrong.items():
+        with pytest.raises(SpeechError, match=reported):
+            speaking.say(**{name: value})
     settings = {row[0]: row for row in speaking.settings().grid[1:]}
     assert settings["best_of"][1] == "2"
     assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
@@ -107,19 +98,18 @@ def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch
 
 def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
     recording = next(row.audio for row in manifest() if row.split == "held_out")
-    said = speaking.say(reference=recording)
-    assert len(said.sounds[0].wave) > 1000
+    assert len(speaking.say(reference=recording).sounds[0].wave) > 1000
     choice = {"voice": "", "weights": "fp32", "temperature": 0.0, "candidates": 2}
     wav, line = speaking.panel_speech("ሰላም", choice | {"key-value cache": False}, recording)
-    assert "s of speech, made in" in line
-    assert wav.startswith(b"RIFF")
-    with pytest.raises(SpeechError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
-        speaking.say(speaker="voice0", reference=recording)
-    with pytest.raises(DatasetError, match=r"nobody\.wav cannot be read"):
-        speaking.say(reference=str(tmp_path / "nobody.wav"))
+    assert "s of speech, made in" in line and wav.startswith(b"RIFF")
     soundfile.write(tmp_path / "silence.wav", torch.zeros(22_050).numpy(), 22_050)
-    with pytest.raises(SpeechError, match=r"silence\.wav is silent"):
-        speaking.say(reference=str(tmp_path / "silence.wav"))
+    for speaker, reference, error, why in (
+        ("voice0", recording, SpeechError, "Who is to speak: 'voice0' of this voice, or who"),
+        ("", str(tmp_path / "nobody.wav"), DatasetError, r"nobody\.wav cannot be read"),
+        ("", str(tmp_path / "silence.wav"), SpeechError, r"silence\.wav is silent"),
+    ):
+        with pytest.raises(error, match=why):
+            speaking.say(speaker=speaker, reference=reference)
 
 
 @pytest.fixture(scope="module")
@@ -129,43 +119,36 @@ def report(speaking) -> dict:
     return speaking.active_run.report()
 
 
-def test_each_step_records_its_figures_once_and_leaves_samples_and_an_export(
-    report, speaking, active_run
-):
+def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speaking, active_run):
     figures = report["infer"]
-    for key in ("kv_speedup", "first_sound_ms", "real_time_factor", "real_time_factor_once"):
+    for key in ("kv_speedup", "first_sound_ms", "int8_speedup"):
         assert figures[key] > 0
-    assert figures["chosen"] in speaking.voices and figures["real_time_factor_chosen"] > 0
-    assert set(figures["variants"]) == {"fp32", "int8"}
-    assert figures["variants"]["fp32"]["cer"] == figures["cer_fp32"]
-    assert figures["variants"]["int8"]["cer"] == figures["cer_int8"]
+    for which in ("", "_once", "_chosen"):
+        assert figures[f"real_time_factor{which}"] > 0
+    assert figures["chosen"] in speaking.voices
+    cer = {name: variant["cer"] for name, variant in figures["variants"].items()}
+    assert cer == {"fp32": figures["cer_fp32"], "int8": figures["cer_int8"]}
     assert 0 < figures["int8_top1_agreement"] <= 1 and 0 < figures["int8_size_ratio"] < 1
-    assert 0 < figures["int8_linear_size_ratio"] < 0.5 and figures["int8_speedup"] > 0
+    assert 0 < figures["int8_linear_size_ratio"] < 0.5
     folder = speaking.active_run.folder
     typed = [sample for sample in report["samples"] if sample["split"] == "typed"]
-    assert [Path(sample["wav"]).name for sample in typed] == [
-        "typed-0-fp32.wav",
-        "typed-0-int8.wav",
-    ]
-    assert all((folder / sample["wav"]).is_file() for sample in typed)
+    names = ["samples/typed-0-fp32.wav", "samples/typed-0-int8.wav"]
+    assert [sample["wav"] for sample in typed] == names
+    assert all((folder / name).is_file() for name in names)
     speaking.say_in_each_format()
     again = [s for s in speaking.active_run.report()["samples"] if s["split"] == "typed"]
     assert again == typed
-    folder = speaking.active_run.folder
-    exported = load_export(folder / "export")
+    voices = (load_export(folder / "export"), speaking.voice)
     once = dataclasses.replace(speaking.sampling, best_of=1, exact_codes=9, temperature=0)
-    waves = [
-        voice.speak(["ሰላም"], speaking.speaker, once)[0].codes
-        for voice in (exported, speaking.voice)
-    ]
-    assert torch.equal(*waves)
+    codes = [voice.speak(["ሰላም"], speaking.speaker, once)[0].codes for voice in voices]
+    assert torch.equal(*codes)
     assert (folder / "programs" / "decode_one.pt2").is_file()
     assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
     assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
-    page = (active_run.folder / "report.html").read_text(encoding="utf-8")
-    assert Speaking(active_run).costs.fingerprint not in page
     trained_on = Speaking(active_run)
-    trained_on.weights_file = active_run.folder / "longer.safetensors"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert Speaking(active_run).costs.fingerprint not in page
+    trained_on.weights_file = folder / "longer.safetensors"
     trained_on.weights_file.write_bytes(b"other weights")
     assert "measured before" not in str(next(trained_on.costs.run()))
 
@@ -183,9 +166,7 @@ def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
         speaking.compare("int9")
 
 
-def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
-    report, speaking, tmp_path, monkeypatch
-):
+def test_the_export_is_offered_by_a_link_or_colabs_button(report, speaking, tmp_path, monkeypatch):
     folder = speaking.active_run.folder
     monkeypatch.chdir(folder.parent)
     offered = speaking.download()
@@ -201,8 +182,7 @@ def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
     speaking.download()
     assert path.stat().st_mtime_ns > written_ns
     assert list(path.parent.iterdir()) == [path]
-    shown = []
-    sent = []
+    shown, sent = [], []
     files = SimpleNamespace(download=sent.append)
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
@@ -211,15 +191,133 @@ def test_the_export_is_downloaded_by_a_link_or_on_colab_a_button(
     (button,) = shown
     assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent
     button.click()
-    assert sent == [str(speaking.active_run.folder / "download" / "spoken.zip")]
+    assert sent == [str(path)]
 
 
 def test_without_a_voice_the_step_before_is_named(speaking, tmp_path, monkeypatch, active_run):
-    bare = dataclasses.replace(speaking.active_run, folder=tmp_path)
-    monkeypatch.setattr(speaking, "active_run", bare)
+    empty = dataclasses.replace(active_run, folder=tmp_path)
+    monkeypatch.setattr(speaking, "active_run", empty)
     with pytest.raises(SpeechError, match=r"speaking\.export\(\)"):
         speaking.download()
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    empty = dataclasses.replace(active_run, folder=tmp_path)
     with pytest.raises(KitError, match="run 03_evaluate_ema first"):
         Speaking(empty)
+
+
+# Files of sentences.
+
+
+@pytest.fixture(scope="module")
+def voice() -> Voice:
+    return real_voice()
+
+
+@pytest.fixture
+def sentences(voice) -> dict[str, str]:
+    texts = dict.fromkeys(row.text for row in manifest() if voice.can_speak(row.text))
+    return {f"s{i}": text for i, text in enumerate(list(texts)[:5])}
+
+
+def index(folder: Path) -> list[dict]:
+    with (folder / "index.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_lines_are_named_by_number_or_id_and_a_missing_or_binary_file_is_named(tmp_path):
+    path = write(tmp_path / "a.txt", "\ufeffone\n\n  two, three \n")
+    assert read_sentences(path) == {"00001": "one", "00003": "two, three"}
+    assert read_sentences(write(path, "a|one\nb| two|three\n")) == {"a": "one", "b": "two|three"}
+    with pytest.raises(KitError, match=r"gone\.txt"):
+        read_sentences(tmp_path / "gone.txt")
+    path.write_bytes(b"one\n\xe9t\xe9\n")
+    with pytest.raises(KitError, match=r"a\.txt, line 2: .*UTF-8"):
+        read_sentences(path)
+
+
+@pytest.mark.parametrize(
+    "text, reported",
+    [
+        ("", "no text"),
+        ("a|one\ntwo\n", "line 2"),
+        ("one\nb|two\n", "line 2"),
+        ("a|one\na|two\n", "line 2.*'a'"),
+        ("../a|one\n", "line 1.*'/'"),
+        ("|one\n", "line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_line(text, reported, tmp_path):
+    with pytest.raises(KitError, match=reported):
+        read_sentences(write(tmp_path / "a.txt", text))
+
+
+def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.recipes.speak.BATCH", 2)
+    spoken = []
+    speak_batch = Voice.speak
+
+    def counted(self, batch, *more):
+        spoken.extend(batch)
+        assert len(batch) <= 2
+        return speak_batch(self, batch, *more)
+
+    monkeypatch.setattr(Voice, "speak", counted)
+    first = speak_lines(voice, sentences, tmp_path, SHORT)
+    assert sorted(spoken) == sorted(sentences.values()) and first.figures["spoken_now"] == 5
+    rows = index(tmp_path)
+    assert [(row["audio"][:-4], row["text"]) for row in rows] == list(sentences.items())
+    for row in rows:
+        wave, rate_hz = soundfile.read(tmp_path / row["audio"])
+        assert rate_hz == voice.codec.sample_rate
+        assert float(row["seconds"]) == pytest.approx(len(wave) / rate_hz, abs=1e-3)
+    spoken.clear()
+    kept = (tmp_path / "s0.wav").stat().st_mtime_ns
+    (tmp_path / "s3.wav").unlink()
+    sentences["s1"] = sentences["s0"]
+    again = speak_lines(voice, sentences, tmp_path, SHORT)
+    assert set(spoken) == {sentences["s1"], sentences["s3"]}, "the edited and the deleted one"
+    assert (again.figures["sentences"], again.figures["spoken_now"]) == (5, 2)
+    assert (tmp_path / "s0.wav").stat().st_mtime_ns == kept
+    spoken.clear()
+    speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
+    assert len(spoken) == 5, "another speaker says all"
+
+
+def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
+    speak_batch = Voice.speak
+    calls = []
+
+    def interrupted(self, *given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return speak_batch(self, *given)
+
+    monkeypatch.setattr(Voice, "speak", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        speak_lines(voice, sentences, tmp_path, SHORT)
+    assert len(index(tmp_path)) == 2
+    assert speak_lines(voice, sentences, tmp_path, SHORT).figures["spoken_now"] == 3
+    with pytest.raises(SpeechError, match=r"1 of 6.*\nbad: "):
+        speak_lines(voice, sentences | {"bad": "ж" * 5}, tmp_path / "out", SHORT)
+    with pytest.raises(SpeechError, match="'nobody'"):
+        speak_lines(voice, sentences, tmp_path / "out", SHORT, "nobody")
+    assert not (tmp_path / "out").exists()
+    write(tmp_path / "index.csv", "a,b\n1,2\n")
+    with pytest.raises(KitError, match=r"index\.csv"):
+        speak_lines(voice, sentences, tmp_path, SHORT)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"speaker": "alma"}, "--text"),
+        ({"voice": "export"}, "--text"),
+        ({"text": "a", "file": Path("b")}, "not both"),
+        ({"file": Path("b")}, "--out"),
+        ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),
+        ({"text": "a", "speaker": "alma", "reference": "b.wav"}, "--reference"),
+    ],
+)
+def test_options_that_do_not_belong_together(options, named):
+    with pytest.raises(KitError, match=named):
+        list(speak("mine", **options))

@@ -24,14 +24,11 @@ from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes import training_samples
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start import start
-from kit.recipes.train import SPOKEN, Training
-from kit.recipes.training_plan import TRIAL_STEPS
-from kit.recipes.training_samples import SamplePlayers, load_attention_maps
+from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
+from kit.recipes.training_plan import TRIAL_STEPS, in_process
 from kit.training import loop
-from kit.training.logs import read_log
 
 SMALL = {
     "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
@@ -73,16 +70,18 @@ def untried(training: Training) -> Training:
     return training
 
 
-def interrupted_at(monkeypatch, step: int) -> None:
-    """Ctrl-C reaches the process that trains in the middle of the step after `step`."""
+def interrupt(training: Training) -> None:
+    """Train until Ctrl-C reaches this process in the middle of the fourth step."""
     accumulate = loop.accumulate
 
     def interrupted(trainer, batch):
-        if trainer.step == step:
+        if trainer.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return accumulate(trainer, batch)
 
-    monkeypatch.setattr(loop, "accumulate", interrupted)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "accumulate", interrupted)
+        list(unchecked(training).run())
 
 
 def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
@@ -91,46 +90,31 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
-    epoch_steps = Training(active(tmp_path / "any")).data.epoch_steps
+    epoch_steps = training.data.epoch_steps
     assert epoch_steps > 4
     steps = 2 * epoch_steps
     half = round(epoch_steps / 2)
     # Of a length that needs no adapting to so short a run.
     same = {"warmup_steps": 1, "guided_attention_steps": 4, "save_total_limit": 9}
-    intervals = same | {"eval_steps": half, "save_steps": half}
-    runs = {
-        "steps": active(tmp_path / "steps", train=intervals | {"max_steps": steps}),
-        "epochs": active(
-            tmp_path / "epochs",
-            train=same
-            | {
-                "max_steps": 10 * steps,
-                "num_train_epochs": 2,
-                "eval_epochs": 0.5,
-                "save_epochs": 0.5,
-            },
-        ),
-    }
-    logs = {}
-    for name, run in runs.items():
-        training = Training(run)
+    epochs = {"num_train_epochs": 2, "eval_epochs": 0.5, "save_epochs": 0.5}
+    counted = {"max_steps": steps, "eval_steps": half, "save_steps": half}
+    logs = []
+    for name, train in (("steps", counted), ("epochs", epochs | {"max_steps": 10 * steps})):
+        training = Training(active(tmp_path / name, train=same | train))
         assert training.config.max_steps == steps
         assert f"every {half} steps ({half / epoch_steps:.2g} epochs)" in str(training.size())
         training.fit()
         columns = ("step", "steps", "loss", "lr", "val_loss", "ema_val_loss", "epoch")
-        rows = read_log(run.folder / "train.jsonl")
-        logs[name] = [tuple(row[column] for column in columns) for row in rows]
-        saved_files = (run.folder / "checkpoints").glob("*.safetensors")
-        logs[name].append(sorted(path.stem for path in saved_files))
-    assert logs["epochs"] == logs["steps"]
-    assert len(logs["steps"][-1]) >= 4
+        log = [[row[column] for column in columns] for row in training.rows()]
+        files = (tmp_path / name / "checkpoints").glob("*.safetensors")
+        logs.append([*log, sorted(path.stem for path in files)])
+    assert logs[0] == logs[1] and len(logs[0][-1]) >= 4
 
     asked = Training(active(tmp_path / "asked"), num_train_epochs=2)
     assert asked.config == Training(active(tmp_path / "asked"), max_steps=steps).config
-    with pytest.raises(KitError, match="give one of them"):
-        Training(active(tmp_path / "asked"), max_steps=5, num_train_epochs=2)
-    with pytest.raises(KitError, match="num_train_epochs = -1"):
-        Training(active(tmp_path / "asked"), num_train_epochs=-1)
+    for wrong, fact in ({"max_steps": 5}, "give one"), ({"num_train_epochs": -1}, "epochs = -1"):
+        with pytest.raises(KitError, match=fact):
+            Training(active(tmp_path / "asked"), **{"num_train_epochs": 2} | wrong)
 
 
 def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_path):
@@ -142,7 +126,7 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     training = Training(run)
     assert not any(switch.on for switch in training.offered)
     training.fit()
-    assert len(read_log(run.folder / "train.jsonl")) == 6
+    assert len(training.rows()) == 6
     ran = run.figure("train", "ran")
     assert ran["Mixed precision"].startswith("fp32") and ran["torch.compile"].startswith("off")
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
@@ -151,33 +135,28 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     tmp_path, capsys, monkeypatch
 ):
-    results = list(Training(active(tmp_path)).run())
-    lines = [str(result) for result in results]
-    assert all(isinstance(result, Result) for result in results)
+    lines = [str(result) for result in Training(active(tmp_path)).run()]
     assert any(line.startswith("It fits. micro_batch 8: planned") for line in lines)
     assert any("Training: 6 steps of" in line for line in lines) and "gate: off" in lines[4]
     assert lines[-4] == "Trained to step 6 of 6." and "step 1 / 6" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir()}
     assert {"model-raw.safetensors", "model-ema.safetensors", "references.safetensors"} <= left
-    train = json.loads((tmp_path / "report.json").read_bytes())["train"]
+    run = active(tmp_path)
+    train = run.report()["train"]
     assert train["steps"] == 6 and train["steps_per_s"] > 0 and train["ran"]
     assert train["longest_step_bytes"].keys() == {"planned", "measured", "limit"}
     assert train["monitor"]["count"] > 0 and train["finished"]
-
-    training = Training(active(tmp_path))
+    training = Training(run)
     assert trained_with(tmp_path / "model-ema.safetensors") == training.data.parts
 
     log = (tmp_path / "train.jsonl").read_bytes()
-    again = [str(result) for result in Training(active(tmp_path)).run()]
+    again = [str(result) for result in training.run()]
     assert again[0] == "Trained to step 6 of 6." and len(again) == 4
     assert again[2] == "The decoder was trained on hidden states of these weights before."
-    assert (tmp_path / "train.jsonl").read_bytes() == log
-    assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
+    assert (tmp_path / "train.jsonl").read_bytes() == log and run.report()["train"] == train
 
-    asked = dataclasses.replace(active(tmp_path), settings={"train": {"max_steps": 9}})
-    message = (
-        "started with 6 steps and keeps them, whatever `train.max_steps` says (9): set MAX_STEPS"
-    )
+    asked = dataclasses.replace(run, settings={"train": {"max_steps": 9}})
+    message = "with 6 steps and keeps them, whatever `train.max_steps` says (9): set MAX_STEPS"
     assert message in str(next(Training(asked).run())) and message in str(Training(asked).size())
     assert "keeps them" not in str(Training(asked, max_steps=9).size())
 
@@ -185,34 +164,30 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     assert train["alignment_head"] is None, "six steps teach no head to follow the text"
     assert load_references(references).habits.head is None
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
-    list(Training(active(tmp_path)).run())
-    head = json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
+    list(Training(run).run())
+    head = run.figure("train", "alignment_head")
     assert AlignmentHead(**head) == load_references(references).habits.head
 
 
-def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
-    interrupted_at(monkeypatch, step=3)
+def resumed(training: Training) -> list[int]:
+    """The steps of a training that resumes after the fourth one and takes all that are left."""
+    assert "Trained to step" in [str(result) for result in unchecked(training).run()][-4]
+    rows = training.rows()
+    assert "resumed from step 4" in rows[4]["note"]
+    return [row["step"] for row in rows]
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
     longer = {"train": {"max_steps": 400}}
-    training = unchecked(Training(active(tmp_path, **longer)))
-    with pytest.raises(KeyboardInterrupt):
-        list(training.run())
-    stopped = len(read_log(tmp_path / "train.jsonl"))
-    assert stopped == 4
-    assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
+    training = Training(active(tmp_path, **longer))
+    interrupt(training)
+    assert len(training.rows()) == 4 and not training.active.figure("train", "finished")
     assert training.trained().config == training.model, "as the checkpoint has it"
-    monkeypatch.undo()
-    training = unchecked(Training(active(tmp_path, **longer), max_steps=stopped + 4))
-    assert [str(result) for result in training.run()][-4].startswith("Trained to step")
-    rows = read_log(tmp_path / "train.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, stopped + 5))
-    assert f"resumed from step {stopped}" in rows[stopped]["note"]
+    assert resumed(Training(active(tmp_path, **longer), max_steps=8)) == [*range(1, 9)]
 
 
 def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
-    interrupted_at(monkeypatch, step=3)
-    with pytest.raises(KeyboardInterrupt):
-        list(unchecked(Training(saved(tmp_path))).run())
-    monkeypatch.undo()
+    interrupt(Training(saved(tmp_path)))
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     settings = tmp_path / "settings.yaml"
     text = settings.read_text()
@@ -227,10 +202,7 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
     assert "settings.yaml: train.steps is now called train.max_steps." in said and len(said) == 4
     assert sum("speed.parallel was removed" in each for each in said) == 1
     assert run.settings == SMALL | {"speed": {}} and run.section("train")["save_steps"] == 2
-    assert "Trained to step 6 of 6." in [str(result) for result in unchecked(Training(run)).run()]
-    rows = read_log(tmp_path / "train.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert "resumed from step 4" in rows[4]["note"]
+    assert resumed(Training(run)) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture
@@ -245,28 +217,11 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: the pre"):
         assert words in said
     assert training.wait().line == "Trained to step 6 of 6."
-    assert "<img" in training.curves()._repr_html_() and "<img" in training.fits()._repr_html_()
-    assert "<img" in training.attention()._repr_html_()
+    for drawn in (training.curves(), training.fits(), training.attention()):
+        assert "<img" in drawn._repr_html_()
     assert "held-out loss" in str(training.summary())
     training.panel()
     assert "It fits." not in capsys.readouterr().out, "each message comes once"
-
-
-def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path, watched):
-    training = Training(saved(tmp_path))
-    training.panel()
-    view = training.shown.view
-    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
-    assert view.boxes["ema"].value and view.fields["micro_batch"].value == 8
-    view.boxes["ema"].value = False
-    view.fields["micro_batch"].text.value = "4"
-    view.start.click()
-    assert training.wait().line == "Trained to step 6 of 6."
-    training.shown.retired.set()
-    assert training.process.process.pid != os.getpid()
-    assert not (tmp_path / "model-ema.safetensors").exists()
-    ran = training.summary().figures["EMA of the weights"]
-    assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
 
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
@@ -297,12 +252,17 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert not fits and "too much" in words
 
 
-def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatch, watched):
+def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
+    tmp_path, monkeypatch, watched
+):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     training = Training(saved(tmp_path))
     training.panel()
     view = training.shown.view
     fields = view.fields
+    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
+    assert view.boxes["ema"].value and fields["micro_batch"].value == 8
+    view.boxes["ema"].value = False
     fields["warmup_steps"].text.value = "2"
     fields["max_steps"].text.value = "4"
     assert "4 steps of" in view.plan.value
@@ -321,11 +281,15 @@ def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path, monkeypatc
         fields[name].text.value = text
     view.start.click()
     assert training.wait().line == "Trained to step 4 of 4."
-    rows = read_log(tmp_path / "train.jsonl")
+    rows = training.rows()
     assert rows[-1]["steps"] == 4 and max(row["lr"] for row in rows) == pytest.approx(1e-4)
-    settings = json.loads((tmp_path / "report.json").read_bytes())["settings"]
-    assert settings["train"]["lr"] == 1e-4 and settings["train"]["ema_decay"] == 0.5
-    assert settings["data"]["effective_batch"] == 4 and settings["data"]["micro_batch"] == 2
+    settings = training.active.report()["settings"]
+    kept = settings["train"] | settings["data"]
+    assert {name: kept[name] for name in changed} == {n: float(v) for n, v in changed.items()}
+    assert training.process.process.pid != os.getpid()
+    assert not (tmp_path / "model-ema.safetensors").exists()
+    ran = training.summary().figures["EMA of the weights"]
+    assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
     fields["effective_batch"].text.value = "8"
     assert "keeps its effective batch" in fields["effective_batch"].problem.value
@@ -368,18 +332,16 @@ def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
 
 
 def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
-    whole = Training(active(tmp_path))
-    planned = whole.workload().planned_bytes
-    fraction = whole.workload().max_memory_fraction
-    tight = dataclasses.replace(CPU, memory_bytes=int(0.7 * planned / fraction))
+    work = Training(active(tmp_path)).workload()
+    memory_bytes = int(0.7 * work.planned_bytes / work.max_memory_fraction)
+    tight = dataclasses.replace(CPU, memory_bytes=memory_bytes)
     training = Training(active(tmp_path, tight))
     line = str(training.fits())
     passes = training.data.config.grad_accum
     assert line.startswith("It does not fit.") and "Change: " in line
     assert passes > 1 and f"{passes} of them make a step" in line
     assert training.data.config.effective_batch == 8
-    batch = next(iter(training.batches()))
-    assert len(batch.micro) == passes
+    assert len(next(iter(training.batches())).micro) == passes
     with pytest.raises(KitError, match="Not even one row a pass fits"):
         Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
 
@@ -397,11 +359,11 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
+    log = tmp_path / "train.jsonl"
     first = rows[0] | {"wall_s": None}  # stopped at its first step, a run has no time of one
-    run.path("train.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    log.write_text(json.dumps(first) + "\n")
     assert str(untried(Training(run)).in_time()).startswith("Training: 2,000 steps of")
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    run.path("train.jsonl").write_text(text, encoding="utf-8")
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = untried(Training(run)).in_time()
     assert found.figures["a step"].startswith("0.5 s")
     assert found.figures["time to the target"] == clock(0.5 * (2000 - 29))
@@ -409,18 +371,16 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
 
 
 def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
-    held_out = [row for row in manifest() if row.split == "held_out"]
     monkeypatch.setattr("kit.recipes.training_plan.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
     line = str(training.judge())
     some = len(training.data.held_out_sentences(24))
-    assert 0 < some <= len(held_out)
+    assert 0 < some <= sum(row.split == "held_out" for row in manifest())
     assert line.startswith(f"quality gate: {some} sentences every 3 steps")
     assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
     assert training.gate is not None
-    assert "Fused attention (SDPA)" in training.switches().figures
 
 
 def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
@@ -452,7 +412,7 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     events = []
     for name in ("tensorboard", "wandb", "trackio"):
         log = lambda *given, name=name: (events.append, f"{name} {given[:2]}")  # noqa: E731
-        monkeypatch.setattr(training_samples, f"{name}_log", log)
+        monkeypatch.setattr(f"kit.training.logs.{name}_log", log)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     none = Training(active(tmp_path / "none", train={"boards": []}))
     assert len(none.listeners()) == 2, "attention and samples"
@@ -466,12 +426,10 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
 
 
 def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
-    assert diagonality(torch.eye(8)).item() == pytest.approx(1.0)
-    assert diagonality(torch.eye(8) / 2).item() == pytest.approx(0.5)
-    stare = torch.zeros(8, 8)
-    stare[:, 3] = 1.0
-    assert diagonality(stare).item() == 0.0
-    assert diagonality(torch.eye(8).flip(0)).item() < 0
+    straight = torch.eye(8)
+    stare = straight[3].repeat(8, 1)
+    scores = [diagonality(each).item() for each in (straight, straight / 2, stare)]
+    assert scores == pytest.approx([1.0, 0.5, 0.0]) and diagonality(straight.flip(0)).item() < 0
 
 
 def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(tmp_path):
@@ -479,10 +437,17 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
     fixed = fixed_lengths(training.data.cache)
     message = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
     assert message in str(training.switches())
-    free = [batch.micro[0].tokens.shape[1] for batch in itertools.islice(training.batches(), 8)]
-    applied = SimpleNamespace(precision="fp32", on=lambda name: name == "compile")
-    training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
-    compiled = [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
+
+    def widths() -> list[int]:
+        return [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
+
+    def apply(precision: str, *switches: str) -> None:
+        applied = SimpleNamespace(precision=precision, on=lambda name: name in switches)
+        training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
+
+    free = widths()
+    apply("fp32", "compile")
+    compiled = widths()
     assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
     assert all(length >= width for length, width in zip(compiled, free))
     speed = dataclasses.replace(training.speed, compile=True)
@@ -492,32 +457,25 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
     assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
     assert training.workload().step.length == fixed[-1]
     for precision, pads in (("bf16", True), ("fp32", False)):
-        applied = SimpleNamespace(precision=precision, on=lambda name: False)
-        training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
-        batches = itertools.islice(training.batches(), 8)
-        assert ({b.micro[0].tokens.shape[1] for b in batches} <= set(fixed)) == pads
-
-
-def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monkeypatch):
-    used = []
-
-    def trial(function, model, config, speed, hw, finetuning, batches, threads):
-        used.extend(batches)
-        return [{"step": i} for i in range(len(batches))]
-
-    monkeypatch.setattr("kit.recipes.training_plan.in_process", trial)
-    for precision in ("bf16", "fp32"):
-        used.clear()
-        run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
-        timed = len(Training(run).trial_rows)
-        assert len(used) == 2 * timed and used[:timed] == used[-timed:]
+        apply(precision)
+        assert (set(widths()) <= set(fixed)) == pads
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
+def test_a_run_shorter_than_its_trial_is_planned_by_steps_whose_shapes_were_met_before(
+    tmp_path, monkeypatch, precision
+):
+    used = []
+
+    def trial(*arguments):
+        used.extend(arguments[-2])
+        return in_process(*arguments)
+
+    monkeypatch.setattr("kit.recipes.training_plan.in_process", trial)
     run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
     training = Training(run, max_steps=2)
     assert len(training.trial_rows) == TRIAL_STEPS
+    assert len(used) == 2 * TRIAL_STEPS and used[:TRIAL_STEPS] == used[TRIAL_STEPS:]
     assert training.session_plan().per_step_s > 0
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers import unchecked, until
 from paths import python_path
 from test_train import active, saved
@@ -25,19 +24,11 @@ from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONG = {
-    "train": {
-        "max_steps": 3000,
-        "early_stopping_patience": 0,
-        "warmup_steps": 40,
-        "save_steps": 50,
-        "eval_steps": 400,
-        "gate_every": 0,
-    }
-}
+STEPS = {"max_steps": 3000, "warmup_steps": 40, "save_steps": 50, "eval_steps": 400}
+LONG = {"train": STEPS | {"early_stopping_patience": 0, "gate_every": 0}}
 KERNEL = """
 import sys, time
-sys.path[:0] = {paths!r}.split({separator!r})
+sys.path[:0] = {paths!r}
 from pathlib import Path
 from test_train import saved
 from kit.notebook import train_panel
@@ -99,10 +90,8 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
-    paths = os.pathsep.join((python_path(__file__), str(ROOT / "tests" / "recipes")))
-    script.write_text(
-        KERNEL.format(paths=paths, separator=os.pathsep, folder=str(folder), long=LONG)
-    )
+    paths = [*python_path(__file__).split(os.pathsep), str(ROOT / "tests" / "recipes")]
+    script.write_text(KERNEL.format(paths=paths, folder=str(folder), long=LONG))
     kernel = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
     try:
         until(lambda: steps_logged(folder) >= 3 or kernel.poll() is not None)
@@ -130,29 +119,21 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
     assert "Profile of steps" in (folder / "profile" / STATUS).read_text()
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A run that two processes have trained until a stop: (folder, training)."""
-    folder = tmp_path_factory.mktemp("runs") / "shared"
+def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(tmp_path, monkeypatch):
+    folder = tmp_path / "together"
     folder.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_RANKS", "2")
-        patch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
-        training = Training(saved(folder, **LONG))
-        training.checks = lambda: (training.fits,)
-        training.panel()
-        view = training.shown.view
-        view.fields["gpus"].text.value = "2"
-        view.start.click()
-        until(lambda: steps_logged(folder) >= 3 or training.shown.ended.is_set())
-        view.stop.click()
-        training.wait()
-        training.shown.retired.set()
-    return folder, training
-
-
-def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(stopped, tmp_path):
-    folder, training = stopped
+    monkeypatch.setenv("KIT_RANKS", "2")
+    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+    training = Training(saved(folder, **LONG))
+    training.checks = lambda: (training.fits,)
+    training.panel()
+    view = training.shown.view
+    view.fields["gpus"].text.value = "2"
+    view.start.click()
+    until(lambda: steps_logged(folder) >= 3 or training.shown.ended.is_set())
+    view.stop.click()
+    training.wait()
+    training.shown.retired.set()
     rows = read_log(folder / "train.jsonl")
     assert 3 <= len(rows) < 3000
     assert "with a checkpoint to resume from" in training.shown.view.status.value
@@ -160,10 +141,8 @@ def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(stop
     assert not notes and tree["run"]["step"] == rows[-1]["step"]
     assert "1" in tree["random"]["ranks"], "two have trained it"
     assert not (folder / "train.lock").exists()
-    before = read_log(stopped[0] / "train.jsonl")
-    folder = tmp_path / "shared"
-    shutil.copytree(stopped[0], folder)
-    reached = before[-1]["step"]
+    reached = rows[-1]["step"]
+    folder = shutil.copytree(folder, tmp_path / "alone")
     list(unchecked(Training(active(folder, **LONG), max_steps=reached + 2)).run())
     rows = read_log(folder / "train.jsonl")
     assert [row["step"] for row in rows[-2:]] == [reached + 1, reached + 2]
@@ -185,9 +164,9 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
         1: "The disk is full.\n[rank1]:[W1123 10:00:00.1 ProcessGroupNCCL.cpp:1538] WARNING: ...",
     }
     for rank, line in lines.items():
-        path = tmp_path / "processes" / "job" / "attempt_0" / str(rank) / "stderr.log"
-        path.parent.mkdir(parents=True)
-        path.write_text(f"{line}\n")
+        folder = tmp_path / "processes" / "job" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(f"{line}\n")
     (tmp_path / "processes" / "stderr.log").write_text("exitcode: 2\n")
     process.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
     process.process.wait()

@@ -158,14 +158,13 @@ def test_a_changed_file_is_noticed(tmp_path):
 
 def test_another_order_or_share_is_refused(tmp_path):
     path, _ = lines_file(tmp_path, 500)
-    state = stream(path, shuffle=True, seed=5).state_dict()
+    same = {"shuffle": True, "seed": 5}
+    state = stream(path, **same).state_dict()
     assert "seed = 5, this stream has 6" in refused(state, stream(path, shuffle=True, seed=6))
     assert "shuffle = True" in refused(state, stream(path, seed=5))
-    two = stream(path, shuffle=True, seed=5, ranks=2)
-    assert "as many ranks and workers" in refused(state, two)
-    block = stream(path, shuffle=True, seed=5, block_bytes=128)
-    assert "64x4" in refused(state, block)
-    kept = TextLines(path, StreamConfig(shuffle=True, seed=5, **SMALL), keep=Split(10))
+    assert "as many ranks and workers" in refused(state, stream(path, **same, ranks=2))
+    assert "64x4" in refused(state, stream(path, **same, block_bytes=128))
+    kept = TextLines(path, StreamConfig(**same, **SMALL), keep=Split(10))
     assert "keep = None" in refused(state, kept)
     assert "not the saved position" in refused({"epoch": 3}, stream(path))
 
@@ -258,16 +257,14 @@ def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     folder = tmp_path / "mount"
     folder.mkdir()
     path, lines = lines_file(folder, 2000)
-    source = stream(path)
+    source, resumed = stream(path), stream(path)
     rows = iter(source)
     seen = [next(rows) for _ in range(100)]
     folder.rename(tmp_path / "away")
     with pytest.raises(DatasetError, match=rf"{path} cannot be read.*mounted"):
         seen.extend(rows)
-    state = source.state_dict()
+    resumed.load_state_dict(source.state_dict())
     (tmp_path / "away").rename(folder)
-    resumed = stream(path)
-    resumed.load_state_dict(state)
     assert seen + list(resumed) == lines
 
 

@@ -3,14 +3,10 @@
 import pytest
 
 from kit.base.errors import KitError, SpeechError
+from kit.text import train_tokenizer as training
 from kit.text.espeak import _Phonemizer, phonemize
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import (
-    TokenizerConfig,
-    tokenizer_report,
-    train_fitted_tokenizer,
-    train_tokenizer,
-)
+from kit.text.train_tokenizer import TokenizerConfig
 
 
 def test_phonemes_keep_the_line_and_its_punctuation():
@@ -40,11 +36,11 @@ SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my c
 
 def test_a_tokenizer_of_phonemes_says_so_in_its_file_and_spells_in_them(tmp_path):
     config = TokenizerConfig(vocab_size=320, phonemes="en-us")
-    tokenizer = Tokenizer(train_tokenizer(SPOKEN, tmp_path / "t.model", config))
+    tokenizer = Tokenizer(training.train_tokenizer(SPOKEN, tmp_path / "t.model", config))
     assert tokenizer.phonemes == "en-us"
     assert tokenizer.decode(tokenizer.encode("my friend")) == phonemize(["my friend"], "en-us")[0]
     assert tokenizer.encode_checked("night") == tokenizer.encode("knight"), "they sound alike"
-    report = tokenizer_report(tokenizer, SPOKEN[:4])
+    report = training.tokenizer_report(tokenizer, SPOKEN[:4])
     assert report["round_trip"] == 1 and report["byte_rate"] == 0
     with pytest.raises(SpeechError, match="training text had no "):
         tokenizer.encode_checked("ʘ sound")
@@ -52,7 +48,7 @@ def test_a_tokenizer_of_phonemes_says_so_in_its_file_and_spells_in_them(tmp_path
 
 def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.text.espeak.phonemize", None)
-    path = train_tokenizer(SPOKEN, tmp_path / "t.model", TokenizerConfig(vocab_size=320))
+    path = training.train_tokenizer(SPOKEN, tmp_path / "t.model", TokenizerConfig(vocab_size=320))
     tokenizer = Tokenizer(path)
     assert tokenizer.phonemes == "" and tokenizer.spell("night") == "night"
     assert tokenizer.decode(tokenizer.encode_checked("night")) == "night"
@@ -64,4 +60,4 @@ def test_phonemes_of_an_unknown_voice_and_of_a_file_are_refused(tmp_path):
     assert "KitError" not in str(error.value)  # it comes from a process of its own
     config = TokenizerConfig(phonemes="am")
     with pytest.raises(KitError, match="leave the file out"):
-        train_fitted_tokenizer([], tmp_path / "t", config, tmp_path / "a.txt")
+        training.train_fitted_tokenizer([], tmp_path / "t", config, tmp_path / "a.txt")

@@ -7,29 +7,23 @@ import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
 from kit.base.errors import SpeechError
-from kit.releases.xtts_v2.tokenizer import (
-    XTTSTokenizer,
-    describe_growth,
-    grow_xtts,
-    learned_merges,
-    load_vocabulary,
-    xtts_spellings,
-)
+from kit.releases.xtts_v2 import tokenizer as xtts
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
 from kit.text.train_tokenizer import OFTEN, tokenizer_report
 
 
 def test_the_pair_seen_most_is_merged_first_and_rare_ones_never():
     words = Counter({("a", "b", "c"): 150, ("a", "b"): 120, ("c", "d"): OFTEN - 1})
-    assert learned_merges(words, 9, set()) == [("a", "b"), ("ab", "c")]
-    assert learned_merges(words, 1, set()) == [("a", "b")]
-    assert learned_merges(words, 9, {"ab"}) == [("b", "c"), ("a", "bc")], "a piece comes once"
-    assert learned_merges(Counter({("a",) * 4: 100}), 9, set()) == [("a", "a"), ("aa", "aa")]
+    assert xtts.learned_merges(words, 9, set()) == [("a", "b"), ("ab", "c")]
+    assert xtts.learned_merges(words, 1, set()) == [("a", "b")]
+    assert xtts.learned_merges(words, 9, {"ab"}) == [("b", "c"), ("a", "bc")], "a piece comes once"
+    assert xtts.learned_merges(Counter({("a",) * 4: 100}), 9, set()) == [("a", "a"), ("aa", "aa")]
 
 
 def test_every_merge_is_seen_100_times_where_it_is_made():
     words = Counter(tuple(word) for line in lines_of(AMHARIC) for word in line.strip(".").split())
     cut = {word: list(word) for word in words}
-    for left, right in learned_merges(words, 2000, set()):
+    for left, right in xtts.learned_merges(words, 2000, set()):
         seen = 0
         for word, pieces in cut.items():
             spelt = "\0".join(pieces)
@@ -46,7 +40,7 @@ def base(tmp_path) -> XTTSTokenizer:
 
 
 def grown_from(base: XTTSTokenizer, words=AMHARIC, name="grown.json", **asked) -> XTTSTokenizer:
-    return grow_xtts(base, lines_of(words), base.path.parent / name, **asked)
+    return xtts.grow_xtts(base, lines_of(words), base.path.parent / name, **asked)
 
 
 def test_every_id_keeps_its_piece_and_every_hole_stays(base):
@@ -66,6 +60,7 @@ def test_start_may_be_the_last_id_and_is_it_no_more(base):
     last = base.vocab_size - 1
     base = XTTSTokenizer(write_vocabulary(base.path.parent / "last.json", start=last), "am")
     assert base.start == grown_from(base).start == last < grown_from(base).vocab_size - 1
+    assert XTTSTokenizer(base.path, "en").encode("the voice")
 
 
 def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
@@ -82,17 +77,17 @@ def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
 
 def test_it_grows_by_what_the_text_can_teach_and_says_so(base):
     lines = lines_of(AMHARIC, 5)
-    few = grow_xtts(base, lines, base.path.parent / "few.json")
+    few = xtts.grow_xtts(base, lines, base.path.parent / "few.json")
     letters = set("".join(lines)) - set(" .")
     new = {few.piece(i) for i in range(base.vocab_size, few.vocab_size)}
     assert new == letters | {"[am]"}, "a letter is never left out, a rare piece always"
-    message = describe_growth(base, few)
+    message = xtts.describe_growth(base, few)
     assert f"{len(letters)} characters, 0 longer pieces and the tag [am]" in message
     assert "fewer than 100 times" in message
     seven = grown_from(base, pieces=7)
     longer = [seven.piece(i) for i in range(base.vocab_size, seven.vocab_size)]
     assert len([piece for piece in longer if len(piece) > 1]) == 7 + 1
-    assert "requested" not in describe_growth(base, seven, 7)
+    assert "requested" not in xtts.describe_growth(base, seven, 7)
 
 
 def test_it_grows_again_and_always_to_the_same_bytes(base):
@@ -100,7 +95,7 @@ def test_it_grows_again_and_always_to_the_same_bytes(base):
     assert grown_from(base, name="again.json").file_bytes() == grown.file_bytes()
     same = grown_from(grown, name="same.json")
     assert same.vocabulary.ids == grown.vocabulary.ids, "there is nothing left to learn"
-    more = grow_xtts(grown, ["qqzz ቀቀ"] * 200, base.path.parent / "more.json")
+    more = xtts.grow_xtts(grown, ["qqzz ቀቀ"] * 200, base.path.parent / "more.json")
     assert more.vocab_size > grown.vocab_size
     assert list(more.vocabulary.ids)[: len(grown.vocabulary.ids)] == list(grown.vocabulary.ids)
     assert more.pieces("qqzz") == ["qqzz"]
@@ -129,12 +124,12 @@ def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
     path.write_text(json.dumps(described), encoding="utf-8")
     grown = grown_from(XTTSTokenizer(path, "am"))
     assert grown.vocabulary.ids["[ru]"] == len(ids)
-    assert load_vocabulary(grown.path).ids == grown.model.get_vocab()
+    assert xtts.load_vocabulary(grown.path).ids == grown.model.get_vocab()
 
 
 def test_a_new_piece_was_spelt_in_old_ones(base):
     grown = grown_from(base)
-    spelt = xtts_spellings(base, grown)
+    spelt = xtts.xtts_spellings(base, grown)
     assert list(spelt) == list(range(base.vocab_size, grown.vocab_size))
     old = set(base.vocabulary.ids.values())
     assert all(ids and set(ids) <= old for ids in spelt.values())
@@ -142,11 +137,11 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
     assert spelt[ids["[am]"]] == [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
     assert spelt[ids["ለ"]] == base.tokenize("la"), "ETHIOPIC SYLLABLE LA"
     assert spelt[ids["ሰላም"]] == base.tokenize("salaame")
-    accented = grow_xtts(base, ["é ñ ß"] * 9, base.path.parent / "accents.json")
-    spelt = xtts_spellings(base, accented)
+    accented = xtts.grow_xtts(base, ["é ñ ß"] * 9, base.path.parent / "accents.json")
+    spelt = xtts.xtts_spellings(base, accented)
     assert spelt[accented.vocabulary.ids["é"]] == base.tokenize("e")
 
 
 def test_there_must_be_a_text(base):
     with pytest.raises(SpeechError, match="every line was empty"):
-        grow_xtts(base, ["", " "], base.path)
+        xtts.grow_xtts(base, ["", " "], base.path)

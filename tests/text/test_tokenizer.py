@@ -8,20 +8,16 @@ from kit.text.normalize import normalize
 from kit.text.tokenizer import Tokenizer
 
 
-def text_of_training() -> str:
-    return next(row.text for row in manifest() if row.split == "train")
-
-
 def test_start_and_stop_are_no_pieces():
     t = tokenizer()
     assert (t.start, t.stop, t.vocab_size) == (t.vocab_size - 2, t.vocab_size - 1, len(t.model) + 2)
     assert max(i for row in manifest() for i in t.encode(row.text)) < t.start
 
 
-def test_uncovered_characters_are_named():
-    known = text_of_training()
-    assert tokenizer().uncovered(known) == []
-    assert tokenizer().uncovered(f"{known} Z🙂") == ["Z", "🙂"]
+def test_uncovered_characters_are_named_and_signs_nobody_speaks_are_left_out():
+    known, t = next(row.text for row in manifest() if row.split == "train"), tokenizer()
+    assert t.uncovered(known) == [] and t.uncovered(f"{known} Z🙂") == ["Z", "🙂"]
+    assert t.encode_checked(f"🙂 {known} 🎉") == t.encode(known)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "።", "...!?", "🙂🎉", "— «»", "\u200b", "\u0301"])
@@ -34,11 +30,6 @@ def test_nothing_to_say_is_reported(text):
 def test_another_script_names_the_letters_and_the_fix(text):
     with pytest.raises(SpeechError, match=r"training text had no .*[Uu]se letters"):
         tokenizer().encode_checked(normalize(text))
-
-
-def test_signs_nobody_speaks_are_left_out():
-    known, t = text_of_training(), tokenizer()
-    assert t.encode_checked(f"🙂 {known} 🎉") == t.encode(known)
 
 
 KINDS = {

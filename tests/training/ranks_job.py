@@ -13,12 +13,11 @@ from pathlib import Path
 from threading import Event
 
 import torch
-from helpers import CPU, GPT, TRAIN, Session, effective_batch, pack, random_rows
+from helpers import GPT, TRAIN, Session, effective_batch, pack, random_rows, tiny_session
 
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import ALONE, Ranks, join_ranks
-from kit.training.switches import SpeedConfig
 
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
@@ -52,20 +51,13 @@ def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
 
 
 def session(folder: Path, name: str, ranks: Ranks = ALONE) -> Session:
-    """The run `name` in a folder of that name, as this process has it."""
     config, dropout = RUNS[name]
-    held_out = [effective_batch(GPT, random_rows(GPT, 4, seed=999 + i)) for i in range(3)]
-    return Session(
-        model=dataclasses.replace(GPT, dropout=dropout),
-        config=config,
-        hw=CPU,
-        speed=SpeedConfig(),
-        folder=Path(folder) / name,
-        make_batches=lambda position, parts: uneven_batches(ranks, position, parts),
-        validation=held_out,
-        evaluate=gate if ranks.is_main else never,
-        ranks=ranks,
-    )
+    run = tiny_session(Path(folder) / name, config, dropout=dropout)
+    run.make_batches = lambda position, parts: uneven_batches(ranks, position, parts)
+    run.validation = [effective_batch(GPT, random_rows(GPT, 4, seed=999 + i)) for i in range(3)]
+    run.evaluate = gate if ranks.is_main else never
+    run.ranks = ranks
+    return run
 
 
 def gate(model: SpeechGPT) -> dict:

@@ -10,12 +10,7 @@ from threading import Event
 import pytest
 import safetensors.torch
 import torch
-from helpers import (
-    TRAIN,
-    start_and_kill,
-    tiny_session,
-    train_in,
-)
+from helpers import TRAIN, start_and_kill, tiny_session, train_in
 
 from kit.base.errors import DamagedFileError
 from kit.training import checkpoint
@@ -47,8 +42,7 @@ def test_a_tree_survives_flattening_and_the_disk(tmp_path):
     assert equal(unflatten(tensors | plain), wanted)
     path = save(wanted, tmp_path, 7)
     assert path.name == "step-0000007.safetensors" and equal(load(path), wanted)
-    plain = safetensors.torch.load_file(path)
-    assert torch.equal(plain["model|gpt.h.0.weight"], wanted["model"]["gpt.h.0.weight"])
+    assert equal(safetensors.torch.load_file(path), tensors)
 
 
 def test_views_and_shared_memory_are_written_whole(tmp_path):
@@ -144,8 +138,7 @@ HEADERS = ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}', None]
 @pytest.mark.parametrize("plain", HEADERS)
 def test_a_file_with_another_header_or_none_is_damaged(tmp_path, plain):
     path = tmp_path / "step-0000001.safetensors"
-    header = plain and {"plain": plain}
-    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, header)
+    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, plain and {"plain": plain})
     with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
 
@@ -176,11 +169,11 @@ def test_a_small_checkpoint_is_a_quarter_without_the_optimizer_and_changes_no_ru
     assert small.stat().st_size < 0.3 * full.stat().st_size  # 4 bytes a parameter, not 16
     tree, whole = checkpoint.load(small), checkpoint.load(full)
     assert not tree["optimizer"] and tree["checkpoint"] == "weights"
-    for part in ("model", "ema"):
-        for name, weight in whole[part].items():
-            kept = tree[part][name]
-            assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
-            assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
+    for name, weight in flatten({part: whole[part] for part in ("model", "ema")})[0].items():
+        part, key = name.split("|")
+        kept = tree[part][key]
+        assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
+        assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
     assert tree["run"] == whole["run"] and tree["shape"] == whole["shape"]
 
 
@@ -189,9 +182,7 @@ def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
     begin(tmp_path, 10, config)  # the newest checkpoint is of step 9
     rest = train_in(tmp_path, config)
     assert f"resumed from step 9; {NEW_OPTIMIZER}, with 4 steps of warm-up" in rest[0].note
-    lr = config.lr
-    wanted = [0, lr / 4, lr / 2, 3 * lr / 4, lr, lr]
-    assert [e.lr for e in rest[:6]] == pytest.approx(wanted)
+    assert [e.lr / config.lr for e in rest[:6]] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
     assert [e.step for e in rest] == list(range(10, 21))
 
 
@@ -219,13 +210,11 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     rest = train_in(tmp_path, config)
     assert rest[0].step > 9 and NEW_OPTIMIZER in rest[0].note
     whole = train_in(tmp_path / "whole", config)
-    assert rest[-1].step == 30
+    assert rest[-1].step == 30 and (tmp_path / "train-finished").read_text() == "30"
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
-    assert (tmp_path / "train-finished").read_text() == "30"
 
 
 def test_the_setting_may_change_on_the_way(tmp_path):
-    """From whole to small and back: each is read for what it is."""
     begin(tmp_path, 4, TRAIN)
     middle = begin(tmp_path, 3)
     assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note
@@ -248,5 +237,4 @@ def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
     assert halved(torch.tensor(7)).dtype == torch.int64
     assert halved(torch.tensor([1e-3, float("-inf")])).dtype == torch.float16
     large = halved(torch.tensor([1e6, 1.0]))
-    assert large.dtype == torch.bfloat16
-    assert large[0].item() == pytest.approx(1e6, rel=0.01)
+    assert large.dtype == torch.bfloat16 and large[0].item() == pytest.approx(1e6, rel=0.01)

@@ -17,16 +17,9 @@ import soundfile
 from paths import python_path
 
 from kit.base.errors import DiskError
+from kit.training import logs
 from kit.training.config import StepEvent
-from kit.training.logs import (
-    SpokenSample,
-    held_out_losses,
-    jsonl_log,
-    read_log,
-    tensorboard_log,
-    trackio_log,
-    wandb_log,
-)
+from kit.training.logs import SpokenSample, jsonl_log, read_log, tensorboard_log
 
 
 def needs(name: str):
@@ -70,12 +63,12 @@ def test_events_come_back_as_rows_with_the_wall_time_between_them(tmp_path):
 
 
 def test_what_is_not_finite_is_null_in_strict_json(tmp_path):
-    log = jsonl_log(tmp_path / "log.jsonl")
-    log(event(1, loss=math.nan, grad_norm=math.inf, gate={"cer": math.nan, "eos_rate": 1.0}))
-    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert found["loss"] is None and found["grad_norm"] is None
-    assert found["gate"] == {"cer": None, "eos_rate": 1.0}
+    path = tmp_path / "log.jsonl"
+    gate = {"cer": math.nan, "eos_rate": 1.0}
+    jsonl_log(path)(event(1, loss=math.nan, grad_norm=math.inf, gate=gate))
+    strict = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
+    wanted = {"loss": None, "grad_norm": None, "gate": {"cer": None, "eos_rate": 1.0}}
+    assert json.loads(path.read_text(), **strict).items() >= wanted.items()
 
 
 def test_the_part_of_a_line_that_a_kill_left_is_passed_over_and_removed_by_a_new_start(tmp_path):
@@ -103,9 +96,8 @@ def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_reported_with_its_fix():
-    log = jsonl_log(Path("/dev/full"))
     with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
-        log(event(1))
+        jsonl_log(Path("/dev/full"))(event(1))
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -203,13 +195,10 @@ def test_a_spoken_sample_has_its_sound_and_picture_at_its_step(tmp_path):
 
 def spoken_sample(step: int) -> SpokenSample:
     draw = np.random.default_rng(0)
-    return SpokenSample(
-        step=step,
-        text="a text",
-        wave=draw.uniform(-0.5, 0.5, 800).astype(np.float32),
-        sample_rate_hz=8000,
-        spectrogram=draw.integers(0, 255, (20, 30, 3), dtype=np.uint8),
-    )
+    wave = draw.uniform(-0.5, 0.5, 800).astype(np.float32)
+    picture = draw.integers(0, 255, (20, 30, 3), dtype=np.uint8)
+    sound = {"wave": wave, "sample_rate_hz": 8000}
+    return SpokenSample(step=step, text="a text", **sound, spectrogram=picture)
 
 
 @needs_tensorboard
@@ -218,13 +207,12 @@ def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_proce
     board, _ = tensorboard_log(tmp_path)
     for step in range(1, 8):  # killed at 7; the last checkpoint was 4
         board(event(step, loss=1.0))
-    board.flush()
+    board.writer.flush()
     again = board if same_process else tensorboard_log(tmp_path)[0]
     for step in (5, 6):
         again(event(step, loss=2.0))
-    again.flush()
-    expected = [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
-    assert points(tmp_path, "loss") == expected
+    again.writer.flush()
+    assert points(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
 
 
 @needs_tensorboard
@@ -233,7 +221,7 @@ def test_files_of_events_begin_in_seconds_of_their_own(tmp_path):
     board, _ = tensorboard_log(tmp_path)
     for step in (1, 2, 2):
         board(event(step, loss=1.0))
-    board.flush()
+    board.writer.flush()
     first_s, second_s = sorted(int(p.name.split(".")[3]) for p in tmp_path.glob("events.*"))
     assert first_s < second_s
 
@@ -248,20 +236,19 @@ def test_a_finished_log_is_converted_once(tmp_path):
 
 def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    boards = {"tensorboard": tensorboard_log(tmp_path), "trackio": trackio_log("kit", "demo", {})}
-    boards["wandb"] = wandb_log("kit", "demo", {}, tmp_path)
-    for name, (board, reason) in boards.items():
+    run = ("kit", "demo", {})
+    boards = {"wandb": logs.wandb_log(*run, tmp_path), "trackio": logs.trackio_log(*run)}
+    for name, (board, reason) in (boards | {"tensorboard": tensorboard_log(tmp_path)}).items():
         assert board is None and reason.endswith(f"is not installed (pip install {name})")
 
 
 @needs("wandb")
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    sample = spoken_sample(step=10)
-    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: sample)
-    assert "disabled" in wandb_log(*given)[1]
+    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: spoken_sample(step=10))
+    assert "disabled" in logs.wandb_log(*given)[1]
     monkeypatch.delenv("WANDB_MODE")
-    log, reason = wandb_log(*given)
+    log, reason = logs.wandb_log(*given)
     assert "offline" in reason
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
@@ -271,7 +258,6 @@ def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
 
 
 def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, monkeypatch):
-    """A module with trackio's functions takes its place."""
     (tmp_path / "trackio.py").write_text(
         "calls = []\n"
         "def init(**given):\n"
@@ -285,16 +271,15 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    sample = spoken_sample(step=2)
-    log, reason = trackio_log("kit", "demo", {"lr": 1e-4}, lambda: sample)
+    log, reason = logs.trackio_log("kit", "demo", {"lr": 1e-4}, lambda: spoken_sample(step=2))
     assert "trackio show" in reason and "trackio" not in sys.modules
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
     calls = sys.modules.pop("trackio").calls
     assert [call[0] for call in calls] == "init log log finish init log log finish".split()
-    started = [call[1] for call in calls if call[0] == "init"]
-    assert started[0]["project"] == "kit" and started[0]["config"] == {"lr": 1e-4}
-    assert [each["name"] for each in started] == ["demo from step 1", "demo from step 2"]
+    for start, step in ((calls[0][1], 1), (calls[4][1], 2)):
+        wanted = {"project": "kit", "config": {"lr": 1e-4}, "name": f"demo from step {step}"}
+        assert start.items() >= wanted.items()
     assert calls[1][1]["loss"] == 5.0 and calls[1][2] == 1 and "sample" not in calls[1][1]
     assert calls[2][1]["sample"] == (800, 8000, "a text")
     assert calls[2][1]["sample/mel"] == ((20, 30, 3), "a text")
@@ -303,6 +288,6 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
 def test_held_out_losses_are_those_of_the_weights_there_are():
     marks = [(1, None, None), (2, 3.0, None), (3, None, None), (4, 2.0, 1.5)]
     rows = [{"step": step, "val_loss": raw, "ema_val_loss": ema} for step, raw, ema in marks]
-    assert held_out_losses(rows) == {"raw": ([2, 4], [3.0, 2.0]), "EMA": ([4], [1.5])}
-    assert held_out_losses(rows[:3]) == {"raw": ([2], [3.0])}
-    assert held_out_losses(rows[:1]) == {}
+    assert logs.held_out_losses(rows) == {"raw": ([2, 4], [3.0, 2.0]), "EMA": ([4], [1.5])}
+    assert logs.held_out_losses(rows[:3]) == {"raw": ([2], [3.0])}
+    assert logs.held_out_losses(rows[:1]) == {}

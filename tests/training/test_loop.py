@@ -9,15 +9,7 @@ import math
 
 import pytest
 import torch
-from helpers import (
-    CPU,
-    GPT,
-    TRAIN,
-    effective_batch,
-    random_batches,
-    random_rows,
-    tiny_model,
-)
+from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
 from torch._inductor.exc import CppCompileError
 from torch.overrides import TorchFunctionMode
@@ -30,7 +22,7 @@ from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
 from kit.training.loop import accumulate, clip, split_batch, split_passes, train, update
 from kit.training.optim import lr_factor
-from kit.training.run import checkpointer, listen, validation_loss
+from kit.training.run import checkpointer, validation_loss
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
@@ -64,10 +56,10 @@ def baseline() -> list[float]:
     return losses(run(state()))
 
 
-@pytest.mark.parametrize(
-    ("switch", "apart"),
-    [("sdpa", 2e-5), ("fused_adamw", 2e-5), ("gradient_checkpointing", 0), ("ema", 0)],
-)
+APART = {"sdpa": 2e-5, "fused_adamw": 2e-5, "gradient_checkpointing": 0, "ema": 0}
+
+
+@pytest.mark.parametrize(("switch", "apart"), APART.items())
 def test_every_switch_leaves_the_loss_where_it_was(baseline, switch, apart):
     assert losses(run(state(**{switch: True}))) == pytest.approx(baseline, rel=apart, abs=0)
 
@@ -93,26 +85,13 @@ def test_mixed_precision_stays_within_two_percent(monkeypatch, baseline, precisi
 
 def fp16_state(monkeypatch, scale: float, **changes) -> Trainer:
     force_precision(monkeypatch, "fp16")
-    s = state(settings(**changes), mixed_precision=True)
+    s = state(settings(**changes), mixed_precision=True, ema=True)
     s.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     return s
 
 
-def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch):
-    s = fp16_state(monkeypatch, 256.0, max_steps=3)
-    batches = first_batches(3)
-    batches[1] = poisoned()
-    seen = []
-    for event in train(s, iter(batches)):
-        seen.append((s.scaler.get_scale(), s.model.code_head.weight.detach().clone(), event.note))
-    (before, own, _), (after, kept, note), (last, moved, _) = seen
-    assert (before, after, last) == (256.0, 128.0, 128.0) and "skipped" in note
-    assert torch.equal(own, kept) and not torch.equal(kept, moved)
-
-
 def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
-    s = fp16_state(monkeypatch, 2.0**40, max_steps=40, patience=3)
-    events = run(s)
+    events = run(fp16_state(monkeypatch, 2.0**40, max_steps=40, patience=3))
     skipped = [bool(event.note) for event in events]
     assert sum(skipped) > 10 and skipped == sorted(skipped, reverse=True), "the scale was found"
     assert events[0].note.endswith(f"the scale of fp16 is now {2.0**39:g}")
@@ -141,7 +120,6 @@ def test_recomputed_layers_give_exact_gradients():
     found, batch = [], next(random_batches(GPT))
     for switch in (False, True):
         s = state(gradient_checkpointing=switch, shape={"dropout": 0.2})
-        s.model.train()
         torch.manual_seed(7)
         accumulate(s, batch)
         found.append([p.grad for p in s.model.parameters()])
@@ -248,16 +226,21 @@ def test_anomaly_detection_names_the_operator_of_a_gradient(monkeypatch):
         run(s)
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_says_so():
-    s = state(settings(max_steps=3), ema=True)
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_step_that_is_not_finite_is_skipped_and_says_so(monkeypatch, fp16):
+    few = {"max_steps": 3}
+    s = fp16_state(monkeypatch, 256.0, **few) if fp16 else state(settings(**few), ema=True)
     batches = first_batches(3)
     batches[1] = poisoned()
-    events, weights = [], []
+    notes, weights, scales = [], [], []
     for event in train(s, iter(batches)):
-        events.append(event)
+        notes.append(event.note)
         weights.append([p.detach().clone() for p in s.model.parameters()])
-    assert [bool(e.note) for e in events] == [False, True, False] and "not finite" in events[1].note
-    assert all(torch.equal(a, b) for a, b in zip(weights[0], weights[1]))
+        scales.append(s.scaler.get_scale())
+    assert notes[::2] == ["", ""] and notes[1].startswith("skipped: the loss was not finite")
+    assert scales == ([256.0, 128.0, 128.0] if fp16 else [1.0] * 3)
+    assert all(map(torch.equal, weights[0], weights[1]))
+    assert not torch.equal(weights[1][-1], weights[2][-1])
     assert all(torch.isfinite(p).all() for p in s.model.parameters())
     assert s.step == 3 and s.ema.updates == 2
 
@@ -296,7 +279,6 @@ def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
 
 
 def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(baseline):
-    """What was only fragmented fits after the cache was emptied."""
     s = state()
     forward = s.model.forward
     failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]
@@ -384,7 +366,6 @@ def test_one_row_too_large_is_a_verdict_with_a_fix():
 
 
 def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, baseline):
-    """It is there, so the switch is on offer, and then it cannot compile a line."""
     if compiler_available("cpu").value == "no":
         pytest.skip("needs a C++ compiler")
 
@@ -404,8 +385,7 @@ def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, bas
 
 
 def test_a_spike_is_said_and_clipped_harder():
-    config = settings(max_steps=4, spike=3.0, max_grad_norm=1e9)
-    s = state(config)
+    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
 
     def shaken():
         for number, batch in enumerate(random_batches(GPT)):
@@ -413,8 +393,7 @@ def test_a_spike_is_said_and_clipped_harder():
                 p.data *= 100.0 if number == 3 else 1.0
             yield batch
 
-    events = run(s, shaken())
-    assert [("spike" in e.note) for e in events] == [False, False, False, True]
+    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
     assert s.adaptation.tight == 0.5
 
 
@@ -425,49 +404,46 @@ def gate_of(scores):
 
 
 def test_the_gate_chooses_the_best_step_and_ends_the_run():
-    config = settings(max_steps=30, gate_every=2, gate_patience=2)
-    s = state(config, ema=True)
-    gate = gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)])
-    events = run(s, evaluate=gate)
+    s = state(settings(max_steps=30, gate_every=2, gate_patience=2), ema=True)
+    events = run(s, evaluate=gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)]))
     assert [e.step for e in events if e.gate] == [2, 4, 6, 8] and events[-1].step == 8
     assert s.best.step == 4 and s.settled  # a lower CER with endless sentences is no better
     assert "training ends here; the best is step 4" in events[-1].note
 
 
 def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
-    config = settings(max_steps=30, eval_steps=2, early_stopping_patience=3)
-    s, found = state(config), iter([3.0, 1.0, 2.0, 1.5, 1.2])
-    events = run(s, validate=lambda: next(found))
+    s = state(settings(max_steps=30, eval_steps=2, early_stopping_patience=3))
+    events = run(s, validate=iter([3.0, 1.0, 2.0, 1.5, 1.2]).__next__)
     assert events[-1].step == 10 and s.settled and (s.best.step, s.best.score) == (4, 1.0)
     assert events[-1].note.startswith("no better validation loss in 3 validations: training ends")
 
 
 def test_with_a_gate_the_validation_loss_ends_nothing():
     often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
-    s, found = state(settings(max_steps=8, **often)), iter(range(1, 9))
-    assert len(run(s, validate=lambda: float(next(found)), evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
+    s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
+    assert len(run(s, validate=rising.__next__, evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
     assert s.best.step == 4
 
 
-def saved(folder) -> list[int]:
-    """The steps of its checkpoints."""
+def saved(s: Trainer, folder, *data) -> list[int]:
+    """The steps of the checkpoints that a training on `data` leaves in `folder`."""
+    save = checkpointer(s, folder)
+    for event in train(s, *data):
+        save(event)
     return [int(path.stem[5:]) for path in sorted(folder.glob("*.safetensors"))]
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
     found = iter([3.0, 1.0, *[2.0] * 20])
-    config = settings(eval_steps=1, save_total_limit=2, save_steps=1)
-    s = state(config)
-    list(listen(train(s, random_batches(GPT), lambda: next(found)), checkpointer(s, tmp_path)))
-    assert saved(tmp_path) == [2, 11, 12]
+    s = state(settings(eval_steps=1, save_total_limit=2, save_steps=1))
+    assert saved(s, tmp_path, random_batches(GPT), found.__next__) == [2, 11, 12]
 
 
 def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
     s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
     batches = first_batches(5)
     batches[1] = poisoned()
-    list(listen(train(s, iter(batches)), checkpointer(s, tmp_path)))
-    assert saved(tmp_path) == [3, 4, 5]
+    assert saved(s, tmp_path, iter(batches)) == [3, 4, 5]
 
 
 def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
@@ -477,19 +453,17 @@ def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
         run(s, iter(cycle * 2))
 
 
-@pytest.mark.parametrize(
-    "switches", [{}, {"ema": True}, {"fused_adamw": True, "sdpa": True}], ids=str
-)
+@pytest.mark.parametrize("switches", [[], ["ema"], ["fused_adamw", "sdpa"]], ids=str)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_state_carried_over_resumes_bit_for_bit(switches, optimizer):
     config = settings(optimizer=optimizer, eval_steps=1)
-    shape = {"dropout": 0.1}
-    one = state(config, shape, **switches)
+    begin = functools.partial(state, config, {"dropout": 0.1}, **dict.fromkeys(switches, True))
+    one, first, second = begin(), begin(), begin()
+    torch.manual_seed(0)
     whole = run(one, validate=validator(one))
-    first = state(config, shape, **switches)
+    torch.manual_seed(0)
     head = list(itertools.islice(train(first, random_batches(GPT), validator(first)), 5))
     kept = copy.deepcopy(first.tree())
-    second = state(config, shape, **switches)
     torch.manual_seed(1234)
     second.restore(kept)
     rest = run(second, random_batches(GPT, second.position), validate=validator(second))

@@ -54,7 +54,6 @@ def files(folder: Path, name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """The runs of one process."""
     folder = tmp_path_factory.mktemp("alone")
     for name in ("parity", "started alone"):
         train(session(folder, name))
@@ -122,8 +121,7 @@ def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
 def test_a_stop_on_one_rank_stops_all_and_the_rest_is_the_same_to_the_bit(two):
     found, wanted = rows(two, "stopped"), rows(two, "whole")
     assert [figures(row) for row in found] == [figures(row) for row in wanted]
-    resumed = [row["step"] for row in found if "resumed from step 5" in row["note"]]
-    assert resumed == [6]
+    assert [row["step"] for row in found if "resumed from step 5" in row["note"]] == [6]
     for name in ("model-raw", "model-ema"):
         path = f"{name}.safetensors"
         assert (two / "stopped" / path).read_bytes() == (two / "whole" / path).read_bytes()

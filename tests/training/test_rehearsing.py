@@ -12,7 +12,7 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, Session, made_cache, start_and_kill
+from helpers import GPT, Session, made_cache, start_and_kill, tiny_session
 
 from kit.base.tensor_file import checksum
 from kit.batches.batching import DataConfig
@@ -25,24 +25,13 @@ from kit.model.sequence import GPTConfig, collate
 from kit.recipes.rehearsal import BaseSample, measure_divergence
 from kit.training.config import Base, Finetuning, TrainConfig
 from kit.training.run import validation_loss
-from kit.training.switches import SpeedConfig
 
 LETTERS = 6  # of each language
 FIRST = range(LETTERS)
 SECOND = range(LETTERS, 2 * LETTERS)
-MODEL = GPTConfig(
-    layers=2,
-    width=32,
-    heads=2,
-    text_vocab=2 * LETTERS + 2,
-    code_vocab=2 * LETTERS + 2,
-    max_text=10,
-    max_code=24,
-    latents=2,
-    perceiver_heads=2,
-    perceiver_head_width=16,
-    n_mels=4,
-)
+IDS = 2 * LETTERS + 2
+SIZES = {"text_vocab": IDS, "code_vocab": IDS, "max_text": 10, "max_code": 24, "n_mels": 4}
+MODEL = dataclasses.replace(GPT, latents=2, **SIZES)
 DATA = DataConfig(effective_batch=16, micro_batch=16, reference_frames=6)
 TRAIN = TrainConfig(warmup_steps=10, lr=4e-3, save_steps=500, schedule="linear")
 WARM = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0)
@@ -75,15 +64,11 @@ def cache_of(letters: range) -> CodeCache:
 
 def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> Session:
     make = partial(CodeStream, cache, config=DATA, collate=partial(collate, MODEL))
-    return Session(
-        model=MODEL,
-        config=dataclasses.replace(TRAIN, max_steps=steps, eval_steps=steps),
-        hw=CPU,
-        speed=SpeedConfig(),
-        folder=Path(folder),
-        make_batches=lambda position, parts: make("train", position=position, rehearsal=share),
-        validation=validation_batches(make("held_out")),
-    )
+    session = tiny_session(folder, dataclasses.replace(TRAIN, max_steps=steps, eval_steps=steps))
+    session.model = MODEL
+    session.make_batches = lambda position, _: make("train", position=position, rehearsal=share)
+    session.validation = validation_batches(make("held_out"))
+    return session
 
 
 def learnt(session: Session, values: dict | None = None) -> SpeechGPT:
@@ -93,9 +78,7 @@ def learnt(session: Session, values: dict | None = None) -> SpeechGPT:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> SpeechGPT:
-    """A voice that has learnt the first language."""
-    folder = tmp_path_factory.mktemp("base")
-    return learnt(session_in(folder, cache_of(FIRST), 400))
+    return learnt(session_in(tmp_path_factory.mktemp("base"), cache_of(FIRST), 400))
 
 
 def read(base: SpeechGPT, texts: list[list[int]]) -> list[GeneratedCodes]:
@@ -125,8 +108,7 @@ def started(base: SpeechGPT, folder: Path, share: float, steps: int) -> Session:
         return model
 
     session.first_model = first_model
-    known = Base(config=MODEL, sha256=checksum(base.state_dict()))
-    session.finetuning = Finetuning(base=known)
+    session.finetuning = Finetuning(base=Base(config=MODEL, sha256=checksum(base.state_dict())))
     return session
 
 
@@ -177,7 +159,6 @@ STEPS = 45  # more than four epochs
 
 
 def rehearse_in(folder: str, weights: dict) -> list:
-    """A whole run; also the body of a process that is killed."""
     torch.set_num_threads(1)
     model = SpeechGPT(MODEL).eval()
     model.load_state_dict(weights)

@@ -12,18 +12,10 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    CPU,
-    TRAIN,
-    code_index,
-    real_config,
-    start_and_kill,
-    stream_in,
-    tiny_session,
-    train_in,
-)
+from helpers import CPU, TRAIN, code_index, stream_in, tiny_session, train_in
 
 from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
@@ -52,7 +44,6 @@ def steps_saved(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder and the events of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, train_in(folder)
 
@@ -93,7 +84,7 @@ def weights(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("at", [1, 12])
 def test_a_killed_run_resumes_bit_for_bit(busy, processes, tmp_path, at):
     child = processes.Process(target=train_in, args=(tmp_path, BUSY))
-    start_and_kill(child, tmp_path / "train.jsonl", at)
+    helpers.start_and_kill(child, tmp_path / "train.jsonl", at)
     rest = train_in(tmp_path, BUSY)
     assert (0 < len(rest) < 40 and "resumed from step" in rest[0].note) or at == 1
     assert [figures(e) for e in rest] == [figures(e) for e in busy[1]][-len(rest) :]
@@ -119,7 +110,7 @@ def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> in
 
 def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path):
     config = dataclasses.replace(TRAIN, max_steps=150, save_steps=1, eval_steps=50)
-    shape = real_config()
+    shape = helpers.real_config()
     sizes = ("text_vocab", "code_vocab", "n_mels", "max_text", "max_code")
     given = (config, str(code_index()), {n: getattr(shape, n) for n in sizes}, 2)
     whole = stream_in(tmp_path / "whole", *given)
@@ -127,8 +118,7 @@ def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path)
 
     begin = partial(start, processes, str(folder), *given, target=stream_in)
     step = killed_again_and_again(begin, folder, 20, 0.1)
-    rest = stream_in(folder, *given)
-    assert [figures(e) for e in rest] == [figures(e) for e in whole][step:]
+    assert [figures(e) for e in stream_in(folder, *given)] == [figures(e) for e in whole][step:]
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in whole]
     assert weights(folder) == weights(tmp_path / "whole")
 
@@ -146,8 +136,7 @@ def test_a_second_trainer_gets_the_name_of_the_holder(processes, tmp_path):
     kill(child)
     steps = [json.loads(line)["step"] for line in (tmp_path / "train.jsonl").open()]
     assert steps == list(range(1, len(steps) + 1))  # nobody logged beside it
-    again = tiny_session(tmp_path, config)
-    assert next(again.run(ON, Event())).step > 3
+    assert next(tiny_session(tmp_path, config).run(ON, Event())).step > 3
 
 
 def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
@@ -406,8 +395,7 @@ def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monke
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
-    speed = SpeedConfig(ema=True)
-    rows = trial_rows(session.model, TRAIN, speed, CPU, FULL, usual, threads=1)
+    rows = trial_rows(session.model, TRAIN, SpeedConfig(ema=True), CPU, FULL, usual, threads=1)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())

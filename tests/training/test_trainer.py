@@ -3,22 +3,12 @@
 import dataclasses
 import itertools
 from threading import Event
+from types import SimpleNamespace
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    BASE,
-    CPU,
-    GPT,
-    TRAIN,
-    finetune_in,
-    finetune_session,
-    random_batches,
-    random_rows,
-    start_and_kill,
-    tiny_model,
-    tiny_session,
-)
+from helpers import BASE, CPU, GPT, TRAIN, finetune_in, finetune_session, random_batches, tiny_model
 
 from kit.base.config import build
 from kit.base.errors import KitError
@@ -27,7 +17,7 @@ from kit.base.tensor_file import checksum
 from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
-from kit.recipes.training_samples import AttentionLog, load_attention_maps
+from kit.recipes.train import AttentionLog, load_attention_maps
 from kit.training import checkpoint
 from kit.training.config import Base, FinetuneConfig, Finetuning
 from kit.training.loop import train
@@ -68,15 +58,14 @@ def whole(tmp_path_factory):
 def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
-    start_and_kill(child, tmp_path / "train.jsonl", at)
+    helpers.start_and_kill(child, tmp_path / "train.jsonl", at)
     rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
     assert [figures(e) for e in rest] == [figures(e) for e in events][len(events) - len(rest) :]
     assert left(tmp_path) == left(folder)
 
 
 def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
-    plain = finetune_session(tmp_path / "plain", TRAIN, Finetuning())
-    first = next(plain.run(ON, Event()))
+    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
     adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
     # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
@@ -111,8 +100,8 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
     expected = [figures(event) for event in plain.run(both, Event())]
     events = list(half.run(both, Event()))
     assert [figures(event) for event in events] == expected
-    row = pack(half.model, *random_rows(half.model, 1))
-    AttentionLog(lambda: half.state, row, tmp_path / "maps")(events[0])
+    row = pack(half.model, *helpers.random_rows(half.model, 1))
+    AttentionLog(SimpleNamespace(trainer=half.state), row, tmp_path / "maps")(events[0])
     assert len(load_attention_maps(tmp_path / "maps")) == 1
     assert (matrices(plain), matrices(half)) == ({torch.float32}, {torch.bfloat16})
     written = left(tmp_path / "half")
@@ -121,8 +110,7 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
 
 
 def test_a_base_that_has_gone_is_reported(tmp_path, bf16):
-    session = rounded(tmp_path)
-    events = session.run(ON | {"mixed_precision": True}, Event())
+    events = rounded(tmp_path).run(ON | {"mixed_precision": True}, Event())
     next(events)
     (tmp_path / "start.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"start\.safetensors is gone.*resumes from"):
@@ -138,15 +126,10 @@ def test_of_a_grown_model_adapters_and_new_rows_learn_and_nothing_else(whole):
     base = tiny_model(**vars(BASE)).state_dict()
     trained = load_model(folder / "model-raw.safetensors").state_dict()
     moved = {name for name in base if not torch.equal(base[name], trained[name][: len(base[name])])}
-    targets = {f"gpt.h.{i}.{name}.weight" for i in range(2) for name in LORA.lora.targets}
-    assert moved == targets
+    assert moved == {f"gpt.h.{i}.{name}.weight" for i in range(2) for name in LORA.lora.targets}
     grown = {name for name in base if len(base[name]) < len(trained[name])}
-    assert grown == {
-        "text_embedding.weight",
-        "text_head.weight",
-        "text_head.bias",
-        "code_position.weight",
-    }
+    tables = "text_embedding.weight text_head.weight text_head.bias code_position.weight"
+    assert grown == set(tables.split())
     spelt = base["text_embedding.weight"][[1, 2]].mean(0)
     assert not torch.equal(trained["text_embedding.weight"][17], spelt)
 
@@ -224,8 +207,7 @@ def test_compiled_it_is_the_same(monkeypatch):
 
 
 def test_a_checkpoint_holds_what_trains_and_no_more(whole):
-    folder = whole["lora"][0]
-    tree = checkpoint.load_newest(folder / "checkpoints")[0]
+    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
     names = set(tree["model"])
     adapters = {name for name in names if is_adapter(name)}
     assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
@@ -252,7 +234,7 @@ def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path):
 
 
 def test_a_run_without_a_base_of_its_own_names_the_model_it_began_with(tmp_path):
-    session = tiny_session(tmp_path)
+    session = helpers.tiny_session(tmp_path)
     session.finetuning = LORA
     session.first_model = lambda config: tiny_model(**vars(config))
     list(session.run(ON, Event()))

@@ -17,7 +17,6 @@ from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, until
 from paths import python_path
 
 from kit.training.loop import train
-from kit.training.run import listen
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, StepProfiler, _Processes
@@ -115,8 +114,6 @@ def test_a_gpu_is_read_whole():
     assert (found["load_mean"] is None) == bool(found["load_note"])
 
 
-# The profiler.
-
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
@@ -133,7 +130,9 @@ def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> BaseExcept
     def work():
         state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
         with profiler:
-            list(listen(train(state, random_batches(GPT)), ask, profiler))
+            for event in train(state, random_batches(GPT)):
+                ask(event)
+                profiler(event)
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).exception()

@@ -21,16 +21,10 @@ from kit.tuning.recommend import LEFT_OUT, Advice, Target, Variant, chosen
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
-CARDS = {  # GiB as the driver reports them, compute capability
-    "GTX 1060": (5.9, (6, 1)),
-    "GTX 1080": (7.9, (6, 1)),
-    "V100": (15.8, (7, 0)),
-    "T4": (14.7, (7, 5)),
-    "RTX 3060": (11.6, (8, 6)),
-    "RTX 4090": (23.6, (8, 9)),
-    "H100": (79.1, (9, 0)),
-    "a card of next year": (300.0, (13, 0)),
-}
+# GiB as the driver reports them, compute capability.
+CARDS = {"GTX 1060": (5.9, (6, 1)), "GTX 1080": (7.9, (6, 1)), "V100": (15.8, (7, 0))}
+CARDS |= {"T4": (14.7, (7, 5)), "RTX 3060": (11.6, (8, 6)), "RTX 4090": (23.6, (8, 9))}
+CARDS |= {"H100": (79.1, (9, 0)), "a card of next year": (300.0, (13, 0))}
 
 
 def card(name: str) -> Hardware:
@@ -56,13 +50,11 @@ def test_every_line_is_a_setting_there_is_with_a_reason(hw):
 
 
 def test_small_cards_save_memory_and_large_ones_time():
-    small, middle, large = (
-        values(recommend.recommend(card(c))) for c in ("GTX 1060", "T4", "H100")
-    )
-    assert small["speed.gradient_checkpointing"] and small["speed.ema_offload"]
-    assert not middle["speed.gradient_checkpointing"] and not large["speed.gradient_checkpointing"]
+    found = {name: values(recommend.recommend(card(name))) for name in CARDS}
+    saving = [found[name]["speed.gradient_checkpointing"] for name in ("GTX 1060", "T4", "H100")]
+    assert saving == [True, False, False]
     # A card reports less than its name says; it counts as what it is sold as.
-    assert "speed.ema_offload" not in values(recommend.recommend(card("GTX 1080")))
+    assert found["GTX 1060"]["speed.ema_offload"] and "speed.ema_offload" not in found["GTX 1080"]
 
 
 def test_each_architecture_gets_what_it_has():
@@ -84,16 +76,12 @@ def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
         recommend.use_advice(name[:-1])
 
 
-# The worth of measured switches.
-
 LABELS = {"sdpa": "Fused attention", "tf32": "TF32", "gradient_checkpointing": "Checkpointing"}
 SWITCHES = tuple(LABELS)
 BASELINE = Variant(kind="baseline", label="Baseline")
 ALONE = [Variant(kind="alone", label=LABELS[n], on=(n,)) for n in SWITCHES]
-ALL = [
-    Variant(kind="added", label="+ TF32", on=SWITCHES[:2]),
-    Variant(kind="all", label="All on", on=SWITCHES),
-]
+ALL = [Variant(kind="added", label="+ TF32", on=SWITCHES[:2])]
+ALL += [Variant(kind="all", label="All on", on=SWITCHES)]
 
 
 def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over) -> dict:
@@ -135,16 +123,13 @@ def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
     assert [d.reason for d in recommend.choose_switches(found)] == [r.reason for r in found[1:]]
 
 
-@pytest.mark.parametrize(
-    ("over", "dropout", "same"),
-    [
-        ({"loss": 5.004}, 0.0, True),
-        ({"loss": 5.006}, 0.0, False),
-        ({"loss": 5.09, "precision": "bf16"}, 0.0, True),
-        ({"loss": 5.11, "precision": "fp16"}, 0.0, False),
-        ({"loss": 5.2}, 0.1, True),  # fused attention drops other weights
-    ],
-)
+LOSSES = [({"loss": 5.004}, 0.0, True), ({"loss": 5.006}, 0.0, False)]
+LOSSES += [({"loss": 5.09, "precision": "bf16"}, 0.0, True)]
+LOSSES += [({"loss": 5.11, "precision": "fp16"}, 0.0, False)]
+LOSSES += [({"loss": 5.2}, 0.1, True)]  # fused attention drops other weights
+
+
+@pytest.mark.parametrize(("over", "dropout", "same"), LOSSES)
 def test_parity_is_within_the_tolerance_of_the_precision(over, dropout, same):
     row = rows(result(), result(("sdpa",), **over), dropout=dropout)[1]
     assert row.parity is same and row.loss_change == pytest.approx(over["loss"] / 5 - 1)
@@ -200,10 +185,10 @@ def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
 PINNED = Variant(kind="alone", label="Pinned memory", on=("pinned_memory",))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "goal", "kept"),
-    [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)],
-)
+PAYS = [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)]
+
+
+@pytest.mark.parametrize(("seconds", "goal", "kept"), PAYS)
 def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
     found = recommend.compare([BASELINE, PINNED], [result(), result(PINNED.on, seconds)], 0.0)
     (decision,) = recommend.choose_switches(found, goal)
@@ -216,18 +201,15 @@ def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
     moved = result(both.on, loss=6.0)
     for loss, kept in ((5.0, False), (6.0, True)):
         measured = [result(), result(("sdpa",), loss=loss), moved]
-        decisions = recommend.choose_switches(
-            recommend.compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0)
-        )
-        assert decisions[-1].name == "pinned_memory" and decisions[-1].on is kept
+        found = recommend.compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0)
+        decision = recommend.choose_switches(found)[-1]
+        assert decision.name == "pinned_memory" and decision.on is kept
 
 
 def test_pinned_memory_that_was_left_out_stays_and_one_that_this_device_lacks_does_not():
     for reason, kept in ((LEFT_OUT, True), ("only a GPU has a use for it", False)):
-        variant = dataclasses.replace(PINNED, reason=reason)
-        (decision,) = recommend.choose_switches(
-            recommend.compare([BASELINE, variant], [result()], 0.0)
-        )
+        variants = [BASELINE, dataclasses.replace(PINNED, reason=reason)]
+        (decision,) = recommend.choose_switches(recommend.compare(variants, [result()], 0.0))
         assert decision.on is kept and reason in decision.reason
 
 
@@ -265,9 +247,6 @@ def test_the_table_has_a_line_for_every_row():
     assert fused[-1] == "fp32, explicit softmax"
 
 
-# The search for the fastest settings, without training: on a made table of timings.
-
-
 GIB = 2**30
 KERNELS = {"flash": "", "efficient": "only a GPU has it", "cudnn": "only a GPU has it", "math": ""}
 NOT_HERE = {"pinned_memory": "only a GPU", "ema_offload": "only a GPU", "cuda_graphs": "only a GPU"}
@@ -303,22 +282,19 @@ def found(target: str = "", measure=lambda work, steps: figures(work), start=STA
     return best, tried
 
 
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [
-        ("", Target()),
-        ("memory<5GiB, step<2s", Target(memory=5 * GIB, step=2.0)),
-        ("step <= 500 ms", Target(step=0.5)),
-        ("memory<1.5gb", Target(memory=1.5e9)),
-    ],
-)
-def test_a_target_names_memory_step_or_both(text, target):
-    assert recommend.parse_target(text) == target
+TARGETS = {"": Target(), "memory<5GiB, step<2s": Target(memory=5 * GIB, step=2.0)}
+TARGETS |= {"step <= 500 ms": Target(step=0.5), "memory<1.5gb": Target(memory=1.5e9)}
 
 
-@pytest.mark.parametrize(
-    "text", ["fast", "memory<5", "memory<5s", "step<2GiB", "step>2s", "step<0s", "step<1s, step<2s"]
-)
+@pytest.mark.parametrize("text", TARGETS)
+def test_a_target_names_memory_step_or_both(text):
+    assert recommend.parse_target(text) == TARGETS[text]
+
+
+UNREADABLE = "fast memory<5 memory<5s step<2GiB step>2s step<0s step<1s,step<2s".split()
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_a_target_that_cannot_be_read_is_a_sentence_with_the_form(text):
     with pytest.raises(KitError, match=r"memory<5GiB.*step<2s"):
         recommend.parse_target(text)

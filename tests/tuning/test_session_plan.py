@@ -9,21 +9,10 @@ import pytest
 from kit.base.errors import KitError
 from kit.training.config import TrainConfig
 from kit.tuning import session_plan as planner
-from kit.tuning.session_plan import (
-    DiskSizes,
-    SessionLimits,
-    TimeBudget,
-    describe_epochs,
-    forecast,
-    on_disk,
-    plan_session,
-    resolve_steps,
-    seconds_per_step,
-    shortened,
-)
+from kit.tuning.session_plan import SessionLimits, TimeBudget, on_disk, resolve_steps, shortened
 
 GB = 10**9
-SIZES = DiskSizes(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
+SIZES = planner.DiskSizes(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
 CONFIG = TrainConfig(max_steps=10_000, eval_steps=50, save_steps=100, save_total_limit=2)
 
 
@@ -49,7 +38,7 @@ def disk(monkeypatch):
 def make(folder, rows=None, config=CONFIG, limits=None):
     rows = rows or log(400)
     limits = limits or SessionLimits()
-    return plan_session(rows, config, SIZES, folder, limits, rows[-1]["step"])
+    return planner.plan_session(rows, config, SIZES, folder, limits, rows[-1]["step"])
 
 
 def fits(plan) -> bool:
@@ -100,14 +89,11 @@ def test_a_small_corpus_is_validated_every_two_passes_or_fifty_steps():
 
 def test_steps_are_reported_in_epochs_and_hours():
     patient = dataclasses.replace(EPOCHS, gate_patience=5, early_stopping_patience=10)
-    said = describe_epochs(resolve_steps(patient, 500), 500, 8.7)
+    said = planner.describe_epochs(resolve_steps(patient, 500), 500, 8.7)
     assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 gate evaluations")
-    assert "10 validations" in describe_epochs(patient.without_gate(), 500, 8.7)
-    few = describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
+    assert "10 validations" in planner.describe_epochs(patient.without_gate(), 500, 8.7)
+    few = planner.describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
     assert few == "340 steps = 3.4 epochs over 1.65 hours"
-
-
-# Time.
 
 
 def test_time_to_the_target_is_counted_with_validation_and_checkpoints(tmp_path, disk):
@@ -127,7 +113,7 @@ def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
     rows[60]["wall_s"] = 8 * 3600.0
     assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
-    assert seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
+    assert planner.seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
     with pytest.raises(KitError, match="run a few steps first"):
         make(tmp_path, log(1))
 
@@ -174,13 +160,10 @@ def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
 
 
 def test_the_time_of_the_whole_demo_is_announced():
-    said = forecast(LONG, 0.2, BUDGET, SLOW)
+    said = planner.forecast(LONG, 0.2, BUDGET, SLOW)
     assert said.endswith("The other notebooks: about 6:40. In all about 18:00.")
-    assert "In all about 36:00." in forecast(LONG, 0.72, BUDGET, SLOW)
-    assert "In all" not in forecast(LONG, 0.2, TimeBudget(), SLOW)
-
-
-# Sessions.
+    assert "In all about 36:00." in planner.forecast(LONG, 0.72, BUDGET, SLOW)
+    assert "In all" not in planner.forecast(LONG, 0.2, TimeBudget(), SLOW)
 
 
 def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path, disk):
@@ -206,9 +189,6 @@ def test_a_checkpoint_that_no_session_reaches_or_that_comes_too_seldom(tmp_path,
     assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
 
 
-# Disk.
-
-
 def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk):
     (tmp_path / "step-0000100.safetensors").write_bytes(bytes(1000))
     room = "450.0 MB (0.0 MB there now, room for 100.0 GB more)"
@@ -226,7 +206,7 @@ def test_a_checkpoint_is_as_large_as_what_it_holds():
 def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_path, disk):
     sizes = on_disk(441_018_563, 8 * 441_018_563, ema=True)  # fp32 AdamW
     limits = SessionLimits(quota_bytes=15 * GB)
-    make_plan = lambda config: plan_session(log(400), config, sizes, tmp_path, limits, 400)  # noqa: E731
+    make_plan = lambda config: planner.plan_session(log(400), config, sizes, tmp_path, limits, 400)  # noqa: E731
     found = make_plan(CONFIG)
     assert found.table["a checkpoint"].startswith("7.1 GB: weights, average and the optimizer's")
     (advice,) = found.advice

@@ -17,17 +17,12 @@ def coqui_config(size: dict):
     """coqui-tts's configuration of an XTTS-v2 of `size`."""
     from TTS.tts.configs.xtts_config import XttsArgs, XttsConfig
 
-    arguments = XttsArgs(
-        gpt_layers=size["layers"],
-        gpt_n_model_channels=size["width"],
-        gpt_n_heads=size["heads"],
-        gpt_num_audio_tokens=size["codes"],
-        gpt_start_audio_token=size["codes"] - 2,
-        gpt_stop_audio_token=size["codes"] - 1,
-        gpt_use_perceiver_resampler=True,
-        decoder_input_dim=size["width"],
-    )
-    return XttsConfig(model_args=arguments)
+    codes = size["codes"]
+    gpt = {"layers": size["layers"], "n_model_channels": size["width"], "n_heads": size["heads"]}
+    gpt |= {"start_audio_token": codes - 2, "stop_audio_token": codes - 1}
+    gpt |= {"num_audio_tokens": codes, "use_perceiver_resampler": True}
+    gpt = {f"gpt_{name}": value for name, value in gpt.items()}
+    return XttsConfig(model_args=XttsArgs(decoder_input_dim=size["width"], **gpt))
 
 
 def coqui_xtts(folder: Path, size: dict, seed: int = 0):
@@ -60,8 +55,8 @@ def coqui_xtts(folder: Path, size: dict, seed: int = 0):
 
 def write_coqui(folder: Path, model) -> Path:
     """model.pth of `model` in `folder`, as coqui-tts writes it."""
-    config = model.config.to_dict()
-    torch.save({"config": config, "model": model.state_dict()}, folder / "model.pth")
+    content = {"config": model.config.to_dict(), "model": model.state_dict()}
+    torch.save(content, folder / "model.pth")
     return folder
 
 
@@ -70,18 +65,10 @@ def coqui_dvae(codes: int = 1024):
     from TTS.tts.layers.xtts.dvae import DiscreteVAE
 
     torch.manual_seed(0)
-    model = DiscreteVAE(
-        channels=80,
-        normalization=None,
-        positional_dims=1,
-        num_tokens=codes,
-        codebook_dim=512,
-        hidden_dim=512,
-        num_resnet_blocks=3,
-        kernel_size=3,
-        num_layers=2,
-        use_transposed_convs=False,
-    ).eval()
+    sizes = {"channels": 80, "num_tokens": codes, "codebook_dim": 512, "hidden_dim": 512}
+    layers = {"num_resnet_blocks": 3, "kernel_size": 3, "num_layers": 2, "positional_dims": 1}
+    without = {"normalization": None, "use_transposed_convs": False}
+    model = DiscreteVAE(**sizes, **layers, **without).eval()
     # As training leaves it, the codebook is where sounds are: those of some noise.
     with torch.no_grad():
         model.codebook.embed.copy_(model.encoder(5 * torch.randn(1, 80, 4 * codes))[0])
@@ -120,15 +107,10 @@ def require_close(actual: Tensor, wanted: Tensor, spread: float = 0.02) -> None:
 
 def older_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors, by the names that weight normalisation had before."""
-    names = {".parametrizations.weight.original0": ".weight_g"}
-    names[".parametrizations.weight.original1"] = ".weight_v"
-    renamed = {}
-    for name, tensor in tensors.items():
-        for today, before in names.items():
-            name = name.replace(today, before)
-        renamed[name] = tensor
+    today = ".parametrizations.weight.original"
+    renamed = {n.replace(f"{today}0", ".weight_g"): tensor for n, tensor in tensors.items()}
     assert renamed.keys() != tensors.keys()
-    return renamed
+    return {n.replace(f"{today}1", ".weight_v"): tensor for n, tensor in renamed.items()}
 
 
 def coqui_loaded(folder: Path):

@@ -1,7 +1,8 @@
 """Files as coqui-tts and its trainer write them, and what tokenizers makes of a vocabulary."""
 
-import contextlib
 import json
+import shutil
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,33 +12,22 @@ from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
 from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import empty_model, sound_tensors, to_released
+from kit.releases.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
-@contextlib.contextmanager
-def classes_where_they_were():
-    """Classes under the module names they had when the release was pickled."""
-    from TTS.tts.configs.xtts_config import XttsArgs, XttsAudioConfig
-
-    today = XttsArgs.__module__
-    for each in (XttsArgs, XttsAudioConfig):
-        each.__module__ = "TTS.tts.models.xtts"
-    try:
-        yield
-    finally:
-        for each in (XttsArgs, XttsAudioConfig):
-            each.__module__ = today
-
-
 def write_as_released(folder, model) -> None:
-    """model.pth with the configuration as the objects that the release holds."""
+    """model.pth with the configuration as the objects, by the names, that the release holds."""
     from TTS.config.shared_configs import BaseDatasetConfig
+    from TTS.tts.configs.xtts_config import XttsArgs, XttsAudioConfig
 
     config = model.config
     config.datasets = [BaseDatasetConfig(path="recordings")]
-    with classes_where_they_were():
+    before = "TTS.tts.models.xtts"
+    with (
+        patch.object(XttsArgs, "__module__", before),
+        patch.object(XttsAudioConfig, "__module__", before),
+    ):
         torch.save({"config": config, "model": model.state_dict()}, folder / "model.pth")
 
 
@@ -68,7 +58,7 @@ def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_pa
 def test_the_older_names_of_weight_normalisation(small, tmp_path):
     state = small[1].state_dict()
     for name in ("config.json", "vocab.json"):
-        (tmp_path / name).write_bytes((small[0] / name).read_bytes())
+        shutil.copy(small[0] / name, tmp_path)
     torch.save({"config": {}, "model": older_names(state)}, tmp_path / "model.pth")
     again = coqui_loaded(save_xtts(load_xtts(tmp_path), tmp_path / "kit")).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
@@ -87,12 +77,9 @@ def run(tmp_path_factory):
     torch.save(dvae.state_dict(), folder / "dvae.pth")
     torch.save(base.mel_stats.clone(), folder / "mel_stats.pth")
     known = {n: v for n, v in base.config.model_args.to_dict().items() if n in GPTArgs().to_dict()}
-    known.update(
-        xtts_checkpoint=str(folder / "base" / "model.pth"),
-        tokenizer_file=str(folder / "base" / "vocab.json"),
-        dvae_checkpoint=str(folder / "dvae.pth"),
-        mel_norm_file=str(folder / "mel_stats.pth"),
-    )
+    files = {"xtts_checkpoint": "base/model.pth", "tokenizer_file": "base/vocab.json"}
+    files |= {"dvae_checkpoint": "dvae.pth", "mel_norm_file": "mel_stats.pth"}
+    known |= {name: str(folder / file) for name, file in files.items()}
     config = GPTTrainerConfig(model_args=GPTArgs(**known))
     trainer = GPTTrainer(config)
     trainer.xtts.gpt.init_gpt_for_inference()  # as after a test sentence that was interrupted
@@ -122,7 +109,8 @@ def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
     held = read_torch_file(file)["model"]
     for part in ("xtts.gpt.gpt_inference.", "xtts.gpt.gpt.wte.", "torch_mel_", "dvae."):
         assert any(name.startswith(part) for name in held), part
-    xtts = load_xtts(file, vocabulary=folder / "base" / "vocab.json")
+    shutil.copy(folder / "base" / "vocab.json", folder / "run")
+    xtts = load_xtts(file)
     assert xtts.config["model_args"]["dvae_checkpoint"], "its own configuration"
     for name, tensor in dvae.state_dict().items():
         assert torch.equal(xtts.dvae[name], tensor), name

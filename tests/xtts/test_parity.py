@@ -15,8 +15,7 @@ from torch import Tensor
 from kit.inference.generate import GenerateConfig, generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.names import to_released
+from kit.releases.xtts_v2.model import load_xtts, save_xtts, to_released
 
 HOP = 1024  # samples of a code
 STEPS = 40

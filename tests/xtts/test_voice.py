@@ -3,6 +3,9 @@
 Text and recording in, waveform out, at random weights; greedy, for draws are each library's own.
 """
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from coqui import (
@@ -28,17 +31,6 @@ EXACT = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
 TEXTS = ("three tigers sleep here", "the soup is hot")
 
 
-class ReleasedTokenizer:
-    """Text ids as coqui-tts's own tokenizer makes them, of English."""
-
-    def __init__(self, tokenizer, size: int):
-        self.tokenizer = tokenizer
-        self.vocab_size = size
-
-    def encode_checked(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, lang="en")
-
-
 @pytest.fixture(scope="module")
 def voices(tmp_path_factory):
     """coqui-tts's model, with opinions and as loud as a trained one, and the kit's voice of it."""
@@ -53,10 +45,11 @@ def voices(tmp_path_factory):
         theirs.hifigan_decoder.waveform_decoder.conv_post.weight *= 30
     xtts = load_xtts(write_coqui(folder, theirs))
     codec = xtts_codec(xtts.sound, coqui_dvae(codes=128).state_dict(), theirs.config.to_dict())
+    encode = partial(theirs.tokenizer.encode, lang="en")
     voice = Voice(
         model=xtts.model,
         codec=codec,
-        tokenizer=ReleasedTokenizer(theirs.tokenizer, VARIED["text_rows"]),
+        tokenizer=SimpleNamespace(encode_checked=encode, vocab_size=VARIED["text_rows"]),
         references={},
         front_end=codec.reference_mel,
         language="en",

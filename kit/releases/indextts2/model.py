@@ -1,9 +1,7 @@
 """Reads a released IndexTTS2 (Zhou et al. 2025) into the kit's own model, and writes one.
 
 A release is a folder: `gpt.pth`, `config.yaml`, `bpe.model`, `wav2vec2bert_stats.pt`, and what only
-the package speaks with. No code in the files is run, and every tensor must be known. The trunk,
-embeddings, positions and heads are an XTTS-v2's under the same names without the first `gpt.`;
-those of the conditioning keep the release's names.
+the package speaks with. No code in the files is run, and every tensor must be known.
 """
 
 import dataclasses
@@ -17,36 +15,13 @@ from torch import Tensor
 
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
-from kit.base.files import (
-    atomic_folder,
-    atomic_path,
-    make_folder,
-    require_disk,
-    write_atomic,
-)
+from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
 from kit.base.tensor_file import checksum, describe_mismatch, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
-from kit.releases.xtts_v2.model import (
-    Provenance,
-    backed_tensor,
-    finite_weights,
-    provenance,
-    write_torch,
-)
-from kit.releases.xtts_v2.names import (
-    DROPOUT,
-    GPT,
-    INDEXTTS2_MARKS,
-    empty_model,
-    fill_module,
-    from_released,
-    is_indextts2,
-    released_name,
-    to_released,
-)
+from kit.releases.xtts_v2 import model as xtts
 
 WEIGHTS_FILE = "gpt.pth"
 CONFIG_FILE = "config.yaml"
@@ -54,9 +29,7 @@ INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub; that of version 2.5
 # The first layer of the speaker encoder that version 2.5 replaced, and that version's text rows.
 SPEAKER_MARK = "conditioning_encoder.embed.conv.0.weight"
 TEXT_ROWS_2_5 = 60_510
-CONDITIONER = "conditioner."
 LATENTS = 34  # 32 of the speaker, 2 of the length
-STOP_TARGETS = 2  # as its forward pass makes rows
 
 # {field of GPTConfig: name in section `gpt`}, and what its classes add.
 SIZES = {
@@ -75,18 +48,11 @@ SIZES = {
 EXTRA = {"text_vocab": 1, "max_text": 2, "max_code": 3}
 ENCODERS = ("condition_module", "emo_condition_module")
 ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks", "perceiver_mult")
-# What the kit's sequence and conditioning are made for; these are also the package's defaults.
-CONDITION_TYPE = "conformer_perceiver"  # not the package's default
-DEFAULTS = {
-    "condition_num_latent": LATENTS - 2,
-    "max_conditioning_inputs": 1,
-    "use_mel_codes_as_input": True,
-    "train_solo_embeddings": False,
-    "types": 1,
-}
+# What the kit's sequence and conditioning are made for, where it is the package's default, too.
+DEFAULTS = {"condition_num_latent": LATENTS - 2, "max_conditioning_inputs": 1, "types": 1}
+DEFAULTS |= {"use_mel_codes_as_input": True, "train_solo_embeddings": False}
 SAFE_FILE = "gpt.safetensors"
 STATS_FILE = "wav2vec2bert_stats.pt"
-OWN_FILES = (WEIGHTS_FILE, SAFE_FILE, CONFIG_FILE, VOCABULARY_FILE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,16 +62,12 @@ class IndexTTS2:
     model: SpeechGPT  # fp32, eval mode
     settings: dict  # config.yaml; `save_indextts2` updates the sizes of the GPT in it
     tokenizer: bytes  # the SentencePiece model, with the kit's mark
-    source: Provenance
+    source: xtts.Provenance
     notes: tuple[str, ...] = ()
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
-    """Read the IndexTTS2 in the folder `path`, or with the weights in the file `path`.
-
-    Raises KitError or DamagedFileError for files that are missing, damaged, of version 2.5 or do
-    not match.
-    """
+    """Read the IndexTTS2 in the folder, or with the weights, `path`. Raises KitError."""
     path = Path(path)
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors = _read_weights(file)
@@ -114,15 +76,15 @@ def load_indextts2(path: Path) -> IndexTTS2:
         raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
     config = gpt_config(settings, file.parent / CONFIG_FILE)
     data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
-    empty = empty_model(config)
-    problems = describe_mismatch(tensors, to_file(empty.state_dict()))
+    empty = xtts.empty_model(config)
+    problems = describe_mismatch(tensors, xtts.to_released(empty.state_dict(), file_name))
     if problems:
         raise KitError(
             f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
             "Take weights, configuration and vocabulary from one place."
         )
-    model = fill_module(empty, from_file(tensors, config), file)
-    source = provenance(file, tensors)
+    model = xtts.fill_module(empty, xtts.from_released(tensors, config, file_name), file)
+    source = xtts.provenance(file, tensors)
     return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
 
 
@@ -130,8 +92,8 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not is_indextts2(map(str, stored)):
-        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not xtts.INDEXTTS2_MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(xtts.INDEXTTS2_MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
@@ -140,7 +102,7 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     rows = len(text) if isinstance(text, Tensor) and text.ndim else 0
     if SPEAKER_MARK not in stored or rows == TEXT_ROWS_2_5:
         raise KitError(describe_version_2_5(file))
-    return {str(name): backed_tensor(str(name), value, file) for name, value in stored.items()}
+    return {str(n): xtts.backed_tensor(str(n), value, file) for n, value in stored.items()}
 
 
 def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
@@ -172,32 +134,27 @@ def save_indextts2(
     if folder.resolve() == before.resolve() or folder.is_file():
         raise KitError(f"{folder} is a file, or what this was read from: name another folder.")
     config = release.model.config
-    tokenizer = IndexTTS2Tokenizer.of(release.tokenizer)
-    if (tokenizer.vocab_size, 0, 1) != (config.text_vocab, config.start_text, config.stop_text):
+    size = IndexTTS2Tokenizer.of(release.tokenizer).vocab_size
+    if (size, 0, 1) != (config.text_vocab, config.start_text, config.stop_text):
         raise KitError(
-            f"The model has {config.text_vocab} text ids, the tokenizer {tokenizer.vocab_size}: "
-            "use the one that the model was trained with."
+            f"The model has {config.text_vocab} text ids, the tokenizer {size}: use the one that "
+            "the model was trained with."
         )
-    weights = to_file(finite_weights(release.model, dtype))
+    weights = xtts.to_released(xtts.finite_weights(release.model, dtype), file_name)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     make_folder(folder)
     require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
-    with atomic_folder(folder, OWN_FILES) as new:
-        write_torch(new / WEIGHTS_FILE, tensors)
+    with atomic_folder(folder, (WEIGHTS_FILE, SAFE_FILE, CONFIG_FILE, VOCABULARY_FILE)) as new:
+        xtts.write_torch(new / WEIGHTS_FILE, tensors)
         with atomic_path(new / SAFE_FILE) as temporary:
             save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
-        settings = updated_config(release.settings, config)
+        sizes = {name: getattr(config, n) - EXTRA.get(n, 0) for n, name in SIZES.items()}
+        settings = release.settings | {"gpt": release.settings["gpt"] | sizes}
         write_atomic(new / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False))
         write_atomic(new / VOCABULARY_FILE, release.tokenizer)
         if readme:
             write_atomic(new / "README.md", readme)
-    _add_others(before, folder)
-    return folder
-
-
-def _add_others(before: Path, folder: Path) -> None:
-    """Link or copy to `folder` what it lacks of the files in and below `before`."""
-    for path in sorted(before.rglob("*")):
+    for path in sorted(before.rglob("*")):  # linked or copied, where it is lacking
         relative = path.relative_to(before)
         target = folder / relative
         hidden = any(part.startswith(".") for part in relative.parts)
@@ -208,6 +165,7 @@ def _add_others(before: Path, folder: Path) -> None:
             os.link(path.resolve(), target)
         except OSError:  # another disk
             shutil.copyfile(path, target)
+    return folder
 
 
 # --- names and sizes ------------------------------------------------------------------------------
@@ -226,33 +184,21 @@ def indextts2_in(folder: Path) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the release's name of the kit's tensor `name`."""
-    if name.startswith(CONDITIONER):
-        return name.removeprefix(CONDITIONER)
-    return released_name(name).removeprefix(GPT)
-
-
-def to_file(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
-    return to_released(weights, file_name)
-
-
-def from_file(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views."""
-    return from_released(tensors, config, file_name)
+    """Return the release's name of a tensor of the kit: an XTTS-v2's, without the first `gpt.`."""
+    conditioner = "conditioner."
+    if name.startswith(conditioner):
+        return name.removeprefix(conditioner)
+    return xtts.released_name(name).removeprefix(xtts.GPT)
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
-    """Return the GPT that the configuration in `file` describes.
-
-    Raises KitError for what the kit's rows or conditioning are not made for.
-    """
+    """Return the GPT that `file` describes. Raises KitError for what the kit is not made for."""
     gpt = settings.get("gpt")
     if not isinstance(gpt, dict):
         raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
     if str(settings.get("version", 2)).startswith("2.5"):
         raise KitError(describe_version_2_5(file))
-    for name, value in (DEFAULTS | {"condition_type": CONDITION_TYPE}).items():
+    for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
         same = gpt.get(name, DEFAULTS.get(name)) == value
         _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
     sizes = {}
@@ -268,15 +214,10 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
         for size in ENCODER_SIZES:
             _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
             conformers.append(encoder[size])
+    sizes |= {"latents": LATENTS, "n_mels": 1024}
+    sizes |= {"stop_targets": 2}  # as its forward pass makes rows
     try:
-        return GPTConfig(
-            latents=LATENTS,
-            n_mels=1024,
-            dropout=DROPOUT,
-            stop_targets=STOP_TARGETS,
-            conformers=tuple(conformers),
-            **sizes,
-        )
+        return GPTConfig(dropout=xtts.DROPOUT, conformers=tuple(conformers), **sizes)
     except ValueError as error:
         raise KitError(f"{file} describes no model: {error}") from error
 
@@ -287,9 +228,3 @@ def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> Non
             f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
             "same place as the weights."
         )
-
-
-def updated_config(settings: dict, config: GPTConfig) -> dict:
-    """Return `settings` with the sizes of `config` in section `gpt`."""
-    sizes = {name: getattr(config, field) - EXTRA.get(field, 0) for field, name in SIZES.items()}
-    return settings | {"gpt": settings["gpt"] | sizes}

@@ -38,19 +38,12 @@ conditions bind whoever is given it: pass the licence on.
 def missing_files(folder: Path) -> list[str]:
     """What the package speaks with and `folder` lacks: files, or their settings of config.yaml."""
     settings = read_yaml(folder / CONFIG_FILE)
-    names = {name: settings.get(name) for name in ITS_OWN}
-    return [
-        str(file or f"`{name}` in {CONFIG_FILE}")
-        for name, file in names.items()
-        if not file or not (folder / file).exists()
-    ]
+    lacking = [n for n in ITS_OWN if not settings.get(n) or not (folder / settings[n]).exists()]
+    return [str(settings.get(name) or f"`{name}` in {CONFIG_FILE}") for name in lacking]
 
 
 class PackageSpeaker:
-    """The fine-tuned IndexTTS2 in `folder`, which speaks in the voice of a recording.
-
-    Raises KitError where the export, the package or a file that it speaks with is missing.
-    """
+    """The fine-tuned IndexTTS2 in `folder`, in the voice of a recording. Raises KitError."""
 
     sample_rate = 22_050
 

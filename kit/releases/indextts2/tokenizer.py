@@ -14,8 +14,6 @@ from kit.text.tokenizer import INDEXTTS2, Tokenizer
 from kit.text.train_tokenizer import Piece
 
 VOCABULARY_FILE = "bpe.model"
-START_PIECE = "<s>"  # id 0
-STOP_PIECE = "</s>"  # id 1
 # Scripts of which the package writes every character as a word of its own: Hangul, Han and kana,
 # their compatibility and half-width forms, and the planes beyond.
 ALONE = re.compile(
@@ -27,11 +25,12 @@ ALONE = re.compile(
 class IndexTTS2Tokenizer(Tokenizer):
     """A marked vocabulary; texts are spelt in capitals, as the package spells them."""
 
+    replaceable = True
+
     def __init__(self, path: Path, language: str = ""):
         super().__init__(path)
         self.language = language
-        self.start = 0
-        self.stop = 1
+        self.start, self.stop = 0, 1
         self.vocab_size = self.piece_count
 
     @classmethod
@@ -41,13 +40,8 @@ class IndexTTS2Tokenizer(Tokenizer):
             path.write_bytes(data)
             return cls(path, language)
 
-    replaceable = True
-
     def replaced_by(self, path: Path) -> "IndexTTS2Tokenizer":
-        """Return the SentencePiece model at `path` in the place of this one.
-
-        It gets as many ids, or more. Raises KitError for one without START and STOP.
-        """
+        """Return the SentencePiece model at `path` in this one's place, with its ids or more."""
         missing = self.vocab_size - _tokenizer(path).piece_count
         names = [INDEXTTS2, *(f"<unused {number}>" for number in range(1, missing))]
         entries = [Piece(name, control=True).entry() for name in names]
@@ -64,20 +58,18 @@ class IndexTTS2Tokenizer(Tokenizer):
 
 def _tokenizer(path: Path) -> Tokenizer:
     given = Tokenizer(path)
-    if (given.piece(0), given.piece(1)) != (START_PIECE, STOP_PIECE):
+    first = given.piece(0), given.piece(1)
+    if first != ("<s>", "</s>"):
         raise KitError(
-            f"{path} has {given.piece(0)!r} and {given.piece(1)!r} as its first pieces, an "
-            f"IndexTTS2 {START_PIECE} and {STOP_PIECE}: take the vocabulary from the same place as "
-            "the weights; train one of your own with --bos_id=0 --eos_id=1 --unk_id=2."
+            f"{path} has {first[0]!r} and {first[1]!r} as its first pieces, an IndexTTS2 <s> and "
+            "</s>: take the vocabulary from the same place as the weights; train one of your own "
+            "with --bos_id=0 --eos_id=1 --unk_id=2."
         )
     return given
 
 
 def marked(path: Path, rows: int) -> tuple[bytes, tuple[str, ...]]:
-    """Return the SentencePiece model at `path` with the kit's mark, and notes.
-
-    Raises KitError unless it is of an embedding with `rows` rows.
-    """
+    """Return the SentencePiece model at `path` with the kit's mark, and notes."""
     if not path.is_file():
         raise KitError(f"There is no {path}: copy it from the same place as the weights.")
     given = _tokenizer(path)

@@ -2,11 +2,7 @@
 
 A code holds what was spoken and little of the voice: HiFi-GAN makes sound of the GPT's hidden
 states at the codes and a speaker vector. Codes alone are decoded by the DVAE and Griffin-Lim, which
-lets you hear what the codes hold but is no voice to speak with.
-
-DVAE (Betker 2023; van den Oord et al. 2017): convolutions halve the frames of a log-mel twice, and
-the nearest entry of a codebook is the code. Its log-mels and those of the speaker conditioning
-differ in `n_fft`. Layers are named as in the release's files.
+lets you hear what the codes hold but is no voice to speak with. Layers are named as in the release.
 
 Shapes: B batch, L samples, N codes, D width of the states, S speaker width, M mels, T mel frames
 (of the DVAE, 4 N), C channels, F bins.
@@ -14,6 +10,7 @@ Shapes: B batch, L samples, N codes, D width of the states, S speaker width, M m
 
 import dataclasses
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -28,32 +25,16 @@ from kit.audio.vocoder import GriffinLim
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, require_finite
-from kit.releases.xtts_v2.vocoder import (
-    CODE_RATE,
-    CODE_SAMPLES,
-    FRAME_SAMPLES,
-    SPEAKER_RATE,
-    VOCODER_RATE,
-    HiFiGAN,
-    SpeakerEncoder,
-    frames_of,
-    to_frames,
-)
+from kit.releases.xtts_v2 import vocoder
+from kit.releases.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name, require_finite
 
-DVAE_FFT = 1024  # samples
+# Of the log-mels of the DVAE and of the speaker conditioning, in samples.
+DVAE_FFT = 1024
 REFERENCE_FFT = 2048
 N_MELS = 80
-MIN_STAT = 1e-4  # log-mels are in -12 to 10, so a scale beyond these is damage
-MAX_STAT = 1e4
 RESIDUAL_BLOCKS = 3
 # Kept from training of the DVAE: running sums of the codebook and of how codes are used.
 DVAE_TRAINING = ("codebook.cluster_size", "codebook.embed_avg", "discrete_loss.")
-# Suffixes of weight normalisation's norms and directions: older names, and today's.
-WEIGHT_NORM = (
-    ("weight_g", "weight_v"),
-    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
-)
 # {field of the configuration: (tensor, dimension) that gives it}
 SIZES = {
     "codes": ("dvae.codebook.embed", 1),
@@ -67,13 +48,13 @@ SIZES = {
 SAME_RELEASE = "Take all files from the same release."
 # {(section, name) of the configuration: what every XTTS-v2 has}
 RATES = {
-    ("audio", "sample_rate"): CODE_RATE,
-    ("audio", "dvae_sample_rate"): CODE_RATE,
-    ("audio", "output_sample_rate"): VOCODER_RATE,
-    ("model_args", "input_sample_rate"): CODE_RATE,
-    ("model_args", "output_sample_rate"): VOCODER_RATE,
-    ("model_args", "output_hop_length"): FRAME_SAMPLES,
-    ("model_args", "gpt_code_stride_len"): CODE_SAMPLES,
+    ("audio", "sample_rate"): vocoder.CODE_RATE,
+    ("audio", "dvae_sample_rate"): vocoder.CODE_RATE,
+    ("audio", "output_sample_rate"): vocoder.VOCODER_RATE,
+    ("model_args", "input_sample_rate"): vocoder.CODE_RATE,
+    ("model_args", "output_sample_rate"): vocoder.VOCODER_RATE,
+    ("model_args", "output_hop_length"): vocoder.FRAME_SAMPLES,
+    ("model_args", "gpt_code_stride_len"): vocoder.CODE_SAMPLES,
 }
 
 
@@ -99,8 +80,8 @@ class XTTSMelConfig(MelConfig):
 def require_stats(config, n_mels: int) -> None:
     fix = f"give {n_mels} numbers, one for each mel, none of them 0: the release's own."
     require(len(config.mel_stats) == n_mels, config, "mel_stats", fix)
-    for number in config.mel_stats:
-        plausible = isinstance(number, int | float) and MIN_STAT <= abs(number) <= MAX_STAT
+    for number in config.mel_stats:  # log-mels are in -12 to 10, so a scale beyond these is damage
+        plausible = isinstance(number, int | float) and 1e-4 <= abs(number) <= 1e4
         require(plausible, config, "mel_stats", fix)
 
 
@@ -131,13 +112,9 @@ def htk_hz(n_mels: int, top_hz: float) -> Tensor:
 class DVAEBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv1d(width, width, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv1d(width, width, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv1d(width, width, 1),
-        )
+        conv = partial(nn.Conv1d, width, width)
+        wide = conv(3, padding=1), nn.ReLU(), conv(3, padding=1), nn.ReLU()
+        self.net = nn.Sequential(*wide, conv(1))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
         return x + self.net(x)
@@ -168,7 +145,11 @@ class Codebook(nn.Module):
 
 
 class DVAE(nn.Module):
-    """Log-mel (B, M, T) <-> codes (B, N); the defaults are the sizes of the release."""
+    """Log-mel (B, M, T) <-> codes (B, N); the defaults are the sizes of the release.
+
+    Convolutions halve the frames twice, and the nearest entry of a codebook is the code (Betker
+    2023; van den Oord et al. 2017).
+    """
 
     reach = 2 * RESIDUAL_BLOCKS + 1  # codes to either side that a decoded frame depends on
 
@@ -217,7 +198,7 @@ class XTTSCodecConfig:
     filters: tuple[int, ...] = (32, 64, 128, 256)  # channels of the speaker encoder
     attention_width: int = 128  # of its pooling
     griffin_lim_iters: int = 24
-    frame_rate: ClassVar[float] = CODE_RATE / CODE_SAMPLES
+    frame_rate: ClassVar[float] = vocoder.CODE_RATE / vocoder.CODE_SAMPLES
 
     def __post_init__(self):
         require_stats(self, N_MELS)
@@ -234,10 +215,10 @@ class XTTSCodec(nn.Module, Codec):
     """Encodes with the DVAE, decodes with HiFi-GAN; embeds references with a speaker encoder."""
 
     config_class = XTTSCodecConfig
-    sample_rate = VOCODER_RATE
-    input_sample_rate = CODE_RATE
+    sample_rate = vocoder.VOCODER_RATE
+    input_sample_rate = vocoder.CODE_RATE
     frame_rate = XTTSCodecConfig.frame_rate
-    state_context = HiFiGAN.context
+    state_context = vocoder.HiFiGAN.context
 
     def __init__(self, config: XTTSCodecConfig):
         super().__init__()
@@ -246,23 +227,23 @@ class XTTSCodec(nn.Module, Codec):
         self.mel = XTTSMel(XTTSMelConfig(n_fft=DVAE_FFT, mel_stats=c.mel_stats))
         self.reference_mel = XTTSMel(XTTSMelConfig(n_fft=REFERENCE_FFT, mel_stats=c.mel_stats))
         self.dvae = DVAE(c.codes, c.dvae_width, c.code_width)
-        self.speaker_encoder = SpeakerEncoder(c.filters, c.attention_width, c.speaker_width)
-        self.vocoder = HiFiGAN(c.latent_width, c.speaker_width, c.channels)
-        self.griffin_lim = GriffinLim(DVAE_FFT, FRAME_SAMPLES, c.griffin_lim_iters)
+        self.speaker_encoder = vocoder.SpeakerEncoder(c.filters, c.attention_width, c.speaker_width)
+        self.vocoder = vocoder.HiFiGAN(c.latent_width, c.speaker_width, c.channels)
+        self.griffin_lim = GriffinLim(DVAE_FFT, vocoder.FRAME_SAMPLES, c.griffin_lim_iters)
         self.vocab_size = c.codes
         self.state_width = c.latent_width
         self.speaker_width = c.speaker_width
         frames = self.griffin_lim.context + 2  # a frame is interpolated between two
-        self.context = DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
+        self.context = DVAE.reach + math.ceil(frames / vocoder.frames_of(1000) * 1000)
 
     def samples(self, codes: int) -> int:
-        return frames_of(codes) * FRAME_SAMPLES
+        return vocoder.frames_of(codes) * vocoder.FRAME_SAMPLES
 
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
         codes = self.dvae.encode(self.mel.log_mel(wave))
         # The log-mel has one more frame than the wave is long, which may start a code too many.
-        return codes[:, : -(-wave.shape[-1] // CODE_SAMPLES)]
+        return codes[:, : -(-wave.shape[-1] // vocoder.CODE_SAMPLES)]
 
     @torch.inference_mode()
     def decode(
@@ -284,23 +265,17 @@ class XTTSCodec(nn.Module, Codec):
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         require_codes(codes, self.vocab_size)
         if states is None and speaker is None:
-            mel = to_frames(self.dvae.decode(codes), first)
-            return self.griffin_lim(self.magnitude(mel), frames_of(first))
-        self.require_states(codes, states, speaker)
-        return self.vocoder(states.to(device), speaker.to(device), first)
-
-    def require_states(self, codes: Tensor, states: Tensor | None, speaker: Tensor | None) -> None:
-        expected = {
-            "states": (*codes.shape, self.config.latent_width),
-            "speaker": (len(codes), self.config.speaker_width),
-        }
-        for name, tensor in (("states", states), ("speaker", speaker)):
+            mel = vocoder.to_frames(self.dvae.decode(codes), first)
+            return self.griffin_lim(self.magnitude(mel), vocoder.frames_of(first))
+        sizes = ((*codes.shape, self.state_width), (len(codes), self.speaker_width))
+        for name, tensor, size in zip(("states", "speaker"), (states, speaker), sizes):
             shape = "missing" if tensor is None else tuple(tensor.shape)
-            if shape != expected[name]:
+            if shape != size:
                 raise KitError(
-                    f"XTTS decodes states and a speaker: `{name}` must be {expected[name]} for "
-                    f"these codes, it is {shape}."
+                    f"XTTS decodes states and a speaker: `{name}` must be {size} for these codes, "
+                    f"it is {shape}."
                 )
+        return self.vocoder(states.to(device), speaker.to(device), first)
 
     def magnitude(self, mel: Tensor) -> Tensor:
         """Log-mels (B, M, T) of the DVAE -> magnitudes (B, F, T) at 24 kHz, for Griffin-Lim."""
@@ -314,13 +289,11 @@ class XTTSCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the speaker vector (S,), of length 1, of a reference (L,).
-
-        Raises SpeechError for one that is too short or silent.
-        """
+        """Return the speaker vector (S,), of length 1, of a reference (L,). Raises SpeechError."""
         require_reference(wave, sample_rate)
-        # By way of CODE_RATE, the rate of references elsewhere.
-        wave = resampled(resampled(wave, sample_rate, CODE_RATE), CODE_RATE, SPEAKER_RATE)
+        # By way of the rate of references elsewhere.
+        wave = resampled(wave, sample_rate, vocoder.CODE_RATE)
+        wave = resampled(wave, vocoder.CODE_RATE, vocoder.SPEAKER_RATE)
         device = self.vocoder.conv_post.weight.device
         return self.speaker_encoder(wave.to(device)[None])[0]
 
@@ -338,18 +311,22 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     KitError for tensors that are missing, unknown, misshapen or damaged, and for parts or rates
     that do not belong together.
     """
-    require_rates(settings)
+    for (section, name), rate in RATES.items():
+        value = (settings.get(section) or {}).get(name)
+        if value not in (None, rate):
+            raise KitError(
+                f"The configuration has `{section}.{name}` = {value!r}; an XTTS-v2 has {rate}. "
+                "Copy config.json from the same place as the weights."
+            )
     if not dvae:
         raise KitError(
             "There is no DVAE, which encodes recordings: put dvae.pth, from where the model was "
             "published, beside its weights."
         )
-    tensors = {}
-    parts = {"speaker_encoder.": (SPEAKER, sound), "vocoder.": (VOCODER, fold_weight_norm(sound))}
-    for part, (prefix, stored) in (parts | {"dvae.": ("", dvae)}).items():
-        for name, tensor in stored.items():
-            if name.startswith(prefix) and not name.startswith(DVAE_TRAINING):
-                tensors[part + name.removeprefix(prefix)] = tensor
+    tensors = {f"dvae.{n}": t for n, t in dvae.items() if not n.startswith(DVAE_TRAINING)}
+    for part, prefix in (("speaker_encoder.", SPEAKER), ("vocoder.", VOCODER)):
+        stored = {n: t for n, t in sound.items() if n.startswith(prefix)}
+        tensors |= {part + n.removeprefix(prefix): t for n, t in fold_weight_norm(stored).items()}
     sizes = {}
     for field, (name, dim) in SIZES.items():
         if name in tensors and tensors[name].ndim > dim:  # else it is reported below
@@ -358,8 +335,8 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     if all(weight is not None for weight in filters):
         sizes["filters"] = tuple(len(weight) for weight in filters)
     codec = XTTSCodec(XTTSCodecConfig(mel_stats=mel_stats_of(sound), **sizes))
-    wanted = codec.state_dict().items()
-    wanted = {n: t for n, t in wanted if n.startswith(("speaker_encoder.", "vocoder.", "dvae."))}
+    prefixes = ("speaker_encoder.", "vocoder.", "dvae.")
+    wanted = {n: t for n, t in codec.state_dict().items() if n.startswith(prefixes)}
     mismatch = describe_mismatch(tensors, wanted)
     if mismatch:
         raise KitError(f"Its sound is not that of an XTTS-v2; {mismatch}. {SAME_RELEASE}")
@@ -372,16 +349,6 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     require_finite(tensors, "Its sound")
     codec.load_state_dict(tensors, strict=False)  # the rest are spectrograms' constants
     return codec.eval()
-
-
-def require_rates(settings: dict) -> None:
-    for (section, name), rate in RATES.items():
-        value = (settings.get(section) or {}).get(name)
-        if value not in (None, rate):
-            raise KitError(
-                f"The configuration has `{section}.{name}` = {value!r}; an XTTS-v2 has {rate}. "
-                "Copy config.json from the same place as the weights."
-            )
 
 
 def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
@@ -397,12 +364,11 @@ def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
 
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
-    folded = dict(tensors)
-    for norm_suffix, direction_suffix in WEIGHT_NORM:
-        for name in tensors:
-            layer = name.removesuffix(direction_suffix)
-            if name.endswith(f".{direction_suffix}") and layer + norm_suffix in folded:
-                norms = folded.pop(layer + norm_suffix).float()
-                v = folded.pop(name).float()
-                folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
+    folded = {current_name(name): tensor for name, tensor in tensors.items()}
+    for name in list(folded):
+        layer = name.removesuffix("parametrizations.weight.original1")
+        norms_name = f"{layer}parametrizations.weight.original0"
+        if layer != name and norms_name in folded:
+            norms, v = folded.pop(norms_name).float(), folded.pop(name).float()
+            folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded

@@ -9,45 +9,22 @@ import copy
 import dataclasses
 import errno
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kit.base import files
 from kit.base.errors import KitError
-from kit.base.files import (
-    atomic_folder,
-    atomic_path,
-    file_digest,
-    make_folder,
-    require_disk,
-    write_atomic,
-)
 from kit.base.formatting import join_names, shorten
 from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.names import (
-    DVAE,
-    GPT,
-    MEL_STATS,
-    SKIPPED,
-    TRAINER,
-    current_name,
-    empty_model,
-    fill_module,
-    from_released,
-    gpt_config,
-    is_indextts2,
-    model_args,
-    read_xtts_config,
-    require_finite,
-    sound_tensors,
-    to_released,
-    updated_config,
-)
 from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
+from kit.releases.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 
 WEIGHTS_FILE = "model.pth"
 CONFIG_FILE = "config.json"
@@ -102,18 +79,13 @@ class XTTS:
     notes: tuple[str, ...] = ()  # what was left out, filled in or looked odd
 
 
-def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = None) -> XTTS:
-    """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
-
-    `config` and `vocabulary` replace the config.json and vocab.json beside the weights: a trainer's
-    run has no vocabulary. Raises KitError or DamagedFileError for files that are missing, damaged,
-    of another version or do not match.
-    """
+def load_xtts(path: Path) -> XTTS:
+    """Read the XTTS-v2 in the folder, or with the weights, `path`. Raises KitError."""
     file = _weights_file(Path(path))
     tensors, stored_config, notes = _read_weights(file)
-    settings = _read_settings(file, config, stored_config)
+    settings = _read_settings(file, stored_config)
     args = model_args(settings, file)
-    vocabulary = load_vocabulary(vocabulary or file.parent / VOCABULARY_FILE)
+    vocabulary = load_vocabulary(file.parent / VOCABULARY_FILE)
     gpt = gpt_config(args, vocabulary, file)
     inside = [name for name in tensors if name.startswith(DVAE)]
     dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
@@ -135,7 +107,7 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
 
 
 def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
-    sha256 = file_digest(file)
+    sha256 = files.file_digest(file)
     known = {"tensors_sha256": checksum(tensors), "release": RELEASES.get(sha256, "")}
     return Provenance(path=str(file), sha256=sha256, **known)
 
@@ -155,7 +127,7 @@ def _weights_file(path: Path) -> Path:
 def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
     """Return tensors by the release's names, the configuration in the file if any, and notes."""
     stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
-    if is_indextts2(map(str, stored)):
+    if INDEXTTS2_MARKS.issubset(map(str, stored)):
         raise KitError(
             f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
             "config.yaml and its bpe.model, as BASE_MODEL."
@@ -168,7 +140,7 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
             skipped += 1
             continue
         if name in tensors:
-            raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
+            raise KitError(f"{file} holds {name} twice, with and without `xtts.` before it.")
         tensors[name] = backed_tensor(name, value, file)
     notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
     return tensors, config, notes
@@ -183,11 +155,11 @@ def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        config = content.get("config")
-        return content["model"], config if isinstance(config, dict) else None
     described = "no dict"
     if isinstance(content, dict):
+        if isinstance(content.get("model"), dict):
+            config = content.get("config")
+            return content["model"], config if isinstance(config, dict) else None
         if content and all(isinstance(value, Tensor) for value in content.values()):
             return content, None
         described = f"a dict of {shorten(sorted(map(str, content)))}"
@@ -197,22 +169,24 @@ def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
     )
 
 
-def _read_settings(file: Path, config: Path | None, stored_config: dict | None) -> dict:
-    """Return the configuration at `config`, else beside `file`, else the one in `file`."""
+def _read_settings(file: Path, stored_config: dict | None) -> dict:
+    """Return the configuration beside `file`, else the one in `file`."""
     beside = file.parent / CONFIG_FILE
-    if config is not None or beside.is_file():
-        return read_xtts_config(config or beside)
-    if stored_config is None:
+    if not beside.is_file() and stored_config is None:
         raise KitError(
             f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "
             "from where the model was published."
         )
     try:
-        return json.loads(json.dumps(stored_config))  # as it will be saved
+        # As it will be saved.
+        text = beside.read_text("utf-8") if beside.is_file() else json.dumps(stored_config)
+        return json.loads(text)
+    except OSError as error:
+        raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
     except (ValueError, TypeError, RecursionError) as error:
+        source = beside if beside.is_file() else f"The configuration in {file}"
         raise KitError(
-            f"The configuration in {file} is not plain JSON ({shorten(error)}): put the release's "
-            "config.json beside it."
+            f"{source} is no JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to {beside}."
         ) from error
 
 
@@ -250,10 +224,8 @@ def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
 def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
     renamed = {current_name(name): tensor for name, tensor in tensors.items()}
-    sizes = {}
-    for field, name in (("latent_width", "decoder_input_dim"), ("speaker_width", "d_vector_dim")):
-        if type(args.get(name)) is int:
-            sizes[field] = args[name]
+    widths = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
+    sizes = {field: args[n] for field, n in widths.items() if type(args.get(n)) is int}
     expected = to_released(empty_model(gpt).state_dict())
     expected |= sound_tensors(renamed, **sizes)
     problems = describe_mismatch(renamed, expected)
@@ -286,17 +258,17 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
     settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
     weights = to_released(finite_weights(xtts.model, dtype))
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()} | xtts.sound
-    make_folder(folder)
-    require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
+    files.make_folder(folder)
+    files.require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
     # Older kits also wrote model.safetensors.
-    files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
-    with atomic_folder(folder, files) as new:
+    replaced = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
+    with files.atomic_folder(folder, replaced) as new:
         write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
         write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
         if xtts.dvae:
             write_torch(new / DVAE_FILE, xtts.dvae)
-        write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
-        write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
+        files.write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
+        files.write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
     return folder
 
 
@@ -311,9 +283,214 @@ def finite_weights(model: SpeechGPT, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def write_torch(path: Path, value: object) -> None:
     """Write `value` as torch.save does, atomically. Raises DiskError when there is no room."""
-    with atomic_path(path) as temporary:
+    with files.atomic_path(path) as temporary:
         try:
             with open(temporary, "wb") as file:  # given a path, torch stores its name
                 torch.save(value, file)
         except RuntimeError as error:  # how torch reports a full disk
             raise OSError(errno.EIO, str(error)) from error
+
+
+# --- names and shapes ---------------------------------------------------------------------------
+#
+# The names are those that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the kit's own under
+# other names, with linear weights stored as (in, out), as in GPT-2.
+
+GPT = "gpt."
+VOCODER = "hifigan_decoder.waveform_decoder."
+SPEAKER = "hifigan_decoder.speaker_encoder."
+MEL_STATS = "mel_stats"
+DVAE = "dvae."
+TRAINER = "xtts."  # precedes every name in a checkpoint of coqui-tts's trainer
+# Skipped: copies of weights made for inference, the trainer's spectrograms, and the constant
+# attention masks of older GPT-2s.
+SKIPPED = re.compile(
+    r"gpt\.gpt_inference\.|gpt\.gpt\.wte\.|torch_mel_spectrogram_|"
+    r"gpt\.gpt\.h\.\d+\.attn\.(masked_)?bias$"
+)
+
+# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
+INDEXTTS2_MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
+
+# Prefixes of names: the kit's, and the release's where it is another.
+_PREFIXES = {
+    "conditioner.init.": "conditioning_encoder.init.",
+    "conditioner.blocks.": "conditioning_encoder.attn.",
+    "conditioner.latents": "conditioning_perceiver.latents",
+    "conditioner.layers.": "conditioning_perceiver.layers.",
+    "conditioner.gamma": "conditioning_perceiver.norm.gamma",
+    "code_embedding.": "mel_embedding.",
+    "text_position.": "text_pos_embedding.emb.",
+    "code_position.": "mel_pos_embedding.emb.",
+    "code_head.": "mel_head.",
+}
+_PERCEIVER = {"to_q": "0.to_q", "to_kv": "0.to_kv", "to_out": "0.to_out"}
+_PERCEIVER |= {"ff_in": "1.0", "ff_out": "1.2"}
+_LINEAR = re.compile(r"gpt\.h\.\d+\.(attn|mlp)\.c_\w+\.weight")
+
+
+def released_name(name: str) -> str:
+    prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
+    rest = name.removeprefix(prefix)
+    if prefix == "conditioner.layers.":
+        number, part, leaf = rest.split(".")
+        rest = f"{number}.{_PERCEIVER[part]}.{leaf}"
+    return GPT + _PREFIXES.get(prefix, "") + rest
+
+
+def _transposed(name: str, tensor: Tensor) -> Tensor:
+    return tensor.T if _LINEAR.fullmatch(name) else tensor
+
+
+def to_released(weights: dict[str, Tensor], rename: Callable = released_name) -> dict[str, Tensor]:
+    """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
+    return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
+
+
+def from_released(tensors: dict, config: GPTConfig, rename: Callable = released_name) -> dict:
+    """Return the state dict of a `SpeechGPT`, the reverse of `to_released`. Raises KeyError."""
+    names = empty_model(config).state_dict()
+    return {name: _transposed(name, tensors[rename(name)]) for name in names}
+
+
+def empty_model(config: GPTConfig) -> SpeechGPT:
+    """Return a model on the meta device: a configuration may ask for any amount of memory."""
+    with torch.device("meta"):
+        return SpeechGPT(config)
+
+
+def sound_tensors(
+    tensors: dict,
+    latent_width: int = 1024,
+    speaker_width: int = 512,
+    channels: int = 512,
+    filters: tuple[int, ...] = (32, 64, 128, 256),
+) -> dict[str, Tensor]:
+    """Return the tensors of the sound of a release, on the meta device.
+
+    The vocoder's `channels` and the speaker encoder's `filters`, which no configuration gives, are
+    those of `tensors`. A missing or impossible one keeps its default, and then does not match.
+    """
+    names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
+    kernels = [tensors.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
+    stored, *widths = (0 if t is None or not t.ndim else len(t) for t in kernels)
+    with torch.device("meta"):
+        vocoder = HiFiGAN(latent_width, speaker_width, stored if stored >= 16 else channels)
+        filters = tuple(widths) if min(widths) >= 8 else filters
+        speaker = SpeakerEncoder(filters, speaker_width=speaker_width)
+        expected = {MEL_STATS: torch.empty(80)}
+    for name, tensor in vocoder.state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight" and name.startswith(("ups.", "resblocks.")):
+            norms = tensor.flatten(1)[:, 0].view(-1, *[1] * (tensor.ndim - 1))
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tensor
+        else:
+            expected[VOCODER + name] = tensor
+    return expected | {SPEAKER + name: tensor for name, tensor in speaker.state_dict().items()}
+
+
+def current_name(name: str) -> str:
+    """Return `name` as torch calls it today: `weight_g` and `weight_v` are older names."""
+    today = ".parametrizations.weight.original"
+    return name.replace(".weight_g", f"{today}0").replace(".weight_v", f"{today}1")
+
+
+def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> nn.Module:
+    """Return `module` in eval mode, with copies of `tensors` in fp32, which must be finite."""
+    require_finite(tensors, what)
+    order = torch.contiguous_format
+    copies = {}  # Windows cannot overwrite a file that is still memory-mapped
+    for name, tensor in tensors.items():
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        copies[name] = tensor.to(dtype, copy=True, memory_format=order)
+    module.load_state_dict(copies, assign=True)
+    return module.eval()
+
+
+def require_finite(tensors: dict[str, Tensor], what: object) -> None:
+    for name, tensor in tensors.items():
+        if not is_finite(name, tensor):
+            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")
+
+
+# --- config.json --------------------------------------------------------------------------------
+
+# The GPT's sizes are in `model_args`, text ids in the vocabulary. These are constant in coqui-tts,
+# whatever a configuration says.
+FIXED = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2, "perceiver_heads": 8}
+FIXED |= {"perceiver_head_width": 64, "n_mels": 80}
+DROPOUT = 0.1  # of GPT-2: embedding, attention, residual
+# {field of GPTConfig: name in `model_args`}
+SIZES = {
+    "layers": "gpt_layers",
+    "width": "gpt_n_model_channels",
+    "heads": "gpt_n_heads",
+    "code_vocab": "gpt_num_audio_tokens",
+    "start_code_id": "gpt_start_audio_token",
+    "stop_code_id": "gpt_stop_audio_token",
+    "max_text": "gpt_max_text_tokens",
+    "max_code": "gpt_max_audio_tokens",
+}
+# Positions that coqui-tts adds to those of its configuration.
+EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
+
+
+def model_args(settings: dict, file: Path) -> dict:
+    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
+    args = settings.get("model_args") if isinstance(settings, dict) else None
+    if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
+        raise KitError(
+            f"The configuration of {file} is not XTTS's: it has no `model_args`, or its `model` is "
+            "another. Copy config.json from the same place as the weights."
+        )
+    if not args.get("gpt_use_perceiver_resampler"):
+        raise KitError(
+            f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
+            "speaker conditioning is different. Get XTTS-v2."
+        )
+    return args
+
+
+def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
+    sizes = {}
+    for field, name in SIZES.items():
+        if type(args.get(name)) is not int:
+            raise KitError(
+                f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
+                "must be a whole number: copy config.json from the same place as the weights."
+            )
+        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
+    sizes |= {"start_text_id": vocabulary.start, "stop_text_id": vocabulary.stop}
+    sizes |= {"text_vocab": vocabulary.size, "text_stop_input": False}
+    try:
+        return GPTConfig(dropout=DROPOUT, **sizes, **FIXED)
+    except ValueError as error:
+        raise KitError(f"The configuration of {file} describes no model: {error}") from error
+
+
+def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
+    """Return the `model_args` of a GPT. Raises KitError if coqui-tts cannot build it."""
+    for field, value in FIXED.items():
+        if getattr(gpt, field) != value:
+            raise KitError(
+                f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
+                "not load it. Export it as a voice of the kit."
+            )
+    if gpt.width < 65:
+        raise KitError(
+            f"coqui-tts normalises a width of {gpt.width} in fewer groups than the kit's 32: at "
+            "least 65 are needed. Export it as a voice of the kit."
+        )
+    size, start, stop = vocabulary.size, vocabulary.start, vocabulary.stop
+    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != (size, start, stop):
+        raise KitError(
+            f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
+            f"{gpt.stop_text}, the vocabulary {size}, {start} and {stop}: use the vocabulary that "
+            "the model was trained with."
+        )
+    args = {"gpt_number_text_tokens": size, "gpt_start_text_token": start}
+    args |= {"gpt_stop_text_token": stop, "gpt_use_perceiver_resampler": True}
+    for field, name in SIZES.items():
+        args[name] = getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
+    return args

@@ -3,11 +3,6 @@
 The release's own text cleaning does not change what the kit's normalisation returns, except for
 numbers, signs and abbreviations, which must be spelled out before. A language that the release does
 not have gets its own tag when the vocabulary is extended, or uses that of another.
-
-To extend it, byte-pair encoding is continued (Sennrich et al. 2016, arXiv:1508.07909): new text is
-tokenized with the old vocabulary, and the most frequent pair of neighbours is merged, repeatedly.
-New merges follow the old ones, so the old merges are still applied first; new ids follow the
-highest old one, so embedding rows, gaps, START and STOP keep their ids.
 """
 
 import copy
@@ -33,8 +28,6 @@ START = "[START]"
 STOP = "[STOP]"
 SPACE = "[SPACE]"
 TAG = re.compile(r"\[([a-z]{2,3}(?:-[a-z]{2,4})?)\]")  # other special tokens are in upper case
-MAX_IDS = 2**24
-CHARACTER_LIMIT = 250  # of a text, as coqui-tts sets it for unknown languages
 # Languages that the release romanises: how, and which letters.
 _HAN = "\u3400-\u9fff\uf900-\ufaff"
 _ROMANISED = {
@@ -43,14 +36,8 @@ _ROMANISED = {
     "ko": ("romanised Hangul", re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")),
 }
 # Other values would split a text into other tokens than the release does.
-_PLAIN_BPE = {
-    "type": "BPE",
-    "dropout": None,
-    "continuing_subword_prefix": "",
-    "end_of_word_suffix": "",
-    "byte_fallback": False,
-    "ignore_merges": False,
-}
+_PLAIN_BPE = {"type": "BPE", "dropout": None, "byte_fallback": False, "ignore_merges": False}
+_PLAIN_BPE |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
 PIECES = 2000  # users found about this number best, 5,000 worse
 Pair = tuple[str, str]
 
@@ -84,7 +71,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     if not path.is_file():
         raise KitError(
             f"There is no {path}: copy vocab.json there from where the model was published, or "
-            "name the file it was trained with (`vocabulary`)."
+            "the file it was trained with."
         )
     data = path.read_bytes()
     try:
@@ -116,14 +103,14 @@ def read_ids(tokenizer: dict) -> dict[str, int]:
         ids[token] = assigned
     owners = {}
     for token, number in ids.items():
-        if type(number) is not int or not 0 <= number < MAX_IDS:
+        if type(number) is not int or not 0 <= number < 2**24:
             raise ValueError(f"{shorten(token, 40)} has id {shorten(repr(number), 40)}")
         if number in owners:
             raise ValueError(f"{owners[number]} and {token} both have id {number}")
         owners[number] = token
-    missing = [token for token in (START, STOP) if token not in ids]
+    missing = " and no ".join(token for token in (START, STOP) if token not in ids)
     if missing:
-        raise ValueError(f"it has no {' and no '.join(missing)}")
+        raise ValueError(f"it has no {missing}")
     return ids
 
 
@@ -190,9 +177,8 @@ class XTTSTokenizer(BaseTokenizer):
         return self.model.encode(text.replace(" ", SPACE)).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        pieces = (self.piece(int(number)) for number in ids if int(number) != self._unknown)
-        text = "".join(pieces).replace(SPACE, " ")
-        return TAG.sub("", text).replace(START, "").replace(STOP, "")
+        text = "".join(self.piece(int(number)) for number in ids if int(number) != self._unknown)
+        return TAG.sub("", text.replace(SPACE, " ")).replace(START, "").replace(STOP, "")
 
     def piece(self, number: int) -> str:
         return self._pieces.get(number, "")
@@ -221,28 +207,13 @@ def teach_language(coqui, language: str) -> None:
     tag in the `languages` of the model's configuration.
     """
     tag = tag_of(language)
-    clean_known = coqui.preprocess_text
+    theirs = coqui.preprocess_text
 
     def preprocess_text(txt: str, lang: str) -> str:
-        return normalize(txt, language) if lang == tag else clean_known(txt, lang)
+        return normalize(txt, language) if lang == tag else theirs(txt, lang)
 
     coqui.preprocess_text = preprocess_text
-    coqui.char_limits[tag] = CHARACTER_LIMIT
-
-
-def require_plain_bpe(model: dict, path: Path) -> None:
-    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
-    if others:
-        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
-        raise KitError(
-            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
-            "release, or one that grew from it."
-        )
-    if model.get("unk_token") not in model["vocab"]:
-        raise KitError(
-            f"{path} has no token for unknown characters (`unk_token` is "
-            f"{shorten(repr(model.get('unk_token')), 40)}): take the vocab.json of the release."
-        )
+    coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
 
 
 def _read(vocabulary: Vocabulary, path: Path):
@@ -252,11 +223,22 @@ def _read(vocabulary: Vocabulary, path: Path):
         raise SpeechError(
             "XTTS vocabularies need the package tokenizers: pip install tokenizers."
         ) from error
+    model = json.loads(vocabulary.data)["model"]
+    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
+    if others:
+        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
+        raise KitError(
+            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
+            "release, or one that grew from it."
+        )
+    unknown = model.get("unk_token")
+    if unknown not in list(model["vocab"]):  # it may be unhashable
+        raise KitError(
+            f"{path} has no token for unknown characters (`unk_token` is "
+            f"{shorten(repr(unknown), 40)}): take the vocab.json of the release."
+        )
     try:
-        require_plain_bpe(json.loads(vocabulary.data)["model"], path)
         return tokenizers.Tokenizer.from_str(vocabulary.data.decode("utf-8"))
-    except KitError:
-        raise
     except Exception as error:  # tokenizers has no exception class for files it cannot read
         raise KitError(
             f"{path} is damaged ({shorten(error)}): copy vocab.json again from where the model was "
@@ -265,11 +247,14 @@ def _read(vocabulary: Vocabulary, path: Path):
 
 
 # --- growing a vocabulary -------------------------------------------------------------------------
+#
+# Byte-pair encoding is continued (Sennrich et al. 2016, arXiv:1508.07909): new text is tokenized
+# with the old vocabulary, and the most frequent pair of neighbours is merged, repeatedly. New
+# merges follow the old ones, so the old ones are still applied first; new ids follow the highest
+# old one, so embedding rows, gaps, START and STOP keep their ids.
 
 
-def grow_xtts(
-    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
-) -> XTTSTokenizer:
+def grow_xtts(base: XTTSTokenizer, lines: list, path: Path, pieces: int = PIECES) -> XTTSTokenizer:
     """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
 
     New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
@@ -293,8 +278,7 @@ def grow_xtts(
     as_lists = bool(old_merges) and isinstance(old_merges[0], list)
     old_merges += map(list, merges) if as_lists else map(" ".join, merges)
     grown = _saved(described, path, base)
-    old = base.vocabulary.ids
-    assert all(grown.vocabulary.ids[piece] == number for piece, number in old.items())
+    assert base.vocabulary.ids.items() <= grown.vocabulary.ids.items()
     return grown
 
 
@@ -304,14 +288,13 @@ def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIE
     letters = [piece for piece in new if len(piece) == 1]
     longer = len(new) - len(tags) - len(letters)
     line = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
-    if tags:
-        line += f" and the tag {tags[0]}"
+    line += f" and the tag {tags[0]}." if tags else "."
     if longer < pieces:
         line += (
-            f". {pieces} longer ones were requested, but further ones would occur fewer than "
-            f"{OFTEN} times in this text, too few to learn how they sound"
+            f" {pieces} longer ones were requested, but further ones would occur fewer than "
+            f"{OFTEN} times in this text, too few to learn how they sound."
         )
-    return f"{line}."
+    return line
 
 
 def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
@@ -320,25 +303,21 @@ def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[
     A letter that `base` lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
     tags that `base` has.
     """
-    new = range(base.vocab_size, grown.vocab_size)
-    return {number: _spelling(base, grown.piece(number)) for number in new}
-
-
-def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
-    if TAG.fullmatch(piece):
-        tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
-        return tags or [base.start]
-    unknown = base.uncovered(piece)
-    return base.tokenize("".join(sounds(base, c) if c in unknown else c for c in piece))
+    spellings = {}
+    tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()] or [base.start]
+    for number in range(base.vocab_size, grown.vocab_size):
+        piece = grown.piece(number)
+        unknown = base.uncovered(piece)
+        spelt = "".join(sounds(base, c) if c in unknown else c for c in piece)
+        spellings[number] = tags if TAG.fullmatch(piece) else base.tokenize(spelt)
+    return spellings
 
 
 def sounds(base: BaseTokenizer, char: str) -> str:
     """Spell a letter that `base` lacks without its accent, or by its name; else return it."""
     plain = unicodedata.normalize("NFD", char)[0]
     name = unicodedata.name(char, "").partition(" WITH ")[0]
-    named = ""
-    if "LETTER" in name or "SYLLABLE" in name:
-        named = name.split()[-1].lower()
+    named = name.split()[-1].lower() if "LETTER" in name or "SYLLABLE" in name else ""
     for spelling in (plain, named, named.upper()):
         if spelling and not base.uncovered(spelling):
             return spelling
@@ -346,10 +325,7 @@ def sounds(base: BaseTokenizer, char: str) -> str:
 
 
 def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
-    """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
-
-    No merge makes a piece that is in `known`. Ties are broken by the pieces.
-    """
+    """Return the next merges for `words` {pieces: times}, seen 100 times, of no `known` piece."""
     known = set(known)
     cut = [list(word) for word in words]
     times = list(words.values())
@@ -362,6 +338,7 @@ def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
     frequent = {pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN}
     merges = []
     while frequent and len(merges) < most:
+        # Ties are broken by the pieces.
         best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
         if count < OFTEN:
             break
@@ -420,13 +397,11 @@ def _add_tag(described: dict, tag: str) -> None:
 
 def _add_pieces(described: dict, pieces: list[str]) -> None:
     vocabulary = described["model"]["vocab"]
-    following = max(vocabulary.values()) + 1
-    for number, piece in enumerate(pieces, following):
+    for number, piece in enumerate(pieces, max(vocabulary.values()) + 1):
         vocabulary[piece] = number
 
 
 def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
     read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
-    words = json.dumps(described, ensure_ascii=False, indent=2)
-    write_atomic(Path(path), words)
+    write_atomic(Path(path), json.dumps(described, ensure_ascii=False, indent=2))
     return XTTSTokenizer(path, base.language, base.tag)

@@ -1,15 +1,14 @@
 """The sound of an XTTS-v2: the states of its GPT and a speaker -> a waveform.
 
 HiFi-GAN (Kong et al. 2020): the hidden states that predicted the codes, 21.5 a second, are
-interpolated to frames of 256 samples at 24 kHz and upsampled by transposed convolutions, with the
-speaker added at every stage. The speaker is a vector from a reference by H/ASP (Heo et al. 2020): a
-ResNet with squeeze-and-excitation (Hu et al. 2018) over log-mels, its frames pooled by attention to
-their mean and spread (Okabe et al. 2018). Layers are named as in the files of a release, except for
-weight normalisation.
+interpolated to frames and upsampled by transposed convolutions, with the speaker added at every
+stage. Layers are named as in the files of a release, except for weight normalisation.
 
 Shapes: B batch, N codes, D width of the states, S speaker width, C channels, T frames, L samples,
 M mels.
 """
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,6 @@ FRAME_SAMPLES = 256  # of VOCODER_RATE
 QUARTERS = CODE_SAMPLES // FRAME_SAMPLES  # of a code
 
 UPSAMPLE = (8, 8, 2, 2)  # together FRAME_SAMPLES
-UPSAMPLE_KERNELS = (16, 16, 4, 4)
 BLOCK_KERNELS = (3, 7, 11)
 DILATIONS = (1, 3, 5)
 SLOPE = 0.1  # of the leaky ReLUs but the last
@@ -35,12 +33,9 @@ class DilatedBlock(nn.Module):
 
     def __init__(self, width: int, kernel: int):
         super().__init__()
-        self.convs1 = nn.ModuleList(
-            nn.Conv1d(width, width, kernel, padding="same", dilation=d) for d in DILATIONS
-        )
-        self.convs2 = nn.ModuleList(
-            nn.Conv1d(width, width, kernel, padding="same") for _ in DILATIONS
-        )
+        conv = partial(nn.Conv1d, width, width, kernel, padding="same")
+        self.convs1 = nn.ModuleList(conv(dilation=dilation) for dilation in DILATIONS)
+        self.convs2 = nn.ModuleList(conv() for _ in DILATIONS)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
         for dilated, plain in zip(self.convs1, self.convs2):
@@ -50,10 +45,7 @@ class DilatedBlock(nn.Module):
 
 
 class HiFiGAN(nn.Module):
-    """States (B, N, D) and speakers (B, S) -> waveforms (B, L); the release's sizes by default.
-
-    `first` is the number of states[:, 0] in its utterance, for a part cut out of one.
-    """
+    """States (B, N, D), from code `first` on, and speakers (B, S) -> waveforms (B, L)."""
 
     context = 6  # codes to either side that the samples of a code can depend on, none further
 
@@ -64,15 +56,13 @@ class HiFiGAN(nn.Module):
         self.ups = nn.ModuleList()
         self.conds = nn.ModuleList()
         self.resblocks = nn.ModuleList()
-        width = channels
-        for stride, kernel in zip(UPSAMPLE, UPSAMPLE_KERNELS):
-            half = width // 2
-            padding = (kernel - stride) // 2
-            self.ups.append(nn.ConvTranspose1d(width, half, kernel, stride, padding))
+        for stride in UPSAMPLE:
+            half = channels // 2
+            self.ups.append(nn.ConvTranspose1d(channels, half, 2 * stride, stride, stride // 2))
             self.conds.append(nn.Conv1d(speaker_width, half, 1))
             self.resblocks.extend(DilatedBlock(half, size) for size in BLOCK_KERNELS)
-            width = half
-        self.conv_post = nn.Conv1d(width, 1, 7, padding=3, bias=False)
+            channels = half
+        self.conv_post = nn.Conv1d(channels, 1, 7, padding=3, bias=False)
 
     def forward(self, states: Tensor, speaker: Tensor, first: int = 0) -> Tensor:
         g = speaker[..., None]  # (B, S, 1)
@@ -90,10 +80,7 @@ def frames_of(codes: int) -> int:
 
 
 def to_frames(quarters: Tensor, first: int = 0) -> Tensor:
-    """Four numbers a code (B, D, 4 N) -> one a frame (B, D, T), linear in between.
-
-    The part has the frames that it has in the whole utterance, which began `first` codes before.
-    """
+    """Four numbers a code (B, D, 4 N), from code `first` on -> one a frame (B, D, T)."""
     last = quarters.shape[-1] - 1
     end = first + quarters.shape[-1] // QUARTERS
     numbers = torch.arange(frames_of(first), frames_of(end), device=quarters.device)
@@ -105,15 +92,15 @@ def to_frames(quarters: Tensor, first: int = 0) -> Tensor:
 
 
 # --- the speaker ----------------------------------------------------------------------------------
+#
+# A vector from a reference by H/ASP (Heo et al. 2020): a ResNet with squeeze-and-excitation (Hu et
+# al. 2018) over log-mels, its frames pooled by attention to mean and spread (Okabe et al. 2018).
 
 SPEAKER_RATE = 16_000  # Hz
 N_FFT = 512  # samples, as are the next two
 WIN_LENGTH = 400
 HOP_LENGTH = 160
 N_MELS = 64
-PREEMPHASIS = 0.97
-BLOCKS = (3, 4, 6, 3)  # of each width
-SQUEEZE = 8
 
 
 class PreEmphasis(nn.Module):
@@ -121,7 +108,7 @@ class PreEmphasis(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.filter = nn.Buffer(torch.tensor([[[-PREEMPHASIS, 1.0]]]))
+        self.filter = nn.Buffer(torch.tensor([[[-0.97, 1.0]]]))
 
     def forward(self, wave: Tensor) -> Tensor:
         before = F.pad(wave[:, None], (1, 0), mode="reflect")
@@ -139,22 +126,16 @@ class PowerMel(nn.Module):
         self.mel_scale.fb = nn.Buffer(torch.zeros(N_FFT // 2 + 1, N_MELS))  # comes with the weights
 
     def forward(self, wave: Tensor) -> Tensor:
-        window = self.spectrogram.window
-        spectrum = torch.stft(
-            wave, N_FFT, HOP_LENGTH, WIN_LENGTH, window=window, return_complex=True
-        )
+        sizes = (N_FFT, HOP_LENGTH, WIN_LENGTH, self.spectrogram.window)
+        spectrum = torch.stft(wave, *sizes, return_complex=True)
         return (squared_magnitude(spectrum).mT @ self.mel_scale.fb).mT
 
 
 class SqueezeExcitation(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.fc = nn.Sequential(
-            nn.Linear(width, width // SQUEEZE),
-            nn.ReLU(),
-            nn.Linear(width // SQUEEZE, width),
-            nn.Sigmoid(),
-        )
+        squeeze, excite = nn.Linear(width, width // 8), nn.Linear(width // 8, width)
+        self.fc = nn.Sequential(squeeze, nn.ReLU(), excite, nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, M, T)
         return x * self.fc(x.mean((2, 3)))[..., None, None]
@@ -194,18 +175,14 @@ class SpeakerEncoder(nn.Module):
         self.torch_spec = nn.Sequential(PreEmphasis(), PowerMel())
         self.conv1 = nn.Conv2d(1, filters[0], 3, padding=1)
         self.bn1 = nn.BatchNorm2d(filters[0])
-        self.layer1 = residual_layer(filters[0], filters[0], BLOCKS[0], stride=1)
-        self.layer2 = residual_layer(filters[0], filters[1], BLOCKS[1], stride=2)
-        self.layer3 = residual_layer(filters[1], filters[2], BLOCKS[2], stride=2)
-        self.layer4 = residual_layer(filters[2], filters[3], BLOCKS[3], stride=2)
+        self.layer1 = residual_layer(filters[0], filters[0], blocks=3, stride=1)
+        self.layer2 = residual_layer(filters[0], filters[1], blocks=4, stride=2)
+        self.layer3 = residual_layer(filters[1], filters[2], blocks=6, stride=2)
+        self.layer4 = residual_layer(filters[2], filters[3], blocks=3, stride=2)
         pooled = filters[3] * N_MELS // 8  # three layers halve the mels
-        self.attention = nn.Sequential(
-            nn.Conv1d(pooled, attention_width, 1),
-            nn.ReLU(),
-            nn.BatchNorm1d(attention_width),
-            nn.Conv1d(attention_width, pooled, 1),
-            nn.Softmax(dim=2),
-        )
+        inner = nn.Conv1d(pooled, attention_width, 1), nn.ReLU(), nn.BatchNorm1d(attention_width)
+        outer = nn.Conv1d(attention_width, pooled, 1), nn.Softmax(dim=2)
+        self.attention = nn.Sequential(*inner, *outer)
         self.fc = nn.Linear(2 * pooled, speaker_width)
 
     def forward(self, wave: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Amharic: one spelling per sound, and words for whatever is written in figures or in short.
 
-Amharic writes one sound with several letters (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ). A voice learns faster when a
-sound has one spelling. Letters after the Amharic orthography notes of the Ethiopian Languages
-Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. Latin letters stay
-(lower-cased) for the tokenizer to report.
+Several letters have one sound (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ), which a voice learns faster in one spelling.
+Letters after the orthography notes of the Ethiopian Languages Academy as summarised by Yacob (2003)
+and the W3C Ethiopic layout requirements. Latin letters stay for the tokenizer to report.
 """
 
 import re
@@ -12,7 +11,8 @@ from kit.text.normalize import SignWords, amount, plain_figures, read_digits, re
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
 # Where speakers differ, one form is chosen and noted here: one reading is learned sooner than two.
-ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
+ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ አስር".split()
+ONES += [f"አስራ {one}" for one in ONES[1:10]]
 # 80 is also written ሰማኒያ, and 50 also said አምሳ.
 _TENS = "_ አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()
 # ሺህ is also written ሺ. Years, too, are counted in thousands here (1988: አንድ ሺህ ዘጠኝ መቶ ...); many
@@ -71,6 +71,7 @@ _NAME = re.compile(rf"{_START}([በከለየ]?)([{''.join(_NAME_HEADS)}])/(?={'|
 _N = r"\d+(?:\.\d+)?(?!\.?\d)"  # 3 or 3.5
 _PREFIXES = set("በ ከ ለ የ ስለ እስከ ወደ እንደ በየ ከየ ለየ የየ".split())  # said as one word with a number
 _LONGEST_FIRST = sorted(_PREFIXES, key=lambda prefix: (-len(prefix), prefix))
+_DEGREES = {"": "ዲግሪ", "c": "ዲግሪ ሴልሺየስ", "f": "ዲግሪ ፋራንሀይት"}
 # Names after CLDR, without the country's. Nouns after a number have no plural.
 SIGNS = SignWords(
     minus="ነጌቲቭ",  # as in school; ማይነስ and ከዜሮ በታች (below zero) are said, too
@@ -82,11 +83,7 @@ SIGNS = SignWords(
         "₹": ("ሩፒ", "ሩፒ"),
         "₺": ("ሊራ", "ሊራ"),
     },
-    degrees={
-        "": ("ዲግሪ", "ዲግሪ"),
-        "c": ("ዲግሪ ሴልሺየስ", "ዲግሪ ሴልሺየስ"),
-        "f": ("ዲግሪ ፋራንሀይት", "ዲግሪ ፋራንሀይት"),
-    },
+    degrees={scale: (word, word) for scale, word in _DEGREES.items()},
     scales="መቶ ሺህ ሺ ሚሊዮን ቢሊዮን ትሪሊዮን",
     before_cents="ከ",
 )
@@ -98,6 +95,7 @@ _RANGE = re.compile(rf"(?<![\d.-])((?:{'|'.join(_LONGEST_FIRST)})?)({_N})-({_N})
 _CLOCK = re.compile(rf"(?<![\d:])([01]?\d|2[0-4]):([0-5]\d)\s*ሰአት(?!{_L}{_L})")
 _CENTS = re.compile(rf"(?<![\d.])(\d+)\.(\d\d) *ብር(?!{_L}{_L})")
 _DECADE = r"ዎ(?=[ቹች])"  # 1990ዎቹ
+_BEFORE = re.compile(r"(?<![^\W\d])[^\W\d]+(?=\d)")
 _NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE}|{_DECADE})(?=[^\W\d])")
 
 
@@ -107,37 +105,17 @@ def normalize(text: str) -> str:
     text = _NAME.sub(lambda m: f"{m[1]}{_NAME_HEADS[m[2]]} ", text)
     text = _HOUSE.sub(lambda m: f"{m[1]}{_HOUSES[m[2]]} ", text)
     text = _SHORT_FORM.sub(_expand, text)
-    return _numbers(_figures(text)) if re.search(r"[\d፩-፼]", text) else text
-
-
-def _expand(match: re.Match) -> str:
-    prefix, form, dot = match.groups()
-    stop = "." if dot and "." not in form else ""  # after dots, one more belongs to them
-    return f"{prefix}{_SHORT[form.replace('.', '/')]}{stop}"
-
-
-def _figures(text: str) -> str:
-    """Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place."""
+    if not re.search(r"[\d፩-፼]", text):
+        return text
+    # Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place.
     text = re.sub(r"(?<=\d)(?=[፩-፼])|(?<=[፩-፼])(?=\d)", " ", text)
     text = re.sub("[፩-፼]+", _from_ethiopic, text)
     text = plain_figures(text)
     text = re.sub(r"(?<=\d) ?%", " በመቶ ", text)
     text = read_signs(text, SIGNS)
     text = _NEXT.sub(r"\1 ", text)
-    return re.sub(
-        r"(?<![^\W\d])[^\W\d]+(?=\d)", lambda m: m[0] + " " * (m[0] not in _PREFIXES), text
-    )
-
-
-def _from_ethiopic(match: re.Match) -> str:
-    value = ethiopic_numeral(match[0])
-    if value is not None:
-        return str(value)
-    return " ".join(str(ethiopic_numeral(sign)) for sign in match[0])  # no number: sign by sign
-
-
-def _numbers(text: str) -> str:
-    """Every figure of `text` as words; its neighbours decide how it is read."""
+    text = _BEFORE.sub(lambda m: m[0] if m[0] in _PREFIXES else f"{m[0]} ", text)
+    # Every figure as words; its neighbours decide how it is read.
     text = _PHONE.sub(_phone, text)
     text = _CLOCK.sub(_clock, text)
     text = _CENTS.sub(_cents, text)
@@ -149,6 +127,19 @@ def _numbers(text: str) -> str:
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a verse
     text = re.sub(r"(?<=\d)([,;])(?=\d)", r"\1 ", text)
     return re.sub(r"\d+", lambda m: digits_to_words(m[0]), text)
+
+
+def _expand(match: re.Match) -> str:
+    prefix, form, dot = match.groups()
+    stop = "." if dot and "." not in form else ""  # after dots, one more belongs to them
+    return f"{prefix}{_SHORT[form.replace('.', '/')]}{stop}"
+
+
+def _from_ethiopic(match: re.Match) -> str:
+    value = ethiopic_numeral(match[0])
+    if value is not None:
+        return str(value)
+    return " ".join(str(ethiopic_numeral(sign)) for sign in match[0])  # no number: sign by sign
 
 
 def _say(number: str) -> str:
@@ -190,15 +181,7 @@ def _range(match: re.Match) -> str:
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
-    return amount(value, _below_hundred, _SCALES)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 10:
-        return ONES[value]
-    tens, ones = divmod(value, 10)
-    name = "አስራ" if tens == 1 and ones else _TENS[tens]
-    return f"{name} {ONES[ones]}" if ones else name
+    return amount(value, ONES, _TENS, _SCALES)
 
 
 def digits_to_words(digits: str) -> str:

@@ -15,15 +15,8 @@ _ONES = (
 ).split()
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+_IRREGULAR = "one two three five eight nine twelve".split()
+_ORDINALS = dict(zip(_IRREGULAR, "first second third fifth eighth ninth twelfth".split()))
 _SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "vs": "versus"}
 SIGNS = SignWords(
     minus="minus",
@@ -47,19 +40,13 @@ _SCALE_LETTERS = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trill
 _RANGE = re.compile(
     r"(?<![\w.,/:-])(?!0\d|\d{3}-\d{4}(?!\d))(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?![\d/:-]|[.,]\d)"
 )
+_DECIMAL = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)")
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> one thousand two hundred thirty four."""
-    return amount(value, _below_hundred, _SCALES)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 20:
-        return _ONES[value]
-    tens, ones = divmod(value, 10)
-    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
+    return amount(value, _ONES, _TENS, _SCALES)
 
 
 def normalize(text: str) -> str:
@@ -74,7 +61,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<=\d) ?%", " percent ", text)
     text = re.sub(r"(?<![\d.])(\d\d)?([1-9]0|(?<=\d)00)'?s\b", _decade, text)
     text = re.sub(r"(?<!\d)(\d+)(?:st|nd|rd|th)\b", lambda m: f" {_ordinal(_say(m[1]))} ", text)
-    text = re.sub(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)", _decimal, text)
+    text = _DECIMAL.sub(lambda m: f" {m[1]} point {' '.join(m[2])} ", text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
     return re.sub(r"\d+", lambda m: f" {_say(m[0])} ", text)
 
@@ -86,12 +73,6 @@ def _say(digits: str) -> str:
 def _range(match: re.Match) -> str:
     low, high = match.groups()
     return f"{low} to {high}" if float(low) < float(high) else match[0]
-
-
-def _decimal(match: re.Match) -> str:
-    """3.14 -> three point one four."""
-    part = " ".join(_ONES[int(d)] for d in match[2])
-    return f" {_say(match[1])} point {part} "
 
 
 def _decade(match: re.Match) -> str:

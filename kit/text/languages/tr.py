@@ -17,23 +17,12 @@ _SCALES = ((10**9, "milyar"), (10**6, "milyon"), (1000, "bin"), (100, "yüz"))
 _ALONE = ("bin", "yüz")  # said without a "bir" before them
 _SHORT = {"dr": "doktor", "prof": "profesör", "vb": "ve benzeri", "vs": "vesaire", "örn": "örneğin"}
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
-_MONEY = {
-    "₺": "lira",
-    "tl": "lira",
-    "$": "dolar",
-    "€": "euro",
-    "£": "sterlin",
-    "¥": "yen",
-    "₹": "rupi",
-}
+_MONEY = dict(zip("₺ tl $ € £ ¥ ₹".split(), "lira lira dolar euro sterlin yen rupi".split()))
+_DEGREES = {"": "derece", "c": "santigrat derece", "f": "fahrenhayt derece"}
 SIGNS = SignWords(
     minus="eksi",
     money={sign: (word, word) for sign, word in _MONEY.items()},  # no plural after a number
-    degrees={
-        "": ("derece", "derece"),
-        "c": ("santigrat derece", "santigrat derece"),
-        "f": ("fahrenhayt derece", "fahrenhayt derece"),
-    },
+    degrees={scale: (word, word) for scale, word in _DEGREES.items()},
     scales="yüz bin milyon milyar trilyon",
     decimal=",",
 )
@@ -50,14 +39,7 @@ def lower(text: str) -> str:
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion as words: 1234 -> bin iki yüz otuz dört."""
-    return amount(value, _below_hundred, _SCALES, _ALONE)
-
-
-def _below_hundred(value: int) -> str:
-    if value < 10:
-        return _ONES[value]
-    tens, ones = divmod(value, 10)
-    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
+    return amount(value, _ONES, _TENS, _SCALES, _ALONE)
 
 
 def normalize(text: str) -> str:
@@ -67,7 +49,7 @@ def normalize(text: str) -> str:
     text = re.sub(rf"(?<!\d)% ?({_AMOUNT})", r"yüzde \1", text)
     text = re.sub(rf"(?<![\d.,])({_AMOUNT}) ?%", r"yüzde \1", text)
     text = re.sub(r"(?<![\d.,:])(\d+)\.(?= ?[^\W\d])", lambda m: f" {_ordinal(m[1])} ", text)
-    text = re.sub(r"(?<![\d,])(\d+),(\d+)(?![\d,])", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
+    text = re.sub(r"(?<![\d,])(\d+),(\d+)(?!,?\d)", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
     text = _DECIMAL.sub(lambda m: f"{_say(m[1])} nokta {m[2]}", text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
     text = re.sub(r"(?<!\d)(\d+)'([^\W\d]+)", lambda m: f" {_with_suffix(_say(m[1]), m[2])}", text)
