@@ -228,7 +228,7 @@ class Decoder(nn.Module):
             cache.state = state if self.keeps_states else None
             return self.code_head(state).float(), cache
         except BaseException:  # the caller has no cache to release
-            self.memory.release(cache)
+            self.release(cache)
             raise
 
     def padding_mask(self, padding: list[int]) -> Tensor:
@@ -245,6 +245,9 @@ class Decoder(nn.Module):
         # A padding query attends to itself, or its softmax would be NaN and spread.
         mask.diagonal(dim1=-2, dim2=-1).zero_()
         return mask.to(self.cache_dtype)
+
+    def release(self, cache: KVCache) -> None:
+        self.memory.release(cache)
 
     def tidy(self) -> None:
         """Free the memory of large batches; keep that of a single text for the next one."""

@@ -179,7 +179,7 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
         )
     try:
         # As it will be saved.
-        text = beside.read_text("utf-8") if beside.is_file() else json.dumps(stored_config)
+        text = beside.read_text(encoding="utf-8") if beside.is_file() else json.dumps(stored_config)
         return json.loads(text)
     except OSError as error:
         raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
