@@ -26,8 +26,9 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma")
 MAX_FRAMES = 2**32  # a day at 48 kHz
 FLAC = b"fLaC"
 FLAC_TOTAL = range(21, 26)  # bytes of its header with the total frames: 36 bits, 0 is unknown
-
 OGG_PAGE_HEAD_BYTES = 27
+OGG_FIRST_PAGE = 2  # flag
+OGG_LAST_PAGE = 4  # flag
 APPARENT_SIZE = 1000  # of an MP3, times its size: no frame is so much larger than the mean
 # Lengths that programs write into a pipe for "unknown": SoX, arecord, mplayer, FFmpeg, espeak-ng.
 PLACEHOLDERS = (range(0x7F000000, 0x80000001), range(0xFFFF0000, 0x100000000))
@@ -150,6 +151,8 @@ def open_seekable(path: str, frames: int) -> contextlib.AbstractContextManager:
 
 
 class _Probe(NamedTuple):
+    """What the bytes of a file say of it, before it is decoded."""
+
     path: str
     head: bytes
     size_bytes: int
@@ -170,8 +173,10 @@ def _probe(path: str) -> _Probe:
             fields["problem"] = _scan_ogg(file, size_bytes)
         elif head[:4] in LAYOUTS:
             fields = _scan_chunks(file, head, size_bytes)
-        elif (head.startswith(b"ID3") or frame_header(head, 0)) and (mp3 := _scan_mp3(file)):
-            fields = {"problem": mp3.problem, "mp3": mp3}
+        elif head.startswith(b"ID3") or frame_header(head, 0):
+            mp3 = _scan_mp3(file)
+            if mp3:
+                fields = {"problem": mp3.problem, "mp3": mp3}
     return _Probe(path, head, size_bytes, **fields)
 
 
@@ -339,13 +344,13 @@ def _scan_ogg(file: BinaryIO, size_bytes: int) -> str:
         page = file.read(OGG_PAGE_HEAD_BYTES + 255)
         if len(page) < OGG_PAGE_HEAD_BYTES or not page.startswith(b"OggS"):
             return "" if is_complete else "truncated: its last page is missing"
-        is_first = bool(page[5] & 2)  # of its stream
+        is_first = bool(page[5] & OGG_FIRST_PAGE)
         if is_first and has_sound:
             raise _joined_error(file)
         has_sound = has_sound or not is_first
         segments = page[OGG_PAGE_HEAD_BYTES : OGG_PAGE_HEAD_BYTES + page[26]]
         position += OGG_PAGE_HEAD_BYTES + page[26] + sum(segments)
-        is_complete = bool(page[5] & 4) and position <= size_bytes
+        is_complete = bool(page[5] & OGG_LAST_PAGE) and position <= size_bytes
 
 
 # --- MP3: sound counted by its frames -----------------------------------------------------------
@@ -384,7 +389,8 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
             damage = f"damaged: {position - end:,} bytes at byte {end:,} are no MP3 frames"
         problem = problem or damage
         frames += 1
-        decodable += not problem
+        if not problem:
+            decodable += 1
         position += header.size_bytes
         end = position
     xing_at = start + first.side_bytes
@@ -412,13 +418,15 @@ def frame_header(data: bytes, position: int) -> FrameHeader | None:
 def _parsed(word: int) -> FrameHeader | None:
     version = word >> 19 & 3
     layer = 4 - (word >> 17 & 3)
-    kbits = word >> 12 & 15
-    rate = word >> 10 & 3
-    if word >> 21 != 0x7FF or version == 1 or layer == 4 or kbits in (0, 15) or rate == 3:
+    kbit_index = word >> 12 & 15
+    rate_index = word >> 10 & 3
+    if word >> 21 != 0x7FF or version == 1 or layer == 4:
+        return None
+    if kbit_index in (0, 15) or rate_index == 3:
         return None
     is_mpeg_1 = version == 3
-    bits = 1000 * KBITS[is_mpeg_1, layer][kbits - 1]
-    rate_hz = RATES_HZ[rate] // RATE_DIVISORS[version]
+    bits = 1000 * KBITS[is_mpeg_1, layer][kbit_index - 1]
+    rate_hz = RATES_HZ[rate_index] // RATE_DIVISORS[version]
     padding = word >> 9 & 1
     channels = 1 if word >> 6 & 3 == 3 else 2
     samples = {1: 384, 2: 1152, 3: 1152 if is_mpeg_1 else 576}[layer]
@@ -502,8 +510,8 @@ def _decoded_by_av(path: str, name: str) -> Iterator[soundfile.SoundFile]:
                 f"{path} is truncated: it has {seconds:.1f} of {declared_s:.1f} s of sound"
             )
         samples.seek(0)
-        raw = {"format": "RAW", "subtype": "FLOAT", "endian": "LITTLE", "samplerate": rate_hz}
-        with soundfile.SoundFile(samples, channels=channels, **raw) as sound:
+        raw = {"format": "RAW", "subtype": "FLOAT", "endian": "LITTLE"}
+        with soundfile.SoundFile(samples, samplerate=rate_hz, channels=channels, **raw) as sound:
             yield sound
 
 

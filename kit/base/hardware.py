@@ -76,7 +76,7 @@ def detect() -> Hardware:
         "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
         category=Note,
-        stacklevel=2,
+        stacklevel=1,  # shown once for this line, not for each caller
     )
     return cpu
 
@@ -87,8 +87,9 @@ def has_code_for(capability: tuple, architectures: list[str]) -> bool:
     for name in architectures:
         kind, _, number = name.partition("_")
         number = int(number.rstrip("af"))
-        # "sm" runs on its generation from its number on, "compute" is translated for later ones.
-        if number <= 10 * major + minor and (kind == "compute" or number // 10 == major):
+        is_older = number <= 10 * major + minor
+        # "compute" is translated for later GPUs, "sm" runs on later ones of its generation alone.
+        if is_older and (kind == "compute" or number // 10 == major):
             return True
     return False
 
@@ -163,11 +164,12 @@ def _cpu_precision() -> Choice:
 
 def _bf16_ratio(rows: int, rounds: int) -> float:
     """Speed of a bf16 matmul of so many `rows`, relative to fp32."""
-    dtypes = (torch.float32, torch.bfloat16)
-    # Alternating, so that a busy moment slows both.
-    times = [[matmul_seconds(dtype, 1, rows=rows) for dtype in dtypes] for _ in range(rounds)]
-    fp32_s, bf16_s = map(min, zip(*times))
-    return fp32_s / bf16_s
+    fp32_s = []
+    bf16_s = []
+    for _ in range(rounds):  # alternating, so that a busy moment slows both
+        fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
+        bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
+    return min(fp32_s) / min(bf16_s)
 
 
 def format_capability(capability: tuple) -> str:

@@ -64,21 +64,25 @@ class BadRecord:
 
 
 class ByteFile:
-    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError."""
+    """The first `size` bytes of a UTF-8 file, its size now; `begin` is where its text begins.
+
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB. Raises DatasetError
+    for a file that cannot be read, and for one that is not UTF-8 text by its first bytes.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.size = 0
         with self._explain_errors(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))  # first, middle, last
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
         for magic, kind in NOT_TEXT.items():
             if samples.startswith(magic):
                 raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
-        self.begin = len(BOM) if samples.startswith(BOM) else 0  # of its text
+        self.begin = len(BOM) if samples.startswith(BOM) else 0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
@@ -340,7 +344,8 @@ class FileStream(Stream):
             order = permutation(self.blocks, self.config.seed, self.epoch, 0)
         for group in range(role + turn * roles, self.groups, roles):
             records = []
-            for offset, data in self._spans(order, group):  # bad ones are reported once if resumed
+            for offset, data in self._spans(order, group):
+                # A group that is resumed has reported its bad records before.
                 records += self._records(offset, data, report=record == 0)
             if self.keep:
                 records = list(filter(self.keep, records))
