@@ -1,9 +1,10 @@
-"""From a file to its samples and its length, with what libsndfile takes on trust checked.
+"""Open recordings and tell their lengths, with what libsndfile takes on trust checked.
 
-It reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter recording, a FLAC or MP3 only as far
-as its header says or an estimate from its first frame goes (so one of two joined MP3 files, and any
-part of one with a variable bit rate), the first of two joined Ogg files, and a FLAC of unknown
-length as 13 million years. M4A, AAC, WMA and WebM are decoded by PyAV where it is installed.
+libsndfile reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter recording. It reads a FLAC or
+MP3 only as far as its header says, or as it estimates from the first frame: one of two joined MP3
+files, and any part of an MP3 with a variable bit rate. It reads the first of two joined Ogg files,
+and gives a FLAC of unknown length 13 million years. M4A, AAC, WMA and WebM are decoded by PyAV
+where it is installed.
 """
 
 import contextlib
@@ -116,7 +117,7 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
         if probe.head.startswith(FLAC):
             total = probe.head[FLAC_TOTAL.start : FLAC_TOTAL.stop]
             frames = expected = int.from_bytes(total, "big") % 2**36 or _count_frames(probe)
-            # At most, of silence: 65,535 frames take at least 10 bytes.
+            # Silence takes the fewest bytes: 10 for 65,535 frames.
             max_frames = min(MAX_FRAMES, 8192 * probe.size_bytes)
         elif probe.mp3:
             frames = probe.mp3.decodable
@@ -300,8 +301,9 @@ def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
             "share": max(length_bytes - missing_bytes, 1) / length_bytes,
         }
     # A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
-    is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
-    return {"zero_length_at": _zero_length_at(file, start, size_bytes)} if is_empty_wav else {}
+    if head.startswith(b"RIFF") and length_bytes == 0:
+        return {"zero_length_at": _zero_length_at(file, start, size_bytes)}
+    return {}
 
 
 def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[bytes, int, int]]:
@@ -367,6 +369,7 @@ def _scan_mp3(file: BinaryIO) -> Mp3Scan | None:
 
 
 def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
+    """Go from frame to frame; None if the Xing header of the `first` one is right."""
     size_bytes = len(data)
     position = end = start
     frames = decodable = 0
@@ -467,13 +470,13 @@ def _skip_tags(data: mmap.mmap, position: int) -> int:
 
 
 def _gap_bytes(data: mmap.mmap, position: int) -> int:
-    """Return how many bytes after `position` the next frame or tag begins, or the end is."""
-    at = position + 1
-    while (at := data.find(b"\xff", at)) >= 0:
-        header = frame_header(data, at)
-        if header and _is_frame(data, at, header):
-            return at - position
-        at += 1
+    """Return how many bytes after `position` the next frame begins, or else the file ends."""
+    start = position + 1
+    while (start := data.find(b"\xff", start)) >= 0:
+        header = frame_header(data, start)
+        if header and _is_frame(data, start, header):
+            return start - position
+        start += 1
     return len(data) - position
 
 

@@ -197,8 +197,11 @@ def numpy_order() -> str:
 
 
 def filter_name(keep: Callable | None) -> str | None:
-    if keep is None or isinstance(keep, Split):
-        return keep and repr(keep)
+    """What a saved position says of `keep`: a Split in full, another function by its name."""
+    if keep is None:
+        return None
+    if isinstance(keep, Split):
+        return repr(keep)
     return getattr(keep, "__qualname__", type(keep).__name__)
 
 
@@ -423,7 +426,9 @@ class Mix(Stream):
     begins its next epoch, and the mix never ends.
     """
 
-    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
+    def __init__(
+        self, sources: list[Stream], weights: list[float], *, seed: int = 0, repeat: bool = False
+    ):
         if len(sources) != len(weights) or not sources or min(weights) <= 0:
             raise DatasetError(
                 f"A mix needs one weight above 0 for each stream, got {list(weights)} for "

@@ -42,7 +42,7 @@ _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
-EVERY = 10_000  # rows of an extracted text between two saves
+SAVE_ROWS = 10_000  # rows of an extracted text between two saves
 _RARE = 5  # a character seen fewer times than this is hardly learned
 
 
@@ -226,13 +226,13 @@ def count_tokens(tokenizer: BaseTokenizer, lines: list[str]) -> collections.Coun
 
 
 def vocabulary_advice(
-    tokenizer: BaseTokenizer, pieces: dict[int, int], base: BaseTokenizer | None = None
+    tokenizer: BaseTokenizer, counts: dict[int, int], base: BaseTokenizer | None = None
 ) -> tuple[int, str]:
-    """A `vocab_size` to try next for the text that gave these counts, and the reason.
+    """A `vocab_size` to try next for a text with these `counts` of each id, and the reason.
 
     The rule of Gowda and May (2020): as many pieces as possible while 95 % have 100 examples. Bytes
-    and single characters do not count, nor do parts of frequent pieces, which a BPE merges. Of a
-    `base` that is a released tokenizer, the reason says what is new.
+    and single characters do not count, nor do parts of frequent pieces, which a BPE merges. A
+    released tokenizer `base` grows only by what the text can teach: the reason says what is new.
     """
     if base is not None and not isinstance(base, Tokenizer):
         growth = importlib.import_module(base.growth_module)
@@ -240,16 +240,16 @@ def vocabulary_advice(
     size = tokenizer.piece_count
     normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
     learned = {i: text for i, text in normal.items() if len(text) > 1}
-    known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
+    known = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
     often = len(known)
     parts = substrings(known)
-    rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
+    rare = sum(counts.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    kept = {i: n for i, n in pieces.items() if i in normal}
+    kept = {i: n for i, n in counts.items() if i in normal}
     characters = sum(len(normal[i]) * n for i, n in kept.items())
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
@@ -307,7 +307,7 @@ def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> N
             elif line := normalize(row, language):
                 file.write(f"{line}\n".encode())
             state["rows"] += 1
-            if state["rows"] % EVERY == 0:
+            if state["rows"] % SAVE_ROWS == 0:
                 file.flush()
                 os.fsync(file.fileno())
                 state["bytes"] = file.tell()
