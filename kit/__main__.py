@@ -79,7 +79,7 @@ class Command:
             own.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
-        """Run the recipe with those of its own options that were given; it has defaults."""
+        """Run the recipe with the options given; the others are left to its defaults."""
         given = vars(options)
         recipe = pkgutil.resolve_name(f"kit.recipes.{self.recipe}")
         steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
