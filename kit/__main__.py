@@ -79,7 +79,7 @@ class Command:
             own.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
-        """Run the recipe with those of its own options that were given, else its defaults."""
+        """Run the recipe with the options given; the others are left to its defaults."""
         given = vars(options)
         recipe = pkgutil.resolve_name(f"kit.recipes.{self.recipe}")
         steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
@@ -347,9 +347,12 @@ class Interrupts:
         several = self.ranks is not None and self.ranks.several
         why = "Stopped"
         if several and signal.SIGTERM in self.signals:
-            why += f": another of {self.ranks.world} processes has ended, or torchrun was stopped"
+            others = f"another of the {self.ranks.world} processes has ended"
+            why = f"Stopped: {others}, or torchrun was stopped"
         print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
-        return 0 if several else 128 + (self.signals or [signal.SIGINT])[0]
+        if several:
+            return 0
+        return 128 + (self.signals or [signal.SIGINT])[0]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -413,7 +416,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Answer) -> int:
-    """Run the recipe's steps, under torchrun in its first process, and print each result."""
+    """Run the recipe's steps and print each result, until the end or an interrupt.
+
+    Under torchrun the first process does this; the others wait for its orders.
+    """
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()

@@ -1,9 +1,10 @@
-"""From a file to its samples and its length, with what libsndfile takes on trust checked.
+"""Open recordings and tell their lengths, with what libsndfile takes on trust checked.
 
-It reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter recording, a FLAC or MP3 only as far
-as its header says or an estimate from its first frame goes (so one of two joined MP3 files, and any
-part of one with a variable bit rate), the first of two joined Ogg files, and a FLAC of unknown
-length as 13 million years. M4A, AAC, WMA and WebM are decoded by PyAV where it is installed.
+libsndfile reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter recording. It reads a FLAC or
+MP3 only as far as its header says, or as it estimates from the first frame: one of two joined MP3
+files, and any part of an MP3 with a variable bit rate. It reads the first of two joined Ogg files,
+and gives a FLAC of unknown length 13 million years. M4A, AAC, WMA and WebM are decoded by PyAV
+where it is installed.
 """
 
 import contextlib
@@ -26,8 +27,9 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma")
 MAX_FRAMES = 2**32  # a day at 48 kHz
 FLAC = b"fLaC"
 FLAC_TOTAL = range(21, 26)  # bytes of its header with the total frames: 36 bits, 0 is unknown
-
 OGG_PAGE_HEAD_BYTES = 27
+OGG_FIRST_PAGE = 2  # flag
+OGG_LAST_PAGE = 4  # flag
 APPARENT_SIZE = 1000  # of an MP3, times its size: no frame is so much larger than the mean
 # Lengths that programs write into a pipe for "unknown": SoX, arecord, mplayer, FFmpeg, espeak-ng.
 PLACEHOLDERS = (range(0x7F000000, 0x80000001), range(0xFFFF0000, 0x100000000))
@@ -115,7 +117,7 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
         if probe.head.startswith(FLAC):
             total = probe.head[FLAC_TOTAL.start : FLAC_TOTAL.stop]
             frames = expected = int.from_bytes(total, "big") % 2**36 or _count_frames(probe)
-            # At most, of silence: 65,535 frames take at least 10 bytes.
+            # Silence takes the fewest bytes: 10 for 65,535 frames.
             max_frames = min(MAX_FRAMES, 8192 * probe.size_bytes)
         elif probe.mp3:
             frames = probe.mp3.decodable
@@ -150,6 +152,8 @@ def open_seekable(path: str, frames: int) -> contextlib.AbstractContextManager:
 
 
 class _Probe(NamedTuple):
+    """What the bytes of a file say of it, before it is decoded."""
+
     path: str
     head: bytes
     size_bytes: int
@@ -170,8 +174,10 @@ def _probe(path: str) -> _Probe:
             fields["problem"] = _scan_ogg(file, size_bytes)
         elif head[:4] in LAYOUTS:
             fields = _scan_chunks(file, head, size_bytes)
-        elif (head.startswith(b"ID3") or frame_header(head, 0)) and (mp3 := _scan_mp3(file)):
-            fields = {"problem": mp3.problem, "mp3": mp3}
+        elif head.startswith(b"ID3") or frame_header(head, 0):
+            mp3 = _scan_mp3(file)
+            if mp3:
+                fields = {"problem": mp3.problem, "mp3": mp3}
     return _Probe(path, head, size_bytes, **fields)
 
 
@@ -295,8 +301,9 @@ def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
             "share": max(length_bytes - missing_bytes, 1) / length_bytes,
         }
     # A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
-    is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
-    return {"zero_length_at": _zero_length_at(file, start, size_bytes)} if is_empty_wav else {}
+    if head.startswith(b"RIFF") and length_bytes == 0:
+        return {"zero_length_at": _zero_length_at(file, start, size_bytes)}
+    return {}
 
 
 def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[bytes, int, int]]:
@@ -339,13 +346,13 @@ def _scan_ogg(file: BinaryIO, size_bytes: int) -> str:
         page = file.read(OGG_PAGE_HEAD_BYTES + 255)
         if len(page) < OGG_PAGE_HEAD_BYTES or not page.startswith(b"OggS"):
             return "" if is_complete else "truncated: its last page is missing"
-        is_first = bool(page[5] & 2)  # of its stream
+        is_first = bool(page[5] & OGG_FIRST_PAGE)
         if is_first and has_sound:
             raise _joined_error(file)
         has_sound = has_sound or not is_first
         segments = page[OGG_PAGE_HEAD_BYTES : OGG_PAGE_HEAD_BYTES + page[26]]
         position += OGG_PAGE_HEAD_BYTES + page[26] + sum(segments)
-        is_complete = bool(page[5] & 4) and position <= size_bytes
+        is_complete = bool(page[5] & OGG_LAST_PAGE) and position <= size_bytes
 
 
 # --- MP3: sound counted by its frames -----------------------------------------------------------
@@ -362,6 +369,7 @@ def _scan_mp3(file: BinaryIO) -> Mp3Scan | None:
 
 
 def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
+    """Go from frame to frame; None if the Xing header of the `first` one is right."""
     size_bytes = len(data)
     position = end = start
     frames = decodable = 0
@@ -384,7 +392,8 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
             damage = f"damaged: {position - end:,} bytes at byte {end:,} are no MP3 frames"
         problem = problem or damage
         frames += 1
-        decodable += not problem
+        if not problem:
+            decodable += 1
         position += header.size_bytes
         end = position
     xing_at = start + first.side_bytes
@@ -412,13 +421,15 @@ def frame_header(data: bytes, position: int) -> FrameHeader | None:
 def _parsed(word: int) -> FrameHeader | None:
     version = word >> 19 & 3
     layer = 4 - (word >> 17 & 3)
-    kbits = word >> 12 & 15
-    rate = word >> 10 & 3
-    if word >> 21 != 0x7FF or version == 1 or layer == 4 or kbits in (0, 15) or rate == 3:
+    kbit_index = word >> 12 & 15
+    rate_index = word >> 10 & 3
+    if word >> 21 != 0x7FF or version == 1 or layer == 4:
+        return None
+    if kbit_index in (0, 15) or rate_index == 3:
         return None
     is_mpeg_1 = version == 3
-    bits = 1000 * KBITS[is_mpeg_1, layer][kbits - 1]
-    rate_hz = RATES_HZ[rate] // RATE_DIVISORS[version]
+    bits = 1000 * KBITS[is_mpeg_1, layer][kbit_index - 1]
+    rate_hz = RATES_HZ[rate_index] // RATE_DIVISORS[version]
     padding = word >> 9 & 1
     channels = 1 if word >> 6 & 3 == 3 else 2
     samples = {1: 384, 2: 1152, 3: 1152 if is_mpeg_1 else 576}[layer]
@@ -459,13 +470,13 @@ def _skip_tags(data: mmap.mmap, position: int) -> int:
 
 
 def _gap_bytes(data: mmap.mmap, position: int) -> int:
-    """Return how many bytes after `position` the next frame or tag begins, or the end is."""
-    at = position + 1
-    while (at := data.find(b"\xff", at)) >= 0:
-        header = frame_header(data, at)
-        if header and _is_frame(data, at, header):
-            return at - position
-        at += 1
+    """Return how many bytes after `position` the next frame begins, or else the file ends."""
+    start = position + 1
+    while (start := data.find(b"\xff", start)) >= 0:
+        header = frame_header(data, start)
+        if header and _is_frame(data, start, header):
+            return start - position
+        start += 1
     return len(data) - position
 
 
@@ -502,8 +513,8 @@ def _decoded_by_av(path: str, name: str) -> Iterator[soundfile.SoundFile]:
                 f"{path} is truncated: it has {seconds:.1f} of {declared_s:.1f} s of sound"
             )
         samples.seek(0)
-        raw = {"format": "RAW", "subtype": "FLOAT", "endian": "LITTLE", "samplerate": rate_hz}
-        with soundfile.SoundFile(samples, channels=channels, **raw) as sound:
+        raw = {"format": "RAW", "subtype": "FLOAT", "endian": "LITTLE"}
+        with soundfile.SoundFile(samples, samplerate=rate_hz, channels=channels, **raw) as sound:
             yield sound
 
 

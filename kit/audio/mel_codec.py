@@ -93,6 +93,8 @@ class MelCodecConfig(FitConfig):
 
 
 class StateCrops(NamedTuple):
+    """Crops of recordings with their codes and a model's states."""
+
     wave: Tensor  # (B, L), margins included
     codes: Tensor  # (B, N)
     states: Tensor  # (B, N, D), each the one that predicted its code

@@ -148,8 +148,11 @@ class Recognizer(nn.Module, SpeechRecognizer):
         if not waves:
             return []
         mels = self.front_end.log_mels(waves, sample_rate)
-        loudness = [mel.float().mean(0)[::MEL_FRAMES].cpu() for mel in mels]
-        return list(map(RecognizerOutput, self.log_probs(mels), loudness))
+        outputs = []
+        for mel, row in zip(mels, self.log_probs(mels)):
+            loudness = mel.float().mean(0)[::MEL_FRAMES].cpu()
+            outputs.append(RecognizerOutput(log_probs=row, loudness=loudness))
+        return outputs
 
     def transcribe_waves(self, waves: list[Tensor], sample_rate: int) -> list[str]:
         return self.transcribe([self.front_end.clip_mel(wave, sample_rate) for wave in waves])

@@ -49,8 +49,13 @@ BETAS = (0.8, 0.99)
 WARMUP_STEPS = 50
 FINAL_RATE = 0.1  # learning rate of the generator at the end, as a share of its peak
 CLIP_NORM = 10.0
-# Of each layer of a critic: channels in and out, kernel in frequency (3 in time), stride in both.
-LAYERS = ((1, 16, 7, (2, 1)), (16, 32, 5, (2, 1)), (32, 32, 5, (2, 2)), (32, 32, 5, (2, 1)))
+# Of each layer of a critic: channels in and out, kernel and stride in frequency and time.
+LAYERS = (
+    (1, 16, (7, 3), (2, 1)),
+    (16, 32, (5, 3), (2, 1)),
+    (32, 32, (5, 3), (2, 2)),
+    (32, 32, (5, 3), (2, 1)),
+)
 
 # Spectrograms of recordings, the same spectrograms as generated, and the L1 loss between them.
 Comparison = tuple[list[Tensor], list[Tensor], Tensor]
@@ -126,10 +131,11 @@ class Critic(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(
-            weight_norm(nn.Conv2d(before, after, (high, 3), stride, (high // 2, 1)))
-            for before, after, high, stride in LAYERS
-        )
+        layers = []
+        for before, after, kernel, stride in LAYERS:
+            padding = tuple(size // 2 for size in kernel)
+            layers.append(weight_norm(nn.Conv2d(before, after, kernel, stride, padding)))
+        self.layers = nn.ModuleList(layers)
         self.score = weight_norm(nn.Conv2d(LAYERS[-1][1], 1, 3, padding=1))
 
     def forward(self, spectrogram: Tensor) -> tuple[Tensor, list[Tensor]]:

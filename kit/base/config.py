@@ -65,16 +65,17 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
         raise KitError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
     own = read_yaml(path) or {}
-    extended = own.pop("extends", "") if isinstance(own, dict) else ""
+    extended = own.pop("extends", None) if isinstance(own, dict) else None
     require_sections(own, path)
     own = rename_settings(own, str(path))
-    if extended == "":
+    if extended is None:
         return own
     base = load_preset(str(extended), folder, (*below, name))
     for section, values in own.items():
         if section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
-        if _is_another_kind(base[section], values):  # what recordings change in it goes with it
+        if _is_another_kind(base[section], values):
+            # It replaces the base's section, whose changes for recordings go, too.
             base.get("recordings", {}).pop(section, None)
     return merge(base, own)
 

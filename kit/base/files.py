@@ -83,9 +83,12 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        left = f"about {needed_bytes / 1e6:.0f} MB, its disk has {free_bytes / 1e6:.0f} MB left"
+        problem = (
+            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
+            f"{free_bytes / 1e6:.0f} MB left"
+        )
         fix = "Free some space, or set KIT_RUNS to a folder on another disk"
-        raise DiskError(errno.ENOSPC, f"{folder} needs {left}. {fix}")
+        raise DiskError(errno.ENOSPC, f"{problem}. {fix}")
 
 
 DISK_FIXES = {
@@ -169,9 +172,10 @@ def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
             yield new
             for mark in reversed(marks):
                 (folder / mark).unlink(missing_ok=True)
-            written = {path.name for path in new.iterdir()}
+            written = sorted(path.name for path in new.iterdir())
+            first = [name for name in written if name not in marks]
             last = [name for name in marks if name in written]
-            for name in (*sorted(written.difference(marks)), *last):
+            for name in (*first, *last):
                 os.replace(new / name, folder / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -188,7 +192,12 @@ def append_lines(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def cached_result(path: Path, key: str, make: Callable, is_usable: Callable = lambda _: True):
+def cached_result(
+    path: Path,
+    key: str,
+    make: Callable[[], object],
+    is_usable: Callable[[object], bool] = lambda _: True,
+):
     """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
 
     `key` is a `digest` of all it depends on; `is_usable(value)` is False if its files are gone.

@@ -80,7 +80,8 @@ def text_table(figures: dict) -> str:
 def text_grid(cells: list[tuple[str, ...]]) -> str:
     """Return rows of cells, the headings first, as aligned lines."""
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join(lines)
 
 
 def grid_html(cells: list[tuple[str, ...]]) -> str:

@@ -51,7 +51,7 @@ class Choice:
 
 
 def detect() -> Hardware:
-    """The GPU; the CPU where there is none, or, with a warning, if torch has no code for it."""
+    """The GPU if this torch has code for it, else the CPU; a Note says why a GPU is not used."""
     import psutil  # here and below: speaking works without it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -76,7 +76,7 @@ def detect() -> Hardware:
         "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
         category=Note,
-        stacklevel=2,
+        stacklevel=1,  # shown once for this line, not for each caller
     )
     return cpu
 
@@ -87,8 +87,9 @@ def has_code_for(capability: tuple, architectures: list[str]) -> bool:
     for name in architectures:
         kind, _, number = name.partition("_")
         number = int(number.rstrip("af"))
-        # "sm" runs on its generation from its number on, "compute" is translated for later ones.
-        if number <= 10 * major + minor and (kind == "compute" or number // 10 == major):
+        is_older = number <= 10 * major + minor
+        # "compute" is translated for later GPUs, "sm" runs on later ones of its generation alone.
+        if is_older and (kind == "compute" or number // 10 == major):
             return True
     return False
 
@@ -153,7 +154,7 @@ def _cpu_precision() -> Choice:
     """Measured once per process, so that what was planned is what runs."""
     # Emulated, a matmul of a training step's size takes half a second, so a smaller one goes first.
     ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
-    if ratio > HOPELESS:
+    if ratio > TOO_SLOW:
         ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
     reason = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio < 0.3:  # emulation takes eight times as long
@@ -163,11 +164,12 @@ def _cpu_precision() -> Choice:
 
 def _bf16_ratio(rows: int, rounds: int) -> float:
     """Speed of a bf16 matmul of so many `rows`, relative to fp32."""
-    dtypes = (torch.float32, torch.bfloat16)
-    # Alternating, so that a busy moment slows both.
-    times = [[matmul_seconds(dtype, 1, rows=rows) for dtype in dtypes] for _ in range(rounds)]
-    fp32_s, bf16_s = map(min, zip(*times))
-    return fp32_s / bf16_s
+    fp32_s = []
+    bf16_s = []
+    for _ in range(rounds):  # alternating, so that a busy moment slows both
+        fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
+        bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
+    return min(fp32_s) / min(bf16_s)
 
 
 def format_capability(capability: tuple) -> str:
@@ -178,7 +180,7 @@ def format_capability(capability: tuple) -> str:
 # be timed.
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
 QUICK_ROWS = 64  # of a matmul that shows within milliseconds whether bf16 is emulated
-HOPELESS = 0.25  # of fp32's speed: a larger matmul need not be timed
+TOO_SLOW = 0.25  # of fp32's speed: a larger matmul need not be timed
 LOAD_SAMPLES = 12  # of what other processes compute
 LOAD_SAMPLE_S = 0.5
 
@@ -288,19 +290,19 @@ def choose_preset(hw: Hardware) -> Choice:
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
-    has = f"{hw.name} has {gib:.0f} GiB"
-    known = f"compute capability {format_capability(hw.capability)}"
+    reason = f"{hw.name} has {gib:.0f} GiB"
+    capability = f"compute capability {format_capability(hw.capability)}"
     if hw.capability < (7, 0):
-        has += f", but {known} has no half-precision units: a small model"
-        return Choice(value="t4" if gib >= 10 else "8gb", reason=has)
+        reason += f", but {capability} has no half-precision units: a small model"
+        return Choice(value="t4" if gib >= 10 else "8gb", reason=reason)
     if hw.capability < (8, 0) and 14 <= gib < 20:
-        has += f", and {known} has no bf16: it is slow before it is full"
-        return Choice(value="t4", reason=has)
+        reason += f", and {capability} has no bf16: it is slow before it is full"
+        return Choice(value="t4", reason=reason)
     tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))  # GPUs report a little less
     name = next(name for floor, name in tiers if gib >= floor)
     if 36 <= gib < 72:
-        has += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"
-    return Choice(value=name, reason=has)
+        reason += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"
+    return Choice(value=name, reason=reason)
 
 
 def free_cores(hw: Hardware) -> Choice:

@@ -91,6 +91,7 @@ def fetch_file(
 
 
 def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
+    """Append to `part` what it lacks of `size_bytes`; yield how many bytes there are."""
     done_bytes = bytes_on_disk(part)
     if done_bytes > size_bytes:  # of another file
         part.unlink()
@@ -171,10 +172,12 @@ def fetched(folder: Path, names: Sequence[str]) -> dict:
         return {}
     try:
         card = json.loads((folder / CARD).read_bytes())
-        sizes = {name: card["files"][name]["bytes"] for name in names}
+        complete = all(
+            bytes_on_disk(folder / name) == card["files"][name]["bytes"] for name in names
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return card if all(bytes_on_disk(folder / n) == size for n, size in sizes.items()) else {}
+    return card if complete else {}
 
 
 def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:

@@ -72,8 +72,15 @@ class Lock:
         self.path = path
         self.over = threading.Event()
         self.turn = threading.Lock()  # a sign of life must not undo the release
-        who = Holder(machine=machine(), pid=os.getpid(), token=secrets.token_hex(8), what=what)
-        self.mine = dataclasses.replace(who, since_s=time.time(), beat_s=time.time())
+        now_s = time.time()
+        self.mine = Holder(
+            machine=machine(),
+            pid=os.getpid(),
+            token=secrets.token_hex(8),
+            what=what,
+            since_s=now_s,
+            beat_s=now_s,
+        )
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
         """Make the file, or take it over from a dead holder. KitError after `wait_s`."""

@@ -1,11 +1,16 @@
 """Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
 On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
-Files are copied in the order of their changes, to a temporary name that is then changed: whenever
-the machine ends, the kept ones are complete, and no mark precedes what it marks. What was removed
-here is removed there: older checkpoints as soon as a newer one is kept, anything else at the end.
-Machines may share a run: of a file that both wrote the later one stays, figures of report.json are
-merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
+So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
+machine fetches all of it at its start.
+
+- Files are copied in the order of their changes, to a temporary name that is then changed, so the
+  kept ones are complete, and no mark precedes what it marks, whenever the machine ends.
+- A failure is reported once and retried; it never touches the local file.
+- What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
+  else after everything was copied.
+- Machines may share a run: of a file that both wrote the later one stays, figures of report.json
+  are merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
 """
 
 import contextlib
@@ -95,9 +100,10 @@ class Mirror:
         write_atomic(self.folder / IDENTITY, there or secrets.token_hex(8))
 
     def copy(self, wait_s: float = 0.0) -> bool:
-        """Copy what changed here; False if another process copies for longer than `wait_s`.
+        """Copy what changed here since the last time; return whether all of it is kept.
 
-        Raises DiskError, and KitError if another machine has taken the run over.
+        False if another process copies for longer than `wait_s`. Raises DiskError, and KitError if
+        another machine has taken the run over.
         """
         here = stamps(self.folder, self.apart)
         if not here:
@@ -185,8 +191,10 @@ class Mirror:
         try:
             if not self.copy(wait_s):
                 return False
-        except (OSError, KitError) as error:
-            trouble = reason(error) if isinstance(error, OSError) else str(error)
+        except OSError as error:
+            trouble = reason(error)
+        except KitError as error:
+            trouble = str(error)
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
@@ -217,7 +225,7 @@ class Mirror:
 
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
-    found = {}
+    stamps_by_path = {}
     for place, below, names in os.walk(folder, onerror=_unless_missing):
         if Path(place) == folder:
             below[:] = [name for name in below if name not in apart]
@@ -225,11 +233,13 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
             # Working files of processes are not kept.
             if not (name.startswith(".") or ".lock" in name or name.endswith(".claim")):
                 path = Path(place, name)
-                found[path.relative_to(folder).as_posix()] = stamp(path)
-    return {name: about for name, about in found.items() if about is not None}
+                stamps_by_path[path.relative_to(folder).as_posix()] = stamp(path)
+    # Without those that were removed meanwhile.
+    return {name: each for name, each in stamps_by_path.items() if each is not None}
 
 
 def kind(name: str) -> tuple[Path, str]:
+    """Folder and suffix of `name`: a newer file with the same ones replaces it."""
     return Path(name).parent, Path(name).suffix
 
 

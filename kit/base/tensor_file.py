@@ -21,8 +21,15 @@ from kit.base.formatting import join_names, shorten
 
 # Of tensors that are read: others cannot be tested for NaN, or lose a part in fp32.
 DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**40  # numbers in a tensor
@@ -66,8 +73,12 @@ def pack_tensors(arrays: dict[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save(arrays, metadata={"sha256": arrays_digest(arrays)})
 
 
-def save_tensors(tensors: dict, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write torch's or NumPy's `tensors` to a safetensors file, uncopied. Raises OSError."""
+def save_tensors(
+    tensors: dict[str, Tensor] | dict[str, np.ndarray],
+    path: Path,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write a safetensors file without a copy in memory. Raises OSError."""
     is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = safetensors.numpy if is_numpy else safetensors.torch
     try:

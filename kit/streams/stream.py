@@ -64,21 +64,25 @@ class BadRecord:
 
 
 class ByteFile:
-    """The first `size` bytes of a UTF-8 file; `size` is its size now. Raises DatasetError."""
+    """The first `size` bytes of a UTF-8 file, its size now; `begin` is where its text begins.
+
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB. Raises DatasetError
+    for a file that cannot be read, and for one that is not UTF-8 text by its first bytes.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.size = 0
         with self._explain_errors(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))  # first, middle, last
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
         for magic, kind in NOT_TEXT.items():
             if samples.startswith(magic):
                 raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
-        self.begin = len(BOM) if samples.startswith(BOM) else 0  # of its text
+        self.begin = len(BOM) if samples.startswith(BOM) else 0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
@@ -193,8 +197,11 @@ def numpy_order() -> str:
 
 
 def filter_name(keep: Callable | None) -> str | None:
-    if keep is None or isinstance(keep, Split):
-        return keep and repr(keep)
+    """What a saved position says of `keep`: a Split in full, another function by its name."""
+    if keep is None:
+        return None
+    if isinstance(keep, Split):
+        return repr(keep)
     return getattr(keep, "__qualname__", type(keep).__name__)
 
 
@@ -340,7 +347,8 @@ class FileStream(Stream):
             order = permutation(self.blocks, self.config.seed, self.epoch, 0)
         for group in range(role + turn * roles, self.groups, roles):
             records = []
-            for offset, data in self._spans(order, group):  # bad ones are reported once if resumed
+            for offset, data in self._spans(order, group):
+                # A group that is resumed has reported its bad records before.
                 records += self._records(offset, data, report=record == 0)
             if self.keep:
                 records = list(filter(self.keep, records))
@@ -418,7 +426,9 @@ class Mix(Stream):
     begins its next epoch, and the mix never ends.
     """
 
-    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
+    def __init__(
+        self, sources: list[Stream], weights: list[float], *, seed: int = 0, repeat: bool = False
+    ):
         if len(sources) != len(weights) or not sources or min(weights) <= 0:
             raise DatasetError(
                 f"A mix needs one weight above 0 for each stream, got {list(weights)} for "

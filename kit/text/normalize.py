@@ -1,9 +1,14 @@
 """Normalise text: one spelling, however it was typed.
 
 All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
-and brackets. What one language adds is in `kit/text/languages/CODE.py` (docs/extending.md) and
-nowhere else: files beside a voice or a notebook are never run. A minus before a figure is −
-(U+2212) in its text, however it was typed (-5, but not A-5 or 10-15); a − left over is removed.
+and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
+beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
+(docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
+before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
+does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
+
+A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
+`read_signs` reads it. A − that is left is removed.
 """
 
 import dataclasses
@@ -103,7 +108,8 @@ def language_rules(language: str) -> types.ModuleType | None:
     spec.loader.exec_module(rules)
     if not callable(getattr(rules, "normalize", None)):
         raise SpeechError(f"{path} needs a function `normalize(text) -> str`.")
-    if example := getattr(rules, "EXAMPLE", ""):
+    example = getattr(rules, "EXAMPLE", "")
+    if example:
         # Texts are normalised when they are read and once more when they are spoken.
         once = _normalize(example, rules)
         twice = _normalize(once, rules)
@@ -140,7 +146,8 @@ def language_code(language: str) -> str:
             "language, such as `am`, `en` or `pt-br`, or its name in English."
         )
     # A region (pt-br) stays where it has a file of its own, or where the language has none.
-    code = shorter = f"{first}{underscore}{region}"
+    code = f"{first}{underscore}{region}"
+    shorter = code
     while shorter not in written and "_" in shorter:
         shorter = shorter.rpartition("_")[0]
     return (shorter if shorter in written else code).replace("_", "-")
@@ -151,10 +158,12 @@ def codes_by_name() -> dict[str, str]:
     """The kit's code by every code and name of a language, names without capitals and accents."""
     known = {}
     for line in LANGUAGE_NAMES.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            codes, names = line.split(": ")
-            for name in (*codes.split(), *map(_plain_name, names.split(", "))):
-                known.setdefault(name, codes.split()[0])
+        if line.startswith("#"):
+            continue
+        codes, names = line.split(": ")
+        code, *others = codes.split()
+        for name in (code, *others, *map(_plain_name, names.split(", "))):
+            known.setdefault(name, code)
     return known
 
 

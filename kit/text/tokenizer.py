@@ -128,7 +128,8 @@ class Tokenizer(BaseTokenizer):
         self.vocab_size = size if is_grown else size + 2
         self.piece_count = size
         self.is_indextts2 = INDEXTTS2 in control
-        self.phonemes = next((m[1] for m in map(PHONEMES.fullmatch, control) if m), "")
+        matches = [PHONEMES.fullmatch(piece) for piece in control]
+        self.phonemes = next((match[1] for match in matches if match), "")
 
     def respell(self, piece: str) -> str:
         """The piece of a grown tokenizer in letters that this one may have."""
@@ -173,7 +174,7 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """The ids in which `base` spells each piece that it does not have there, to start from."""
+    """For each id whose piece `base` does not have there: the ids in which it spells that piece."""
     if not isinstance(base, Tokenizer):
         return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS

@@ -2,6 +2,8 @@
 
 A grown tokenizer learns the pieces of another text and keeps every id that it has: a model's
 embeddings go by ids, so new pieces come after the old ones, and START and STOP stay.
+`tokenizer.base_spellings` gives the old ids that spelt each new piece, so that its embedding need
+not start at random.
 """
 
 import collections
@@ -40,7 +42,7 @@ _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
-EVERY = 10_000  # rows of an extracted text between two saves
+SAVE_ROWS = 10_000  # rows of an extracted text between two saves
 _RARE = 5  # a character seen fewer times than this is hardly learned
 
 
@@ -118,8 +120,10 @@ def train_fitted_tokenizer(
             f"Phonemes are learned only from the texts of recordings, not from {text}: leave the "
             "file out, or `phonemes` empty."
         )
-    extracted = extract_text(text, Path(path).parent, language) if text else None
-    with extracted or contextlib.nullcontext(lines) as source:
+    lines_or_file = contextlib.nullcontext(lines)
+    if text:
+        lines_or_file = extract_text(text, Path(path).parent, language)
+    with lines_or_file as source:
         train_tokenizer(source, path, config)
         for _ in range(_MAX_FITTINGS if config.fitted else 0):
             tokenizer = Tokenizer(path)
@@ -222,31 +226,31 @@ def count_tokens(tokenizer: BaseTokenizer, lines: list[str]) -> collections.Coun
 
 
 def vocabulary_advice(
-    tokenizer: BaseTokenizer, pieces: dict[int, int], base: BaseTokenizer | None = None
+    tokenizer: BaseTokenizer, counts: dict[int, int], base: BaseTokenizer | None = None
 ) -> tuple[int, str]:
-    """A `vocab_size` to try next for the text that gave these counts, and the reason.
+    """A `vocab_size` to try next for a text with these `counts` of each id, and the reason.
 
     The rule of Gowda and May (2020): as many pieces as possible while 95 % have 100 examples. Bytes
-    and single characters do not count, nor do parts of frequent pieces, which a BPE merges. Of a
-    `base` that is a released tokenizer, the reason says what is new.
+    and single characters do not count, nor do parts of frequent pieces, which a BPE merges. A
+    released tokenizer `base` grows only by what the text can teach: the reason says what is new.
     """
     if base is not None and not isinstance(base, Tokenizer):
         growth = importlib.import_module(base.growth_module)
         return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
     size = tokenizer.piece_count
-    texts = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
-    learned = {i: text for i, text in texts.items() if len(text) > 1}
-    known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
+    normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
+    learned = {i: text for i, text in normal.items() if len(text) > 1}
+    known = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
     often = len(known)
     parts = substrings(known)
-    rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
+    rare = sum(counts.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    kept = {i: n for i, n in pieces.items() if i in texts}
-    characters = sum(len(texts[i]) * n for i, n in kept.items())
+    kept = {i: n for i, n in counts.items() if i in normal}
+    characters = sum(len(normal[i]) * n for i, n in kept.items())
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
         return size + max(len(learned), size // 4), (
@@ -258,7 +262,13 @@ def vocabulary_advice(
 
 
 def substrings(texts: list[str]) -> set[str]:
-    return {text[a:b] for text in texts for a, b in itertools.combinations(range(len(text) + 1), 2)}
+    """Every stretch of characters of each text."""
+    return {
+        text[start:end]
+        for text in texts
+        for start in range(len(text))
+        for end in range(start + 1, len(text) + 1)
+    }
 
 
 @contextlib.contextmanager
@@ -297,7 +307,7 @@ def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> N
             elif line := normalize(row, language):
                 file.write(f"{line}\n".encode())
             state["rows"] += 1
-            if state["rows"] % EVERY == 0:
+            if state["rows"] % SAVE_ROWS == 0:
                 file.flush()
                 os.fsync(file.fileno())
                 state["bytes"] = file.tell()
@@ -355,11 +365,13 @@ def grow_tokenizer(
     kind = "bpe" if is_bpe else "unigram"
     # `spelt` is in phonemes already.
     learning = dataclasses.replace(config, kind=kind, fitted=True, exact=False, phonemes="")
-    with TemporaryDirectory(prefix="pieces-") as folder:
-        path_alone = train_fitted_tokenizer(spelt, Path(folder) / "m", learning, text, language)
-        alone = Tokenizer(path_alone)
-    new = [i for i in range(alone.piece_count) if not alone.kind(i) and alone.piece(i) not in known]
-    learned = [Piece(alone.piece(i), alone.model.get_score(i)) for i in new]
+    with TemporaryDirectory(prefix="pieces-") as folder:  # a new tokenizer, for this text alone
+        new_path = Path(folder) / "tokenizer.model"
+        train_fitted_tokenizer(spelt, new_path, learning, text, language)
+        new = Tokenizer(new_path)
+    normal = [i for i in range(new.piece_count) if not new.kind(i)]
+    pieces = [Piece(new.piece(i), new.model.get_score(i)) for i in normal]
+    learned = [piece for piece in pieces if piece.text not in known]
     if is_bpe:  # a merge that was learned earlier is applied earlier
         lowest = min(scores)
         learned = [Piece(piece.text, lowest - rank) for rank, piece in enumerate(learned, 1)]

@@ -357,8 +357,12 @@ def test_codes_of_a_clip_do_not_depend_on_its_batch(codec):
 
 def test_log_mels_that_are_the_codecs_own_are_made_once(codec, monkeypatch):
     made, real = [], Mel.log_mel
-    noted = lambda mel, wave: (made.append(mel.config), real(mel, wave))[1]  # noqa: E731
-    monkeypatch.setattr(Mel, "log_mel", noted)
+
+    def log_mel(mel, wave):
+        made.append(mel.config)
+        return real(mel, wave)
+
+    monkeypatch.setattr(Mel, "log_mel", log_mel)
     clips = waves()[:3]
     mels, codes = mels_and_codes(codec, Mel(), clips)
     assert len(made) == 1

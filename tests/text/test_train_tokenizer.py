@@ -286,7 +286,7 @@ def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
     """Extract in a process that is killed by the system at row `item`, or writing a mark."""
 
     def body() -> None:
-        training.EVERY = 7
+        training.SAVE_ROWS = 7
         name = "normalize" if how == "row" else "write_atomic"
         work, calls = getattr(training, name), itertools.count(1)
 
@@ -314,7 +314,7 @@ def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, see
     assert mark["rows"] in (14, 21)
     killed_at(2, "mark", source, folder)
     killed_at(rng.randint(1, 20), "row", source, folder)
-    monkeypatch.setattr(training, "EVERY", 7)
+    monkeypatch.setattr(training, "SAVE_ROWS", 7)
     read = []
     monkeypatch.setattr(training, "normalize", lambda *a: (read.append(a), normalize(*a))[1])
     assert text_of(source, folder) == whole

@@ -15,8 +15,15 @@ _ONES = (
 ).split()
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_IRREGULAR = "one two three five eight nine twelve".split()
-_ORDINALS = dict(zip(_IRREGULAR, "first second third fifth eighth ninth twelfth".split()))
+_ORDINALS = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
 _SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "vs": "versus"}
 SIGNS = SignWords(
     minus="minus",
@@ -40,7 +47,7 @@ _SCALE_LETTERS = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trill
 _RANGE = re.compile(
     r"(?<![\w.,/:-])(?!0\d|\d{3}-\d{4}(?!\d))(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?![\d/:-]|[.,]\d)"
 )
-_DECIMAL = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)")
+_DECIMAL = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)")  # 3.14: three point one four
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 

@@ -17,7 +17,15 @@ _SCALES = ((10**9, "milyar"), (10**6, "milyon"), (1000, "bin"), (100, "yüz"))
 _ALONE = ("bin", "yüz")  # said without a "bir" before them
 _SHORT = {"dr": "doktor", "prof": "profesör", "vb": "ve benzeri", "vs": "vesaire", "örn": "örneğin"}
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
-_MONEY = dict(zip("₺ tl $ € £ ¥ ₹".split(), "lira lira dolar euro sterlin yen rupi".split()))
+_MONEY = {
+    "₺": "lira",
+    "tl": "lira",
+    "$": "dolar",
+    "€": "euro",
+    "£": "sterlin",
+    "¥": "yen",
+    "₹": "rupi",
+}
 _DEGREES = {"": "derece", "c": "santigrat derece", "f": "fahrenhayt derece"}
 SIGNS = SignWords(
     minus="eksi",
