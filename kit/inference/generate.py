@@ -38,7 +38,7 @@ CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check 
 class GenerateConfig:
     temperature: float = 0.3  # 0 is greedy
     top_k: int = 20  # 0 keeps all
-    top_p: float = 0.95
+    top_p: float = 0.95  # 1 keeps all
     repetition_penalty: float = 1.0
     # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
     # runs every row twice.
@@ -222,8 +222,10 @@ def generate(
         if not truncated:
             break
         config = replace(config, temperature=config.temperature / 2)
-        left = [texts[i] for i in truncated], select_rows(cond, truncated)
-        for i, result in zip(truncated, best_of(decoder, *left, config, text_mismatch)):
+        left_texts = [texts[i] for i in truncated]
+        left_cond = select_rows(cond, truncated)
+        again = best_of(decoder, left_texts, left_cond, config, text_mismatch)
+        for i, result in zip(truncated, again):
             results[i] = result
     return results
 

@@ -43,8 +43,8 @@ TRIAL_HEAD += ("loss", "change", "ran, or why not")
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
 MOST_LOSS = 0.10  # of steps/s, for such a saving
-# Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
-# the slower the CPU and the disk, and a trial's rows are already in memory.
+# Kept unless they cost more than LEAST_GAIN: preparing batches while the GPU computes helps most
+# where the CPU or the disk is slow. A trial does not show that: its rows are already in memory.
 ON_BY_DEFAULT = ("pinned_memory",)
 SETS = ("baseline", "alone", "added", "all")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
@@ -64,7 +64,7 @@ class Advice(NamedTuple):
 
 
 def recommend(hw: Hardware) -> list[Advice]:
-    """What suits `hw`, one line a setting."""
+    """Return the settings recommended for `hw`, each with its reason."""
     table = read_yaml(DEVICES)
     settings = table["cpu"]
     if hw.capability:
@@ -218,7 +218,7 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     (name,) = row.on
     ends = sorted((on for on in ran if on and on[-1] == name), key=len)
     pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
-    if pairs:  # the one in most company is nearest to the set that will run
+    if pairs:  # the pair with the most other switches is nearest to the set that will run
         keep, reason = _judge(name, *pairs[-1], goal)
     elif ran and () not in ran and name in min(ran, key=len):
         keep = True
@@ -255,8 +255,8 @@ def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str
 def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> list[Decision]:
     """Take another measured set if it is faster than the chosen one, which is the last of `rows`.
 
-    It must be faster by more than the rounds differ; the baseline only as fast. Switches that help
-    one after another may not help together.
+    It must be faster by more than the rounds differ; the baseline need only be as fast. Switches
+    that help one after another may not help together.
     """
     baseline, together = rows[0], rows[-1]
     same = [r for r in rows[:-1] if r.kind in SETS and r.loss and r.parity is not False]
@@ -329,7 +329,7 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a person allows a step."""
+    """The limits on a step that a person asks for."""
 
     memory: float = math.inf  # bytes
     step: float = math.inf  # seconds
@@ -370,7 +370,7 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
     """Judge `figures` of a trial against those of the `start` after as many steps."""
     if "error" in figures:
         return Tried(work, steps, reason=figures["error"])
-    # All see the same batches, and the median passes over moments in which others computed.
+    # All trials see the same batches, and the median ignores moments of other load.
     step_s = statistics.median(figures["step_seconds"])
     memory_bytes = max(work.planned_bytes, figures["peak_memory_bytes"])
     loss_change = figures["loss"] / start["loss"] - 1
@@ -385,11 +385,13 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
 
 
 def fastest(turns: Sequence[dict]) -> dict:
-    """Figures of several trials of one setting as one: each step as fast as it was once."""
+    """Return the figures of several trials of one setting as one, with the least time of each step.
+
+    Other load on the machine only makes a step slower.
+    """
     failed = [figures for figures in turns if "error" in figures]
     if failed:
         return failed[0]
-    # What else the machine does only makes a step slower.
     steps = zip(*(figures["step_seconds"] for figures in turns))
     return turns[0] | {"step_seconds": [min(seconds) for seconds in steps]}
 
@@ -523,7 +525,10 @@ def tried_cells(rows: Sequence[Tried], start: Workload, off: list[tuple[str, str
 
 
 def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    """`preflight` in a process of its own, and the device's free bytes. KitError where it dies."""
+    """Return `preflight`'s verdict, from a process of its own, and the device's free bytes.
+
+    Raises KitError if the process dies.
+    """
     return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
 
 

@@ -190,7 +190,8 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
     except (ValueError, TypeError, RecursionError) as error:
         source = beside if beside.is_file() else f"The configuration in {file}"
         raise KitError(
-            f"{source} is no JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to {beside}."
+            f"{source} is not valid JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to "
+            f"{beside}."
         ) from error
 
 
@@ -233,7 +234,8 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
     expected = to_released(empty_model(gpt).state_dict())
     expected |= sound_tensors(renamed, **sizes)
     problems = describe_mismatch(renamed, expected)
-    twice = join_names([name for name in tensors if name != current_name(name) in tensors])
+    older = [name for name in tensors if name != current_name(name)]
+    twice = join_names([name for name in older if current_name(name) in tensors])
     if twice:
         problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
     if problems:
