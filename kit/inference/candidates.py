@@ -1,9 +1,12 @@
 """Rank candidates: by the attention of the alignment head, and by a CTC network that reads codes.
 
 A voice that skips or repeats a word first attends elsewhere in the text. The first score is that of
-the best monotonic path through the attention (monotonic alignment search, Kim et al. 2020).
+the best monotonic path through the attention from the first text token to the last (monotonic
+alignment search, Kim et al. 2020).
+
 The CTC network (Graves et al. 2006) is trained on the recordings' codes and texts, and never sees
-the GPT. TorToiSe ranks by CLVP (Betker 2023); CTC can be trained on a few hours of speech.
+the GPT. TorToiSe ranks candidates by CLVP (Betker 2023); CTC can be trained on a few hours of
+speech.
 
 Shapes: B rows, P prompt, Q codes with START, T text tokens with START and STOP, D width, N codes, A
 alphabet + blank.
@@ -221,7 +224,10 @@ def _from_header(header: dict) -> CodeReader:
 
 
 def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
-    """Load a run's reader; None if missing or of other `parts`. Raises KitError if damaged."""
+    """Load the reader in a run's `folder`; None if missing or trained with other `parts`.
+
+    Raises KitError if it is damaged.
+    """
     path = Path(folder) / READER
     if not path.is_file():
         return None

@@ -180,7 +180,10 @@ def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> 
 
 
 def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> dict[str, Voice]:
-    """Return `voice` in every format that this machine can run; print why it cannot run another."""
+    """Return `voice` in every format, by name; the first is the reference.
+
+    A format that this machine cannot run is left out, with a printed reason.
+    """
     variants = [(name, name, False) for name in formats]
     variants += [(f"{name}, compiled", name, True) for name in compiled]
     voices = {}

@@ -214,10 +214,13 @@ class CudaGraphSteps(PreparedSteps):
         return self.run(case, codes, index, position, layers, mask)
 
     def bucket(self, positions: int) -> int:
-        """Return how many positions a step attends to, of which `positions` are written."""
+        """Return how many positions a step attends to, of which `positions` are written.
+
+        All of them if a separate graph would save less than half a bucket, or if steps are
+        compiled, which is slow for each length.
+        """
         longest = self.decoder.max_positions
         rounded = -(-positions // BUCKET) * BUCKET
-        # Compiling is slow for each length, and a graph should save at least half a bucket.
         return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
 
     def warm_up(self, case: Case, *args) -> Step:
