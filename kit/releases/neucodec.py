@@ -6,8 +6,7 @@ all 629,937,706 parameters, by the names that transformers reads. No code in it 
 
 It is not trained here. The decoder, 188 million parameters, is the kit's own and is in the codec
 file of a run and a voice. The encoder, 442 million, is that of transformers, an optional
-dependency, and is read from the release when a recording must be encoded, so speaking does not need
-it.
+dependency, and is read from the release only to encode recordings, so speaking does not need it.
 
 Shapes: B batch, L samples, N codes, C channels, F frequency bins, n samples of a window, T mel
 frames, M mels.
@@ -279,7 +278,8 @@ class NeuCodecDecoder(nn.Module):
 
     def __init__(self, config: NeuCodecConfig):
         super().__init__()
-        width, heads = config.width, config.heads
+        width = config.width
+        heads = config.heads
         self.fc = nn.Linear(config.latent_width, width)
         self.embed = nn.Conv1d(width, width, 7, padding=3)
         self.prior_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
@@ -306,7 +306,8 @@ def encoder_unavailable() -> str:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         return f"transformers is not installed ({HOW_TO_INSTALL})"
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (5, 17):
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < (5, 17):  # the first with NeuCodec
         return f"transformers {version} has no NeuCodec yet ({HOW_TO_INSTALL}, and restart)"
     return ""
 

@@ -204,7 +204,7 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     for char, place in zip(ids, places):
         if place >= 0:  # below 0: more characters than frames
             labels[place] = char
-    # Each is by 4 nats more probable than any other.
+    # The recognised character's log-probability is 4 above that of any other.
     return (4.0 * torch.nn.functional.one_hot(labels, letters_count + 1)).log_softmax(-1)
 
 

@@ -217,7 +217,7 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
         raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
     if str(settings.get("version", 2)).startswith("2.5"):
         raise KitError(describe_version_2_5(file))
-    # Not the package's default.
+    # `condition_type` has another default in the package, so it must be given.
     for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
         same = gpt.get(name, DEFAULTS.get(name)) == value
         _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
