@@ -1,9 +1,12 @@
 """Rank candidates: by the attention of the alignment head, and by a CTC network that reads codes.
 
 A voice that skips or repeats a word first attends elsewhere in the text. The first score is that of
-the best monotonic path through the attention (monotonic alignment search, Kim et al. 2020).
+the best monotonic path through the attention from the first text token to the last (monotonic
+alignment search, Kim et al. 2020).
+
 The CTC network (Graves et al. 2006) is trained on the recordings' codes and texts, and never sees
-the GPT. TorToiSe ranks by CLVP (Betker 2023); CTC can be trained on a few hours of speech.
+the GPT. TorToiSe ranks candidates by CLVP (Betker 2023); CTC can be trained on a few hours of
+speech.
 
 Shapes: B rows, P prompt, Q codes with START, T text tokens with START and STOP, D width, N codes, A
 alphabet + blank.
@@ -35,7 +38,10 @@ BATCH_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 def alignment_scores(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> list[float]:
-    """Return how well each row of codes (N,) follows its text, in nats a code; 0 is the best."""
+    """Return how well each row of codes (N,) follows its text, in nats a code; 0 is the best.
+
+    Rows with fewer codes than text tokens get the worst score.
+    """
     longest = decoder.config.latents + max(map(len, texts)) + max(map(len, codes))
     rows = max(1, BATCH_ELEMENTS[decoder.device.type] // (longest * 4 * decoder.config.width))
     scores = []
@@ -50,7 +56,10 @@ def alignment_scores(
 def text_attention(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the alignment head's fp32 attention (B, Q, T), padded left, and text tokens (B,)."""
+    """Return the alignment head's attention to the text, (B, Q, T) in fp32, and text tokens (B,).
+
+    Shorter texts are padded with zeros on the left.
+    """
     c = decoder.config
     layer, head = decoder.alignment_head
     x, padding = decoder.prompt(texts, cond)
@@ -77,7 +86,8 @@ def text_attention(
 def best_path_scores(attention: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean log-attention (B,) along the best path from the first token to the last.
 
-    Each of the first `lengths` (B,) codes stays at a token or moves to the next.
+    `attention` (B, Q, T) and `tokens` (B,) as from `text_attention`; only the first `lengths` (B,)
+    codes count. Each code stays at a token or moves to the next.
     """
     log_attention = (attention + FLOOR).log()
     longest = attention.shape[2]
@@ -173,8 +183,8 @@ class CodeReader(nn.Module):
     ) -> Tensor:
         """Return the CTC loss (B,) of `row` (B, N) in nats a letter; infinite if too short."""
         targets = [character_ids(self.alphabet, text) for text in texts]
-        counts = torch.tensor(list(map(len, targets)))
-        lengths = torch.tensor(list(map(len, codes)))
+        counts = torch.tensor([len(target) for target in targets])
+        lengths = torch.tensor([len(row_codes) for row_codes in codes])
         # (N, B, A); on the CPU, because CTC's gradient on a GPU is not deterministic.
         log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()
         how = {"reduction": "none", "zero_infinity": zero_infinity}
@@ -190,9 +200,14 @@ def pad_codes(codes: list[Tensor]) -> Tensor:
 
 def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:
     """Write the reader; `parts` maps tokenizer and codec files to their SHA-256."""
-    config = dataclasses.asdict(reader.config)
-    facts = {"alphabet": reader.alphabet, "levels": reader.levels, "parts": parts or {}}
-    save_module(path, reader, config=config, **facts)
+    save_module(
+        path,
+        reader,
+        config=dataclasses.asdict(reader.config),
+        alphabet=reader.alphabet,
+        levels=reader.levels,
+        parts=parts or {},
+    )
 
 
 def load_reader(path: Path) -> CodeReader:
@@ -209,7 +224,10 @@ def _from_header(header: dict) -> CodeReader:
 
 
 def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
-    """Load a run's reader; None if missing or of other `parts`. Raises KitError if damaged."""
+    """Load the reader in a run's `folder`; None if missing or trained with other `parts`.
+
+    Raises KitError if it is damaged.
+    """
     path = Path(folder) / READER
     if not path.is_file():
         return None

@@ -89,10 +89,11 @@ def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
     x, padding = decoder.prompt([text], mel[None].float().to(decoder.device))
     logits, cache = decoder.prefill(x, padding, len(codes) + 1)
     all_logits = [logits.clone()]
-    for position, code in enumerate(torch.tensor(codes, device=decoder.device), start=1):
+    recorded = torch.tensor(codes, device=decoder.device)
+    for position, code in enumerate(recorded, start=1):
         logits = decoder.decode_one(code[None], position, cache)
         all_logits.append(logits.clone())  # a CUDA graph overwrites its output
-    decoder.memory.release(cache)
+    decoder.release(cache)
     return torch.cat(all_logits)
 
 
@@ -179,7 +180,10 @@ def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> 
 
 
 def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> dict[str, Voice]:
-    """Return `voice` in every format that this machine can run; print why it cannot run another."""
+    """Return `voice` in every format, by name; the first is the reference.
+
+    A format that this machine cannot run is left out, with a printed reason.
+    """
     variants = [(name, name, False) for name in formats]
     variants += [(f"{name}, compiled", name, True) for name in compiled]
     voices = {}

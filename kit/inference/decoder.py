@@ -97,11 +97,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """`model` prepared for decoding on its device; `ran` says in which format, and why."""
+    """`model` prepared for decoding on its device; `ran` says in which format, and why.
+
+    `traceable` takes layers that `torch.export` can trace.
+    """
 
     def __init__(
         self, model: SpeechGPT, config: DecoderConfig = DecoderConfig(), traceable: bool = False
-    ):  # traceable: by torch.export
+    ):
         super().__init__()
         set_cuda_defaults()
         self.config = model.config
@@ -164,7 +167,7 @@ class Decoder(nn.Module):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, for each batch size."""
-        return bool(self.compiled and self.compiled.compiles)
+        return self.compiled is not None and self.compiled.compiles
 
     def fall_back_to_eager(self, reason: str) -> None:
         """Run eager steps from now on, and add `reason` to `ran`."""
@@ -247,6 +250,7 @@ class Decoder(nn.Module):
         return mask.to(self.cache_dtype)
 
     def release(self, cache: KVCache) -> None:
+        """Let the next text use the memory of `cache`."""
         self.memory.release(cache)
 
     def tidy(self) -> None:
@@ -263,9 +267,10 @@ class Decoder(nn.Module):
 
     def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
         """Return logits (B, V) of the code after `codes` (B,), the `code_index`-th of each row."""
-        step = self.compiled or self.step
+        input_pos = cache.length
         cache.length += 1
-        output = step(codes, code_index, cache.length - 1, cache.layers, cache.mask)
+        step = self.compiled or self.step
+        output = step(codes, code_index, input_pos, cache.layers, cache.mask)
         if not self.keeps_states:
             return output
         logits, cache.state = output
@@ -279,7 +284,10 @@ class Decoder(nn.Module):
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`decode_one` as one graph: logits (B, V); if states are kept, also their state (B, D)."""
+        """`decode_one` as one graph: the arguments are tensors and two positions.
+
+        Returns logits (B, V); if states are kept, also the state (B, D) they are computed from.
+        """
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache
             keys = layers[0][0]

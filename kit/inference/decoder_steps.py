@@ -7,12 +7,10 @@ Shapes: B batch, Q new positions, N positions of the cache, H heads, d width of 
 """
 
 import dataclasses
-import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -103,6 +101,7 @@ class CacheMemory:
             self.spare.clear()
 
     def clear(self) -> None:
+        """Free all memory that no cache is using."""
         self.spare.clear()
 
     def idle_bytes(self) -> int:
@@ -165,12 +164,15 @@ class CompiledSteps(PreparedSteps):
         case = len(codes), torch.get_num_threads()
         return self.run(case, codes, code_index, input_pos, layers, mask)
 
-    def warm_up(self, case: Case, *args) -> Step:
+    def warm_up(
+        self, case: Case, codes: Tensor, code_index: int, input_pos: int, layers, mask
+    ) -> Step:
         """Return the fastest step for this case."""
-        codes, _, input_pos, layers, mask = args
         torch._dynamo.mark_static(codes, 0)
-        for tensor, dim in itertools.product(itertools.chain(*layers), (0, 1, 3)):
-            torch._dynamo.mark_static(tensor, dim)  # only the length may change
+        for keys_and_values in layers:
+            for tensor in keys_and_values:
+                for dim in (0, 1, 3):
+                    torch._dynamo.mark_static(tensor, dim)  # only the length may change
         # 0 and 1 would be specialised as constants.
         args = (codes, 2, max(2, input_pos), layers, mask)
         try:
@@ -190,7 +192,8 @@ class CompiledSteps(PreparedSteps):
 class CudaGraphSteps(PreparedSteps):
     """Steps as CUDA graphs, also compiled if `compiles`, by number of rows and positions.
 
-    Shapes and memory are fixed: positions are tensors, the cache is the first rows of `memory`'s.
+    Graphs have fixed shapes and memory: positions are tensors, keys and values are in the first
+    rows of the one cache that `memory` has for graphs.
     """
 
     def __init__(self, decoder, compiles: bool):
@@ -211,10 +214,13 @@ class CudaGraphSteps(PreparedSteps):
         return self.run(case, codes, index, position, layers, mask)
 
     def bucket(self, positions: int) -> int:
-        """Return how many positions a step attends to, of which `positions` are written."""
+        """Return how many positions a step attends to, of which `positions` are written.
+
+        All of them if a separate graph would save less than half a bucket, or if steps are
+        compiled, which is slow for each length.
+        """
         longest = self.decoder.max_positions
         rounded = -(-positions // BUCKET) * BUCKET
-        # Compiling is slow for each length, and a graph should save at least half a bucket.
         return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
 
     def warm_up(self, case: Case, *args) -> Step:
@@ -258,7 +264,8 @@ class GraphMemory(CacheMemory):
 
     @property
     def in_use(self) -> bool:
-        return self.user is not None and self.user() is not None
+        user = self.user  # read once: another thread may release the cache meanwhile
+        return user is not None and user() is not None
 
     def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
         with COMPILE_LOCK:
@@ -318,17 +325,19 @@ class StepGraph:
     """
 
     def __init__(self, step: Step, positions: int, args: tuple, pool):
-        *inputs, layers, mask = args  # codes, code_index, input_pos
+        codes, code_index, input_pos, layers, mask = args
         self.last_mask = mask
-        self.inputs = [tensor.clone() for tensor in inputs]
+        self.inputs = [tensor.clone() for tensor in (codes, code_index, input_pos)]
         self.mask = None if mask is None else mask[..., :positions].clone()
         attended = [(k[:, :, :positions], v[:, :, :positions]) for k, v in layers]
-        work = partial(step, *self.inputs, attended, self.mask)
-        self.graph, self.output = compiler.capture_graph(work, pool)
+        self.graph, self.output = compiler.capture_graph(
+            lambda: step(*self.inputs, attended, self.mask), pool
+        )
 
-    def __call__(self, *args) -> Output:
-        *inputs, _, mask = args
-        for static, value in zip(self.inputs, inputs):
+    def __call__(
+        self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask
+    ) -> Output:
+        for static, value in zip(self.inputs, (codes, code_index, input_pos)):
             static.copy_(value)
         if mask is not self.last_mask:  # all steps of a text share one mask
             self.mask.copy_(mask[..., : self.mask.shape[-1]])

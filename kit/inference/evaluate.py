@@ -28,8 +28,8 @@ from kit.text.normalize import letters
 from kit.text.sentences import SpokenPart
 
 OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
-WAVES = 25  # transcribed together
-SAMPLES = 3  # saved of each variant
+TRANSCRIBE_BATCH = 25  # waveforms transcribed together
+SAVED_SAMPLES = 3  # of each variant
 
 KINDS = {
     "left out": "a word of the text that is missing",
@@ -78,8 +78,9 @@ class Scores:
 def transcribe(recognizer: SpeechRecognizer, waves: list[Tensor], sample_rate: int) -> list[str]:
     """Return the transcript of each waveform (L,) at `sample_rate` Hz; "" for silence."""
     transcripts = []
-    for start in range(0, len(waves), WAVES):
-        transcripts += recognizer.transcribe_waves(waves[start : start + WAVES], sample_rate)
+    for start in range(0, len(waves), TRANSCRIBE_BATCH):
+        batch = waves[start : start + TRANSCRIBE_BATCH]
+        transcripts += recognizer.transcribe_waves(batch, sample_rate)
     return transcripts
 
 
@@ -139,7 +140,7 @@ def save_samples(
     """Write the first waveforms of each variant; return rows for the report. Raises DiskError."""
     rows = []
     for variant, (texts, waves) in named.items():
-        for i, (text, wave) in enumerate(zip(texts[:SAMPLES], waves)):
+        for i, (text, wave) in enumerate(zip(texts[:SAVED_SAMPLES], waves)):
             path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
             write_atomic(path, encode_wav(wave.numpy(), rate))
             rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
@@ -173,8 +174,9 @@ def gate_checks(
     """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
     cer_limit = f"at most {worst_cer:.1%}"
     blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    unclear = unclear if scores.cer > worst_cer else ""
+    unclear = ""
+    if scores.cer > worst_cer:
+        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
     return [
         Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
         Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
@@ -188,10 +190,13 @@ def ending_checks(figures: dict, fix: str) -> list[Check]:
     runaway_rate = figures["runaway_rate"]
     runaway = f"{runaway_rate:.1%} over twice as long"
     pace = f"{figures['duration_ratio']:.2f} times the recordings"
-    endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}" if eos_rate < 1 else ""
-    runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
-    runs_away = runs_away if runaway_rate > 0.02 else ""
-    off_pace = "" if 0.8 < figures["duration_ratio"] < 1.25 else f"speech lasts {pace}"
+    endless = runs_away = off_pace = ""
+    if eos_rate < 1:
+        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
+    if runaway_rate > 0.02:
+        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    if not 0.8 < figures["duration_ratio"] < 1.25:
+        off_pace = f"speech lasts {pace}"
     return [
         Check("ends its sentences", f"{eos_rate:.1%} of them", "all", endless),
         Check("does not run away", runaway, "at most 2.0%", runs_away),
@@ -246,7 +251,8 @@ def align_words(text: str, transcript: str) -> list[WordPair]:
         if options:
             best[i, j] = min(options, key=lambda option: option[0])
     pairs = []
-    i, j = len(words), len(recognized_words)
+    i = len(words)
+    j = len(recognized_words)
     while i or j:
         pair = best[i, j][1]
         pairs.append(pair)

@@ -42,7 +42,7 @@ CARD = "voice.json"
 MAX_CARD_BYTES = 2**24  # thousands of speakers
 # Of every voice; READER is optional.
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
-WEIGHTS = DTYPES | {"int8": torch.float16}  # int8: of the other weights
+WEIGHTS = DTYPES | {"int8": torch.float16}  # in an int8 export the other weights are fp16
 SCALE = ".scale"  # suffix of the name of an int8 weight's row scales
 FIX = "copy the folder again, or export the voice again."
 
@@ -138,7 +138,9 @@ def export_voice(
     speakers = [*voice.references.items(), *voice.vectors.items()]
     damaged = [name for name, tensor in speakers if not torch.isfinite(tensor).all()]
     if damaged:
-        raise SpeechError(f"The references of {damaged} are not finite: run 02_train again.")
+        raise SpeechError(
+            f"The references of {damaged} are not finite: run notebook 02_train again."
+        )
     with atomic_folder(prepare(folder), (CARD,)) as new:
         with atomic_path(new / "model.safetensors") as file:
             save_tensors(tensors, file)
@@ -207,8 +209,9 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
 
 
 def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return stored weights in fp32; quantised again, int8 ones are the same, bit for bit.
+    """Return stored weights in fp32, int8 ones multiplied by their scales.
 
+    Quantised again by `linear_formats.int8` they give the same numbers and scales, bit for bit.
     Raises KitError for scales without a matrix of as many rows.
     """
     # Copies: Windows cannot overwrite a file that is still memory-mapped.
@@ -264,9 +267,10 @@ def read_card(folder: Path) -> Card:
 
 
 def load_export(folder: Path, device: str = "cpu") -> Voice:
-    """Load what `export_voice` wrote, after checking every file; int8 weights in an int8 decoder.
+    """Load the voice that `export_voice` wrote to `folder`, after checking every file.
 
-    Raises SpeechError naming the file that is missing, damaged, too new or of another kind.
+    Its decoder is int8 if the weights were stored as int8. Raises SpeechError naming the file that
+    is missing, damaged, too new or of another kind.
     """
     set_cuda_defaults()
     folder = Path(folder)

@@ -38,7 +38,7 @@ CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check 
 class GenerateConfig:
     temperature: float = 0.3  # 0 is greedy
     top_k: int = 20  # 0 keeps all
-    top_p: float = 0.95
+    top_p: float = 0.95  # 1 keeps all
     repetition_penalty: float = 1.0
     # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
     # runs every row twice.
@@ -90,7 +90,10 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
-    """Return the K best logits, best first, and codes; -inf beyond top-p (Holtzman et al. 2020)."""
+    """Return the K best of logits (B, V), best first, and their codes; -inf beyond top-p.
+
+    Top-p is by Holtzman et al. (2020).
+    """
     temperature = max(config.temperature, MIN_TEMPERATURE)
     best, codes = (logits / temperature).topk(config.choices(logits.shape[-1]))
     if config.top_p < 1:
@@ -181,9 +184,14 @@ class DecodedBatch:
             states = None
             if self.states is not None:  # a copy: a view would keep those of the whole batch
                 states = self.states[row, :end].to("cpu", torch.float32, copy=True)
-            fields = {"codes": codes[:end], "stopped": stopped, "states": states}
-            log_prob = float(log_probs[row, : end + stopped].mean())
-            results.append(GeneratedCodes(**fields, log_prob=log_prob, temperature=temperature))
+            result = GeneratedCodes(
+                codes=codes[:end],
+                stopped=stopped,
+                log_prob=float(log_probs[row, : end + stopped].mean()),
+                temperature=temperature,
+                states=states,
+            )
+            results.append(result)
         return results
 
 
@@ -214,8 +222,10 @@ def generate(
         if not truncated:
             break
         config = replace(config, temperature=config.temperature / 2)
-        left = [texts[i] for i in truncated], select_rows(cond, truncated)
-        for i, result in zip(truncated, best_of(decoder, *left, config, text_mismatch)):
+        left_texts = [texts[i] for i in truncated]
+        left_cond = select_rows(cond, truncated)
+        again = best_of(decoder, left_texts, left_cond, config, text_mismatch)
+        for i, result in zip(truncated, again):
             results[i] = result
     return results
 
@@ -266,24 +276,21 @@ def decode(
 ) -> list[GeneratedCodes]:
     """Return one candidate for every text, each from its own seed, in batches that fit in memory.
 
-    If memory runs out, decodes again in halves. Raises SpeechError if it is too small for one text.
+    If memory runs out, the batch is decoded again in halves, from the same seeds. Raises
+    SpeechError if it is too small for one text.
     """
     results = []
     while len(results) < len(texts):
         first = len(results)
-        count = min(len(texts) - first, decoder.row_limit or len(texts))
-        limit = decoder.memory.rows_that_fit()
-        if limit is not None:
-            limit //= 1 + config.uses_cfg
-            if not decoder.can_drop_rows:  # batches are padded to a power of two
-                limit = 2 ** limit.bit_length() // 2
-            count = max(1, min(count, limit))
+        count = batch_size_that_fits(decoder, config, len(texts) - first)
         rows = list(range(first, first + count))
         if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the first row
             rows += [first] * (2 ** (count - 1).bit_length() - count)
-        batch = [texts[i] for i in rows], select_rows(cond, rows)
+        batch_texts = [texts[i] for i in rows]
+        batch_seeds = [seeds[i] for i in rows]
+        batch_cond = select_rows(cond, rows)
         try:
-            stream = decode_stream(decoder, *batch, config, [seeds[i] for i in rows])
+            stream = decode_stream(decoder, batch_texts, batch_cond, config, batch_seeds)
             results += deque(stream, maxlen=1).pop().spoken(config.temperature)[:count]
             continue
         except (RuntimeError, MemoryError) as error:
@@ -295,6 +302,18 @@ def decode(
         note = f"Out of memory with a batch of {count} texts: continuing with {count // 2}."
         warnings.warn(note, category=Note, stacklevel=2)
     return results
+
+
+def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
+    rows = min(rows, decoder.row_limit or rows)
+    limit = decoder.memory.rows_that_fit()
+    if limit is None:
+        return rows
+    if config.uses_cfg:
+        limit //= 2
+    if not decoder.can_drop_rows:  # batches are padded to a power of two
+        limit = 2 ** (limit.bit_length() - 1) if limit else 0
+    return max(1, min(rows, limit))
 
 
 @torch.inference_mode()
@@ -363,7 +382,7 @@ def decode_stream(
             else:
                 new = decoder.embed(repeat_for_cfg(codes, config), n + 1)
                 active.x = torch.cat((active.x, new[:, None]), dim=1)
-                decoder.memory.release(cache)
+                decoder.release(cache)
                 logits, cache = decoder.prefill(active.x, active.padding, 0)
     except (RuntimeError, MemoryError) as error:
         if len(texts) > 1 or not is_oom(error):
@@ -374,7 +393,7 @@ def decode_stream(
         ) from error
     finally:  # also if the caller stops listening early
         if cache is not None:
-            decoder.memory.release(cache)
+            decoder.release(cache)
 
 
 def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
@@ -412,7 +431,7 @@ def sample_codes(
     cond_logits = logits
     if config.uses_cfg:
         cond_logits, uncond_logits = logits.chunk(2)
-        # Towards those with the text (Ho & Salimans 2022).
+        # Classifier-free guidance: towards the logits with the text (Ho & Salimans 2022).
         logits = torch.lerp(uncond_logits, cond_logits, config.guidance_scale)
         logits[:, c.start_code] = float("-inf")
     cond_logits[:, c.start_code] = float("-inf")

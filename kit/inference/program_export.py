@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -124,7 +125,10 @@ class Step(nn.Module):
 def run_layers(
     decoder: Decoder, x: Tensor, cache: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits (1, V), state (1, D), new keys and values (Q, layers, 2, H, d) of x (Q, D)."""
+    """Return logits (1, V), the state (1, D) and new keys and values (Q, layers, 2, H, d).
+
+    `x` (Q, D) are the new positions, `cache` (N, layers, 2, H, d) those before.
+    """
     new = []
     for index, layer in enumerate(decoder.layers):
         q, *written = layer.qkv(x, 1)  # (1, H, Q, d)
@@ -140,7 +144,10 @@ def run_layers(
 
 
 def traceable_parts(voice: Voice) -> tuple[dict[str, tuple], dict[str, Tensor]]:
-    """Return graphs (module, example inputs, dimensions that vary) and each speaker's latents."""
+    """Return the graphs of the GPT on the CPU, and each speaker's latents (K, D).
+
+    A graph is a module, examples of its inputs, and which of their dimensions vary.
+    """
     model = voice.model
     if model.final_norm.weight.device.type != "cpu":
         model = copy.deepcopy(model).cpu()
@@ -228,12 +235,9 @@ def export_onnx(
                 external_data=False,
                 verbose=False,
             )
-        for name in ("prompt", "step") if weights == "int8" else ():
-            full = (new / f"{name}.onnx").rename(new / f"{name}.fp32")
-            # A scale per column; 8 bits would overflow on x86 processors without VNNI.
-            how = {"op_types_to_quantize": ["MatMul"], "per_channel": True, "reduce_range": True}
-            quantization.quantize_dynamic(full, new / f"{name}.onnx", **how)
-            full.unlink()
+        if weights == "int8":
+            for name in ("prompt.onnx", "step.onnx"):
+                quantize(quantization, new / name)
         np.savez(new / "latents.npz", latents=torch.stack(list(latents.values())).numpy())
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
@@ -271,6 +275,19 @@ def require_supported(voice: Voice) -> None:
     size = sum(weight.numel() for weight in voice.model.parameters()) * 4
     if size > MAX_BYTES:
         raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
+
+
+def quantize(quantization: ModuleType, path: Path) -> None:
+    """Replace the matmuls with weights in the graph at `path` by int8 ones, a scale per column."""
+    full = path.rename(path.with_suffix(".fp32"))
+    quantization.quantize_dynamic(
+        full,
+        path,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=True,  # 8 bits overflow on x86 processors without VNNI
+    )
+    full.unlink()
 
 
 def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:

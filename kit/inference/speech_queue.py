@@ -71,7 +71,10 @@ class SpeechQueue:
         reference: tuple[Tensor, int] | None = None,
         streamed: bool = False,
     ) -> Job:
-        """Queue `text`, in the voice of a `reference`, waveform (L,) and Hz. Raises SpeechError."""
+        """Queue `text`; with a `reference`, waveform (L,) and sample rate, in that voice.
+
+        Raises SpeechError for a text, speaker or reference that cannot be used.
+        """
         parts = self.voice.parts(text)
         config = self.voice.within(config)
         if reference is None:
@@ -83,8 +86,13 @@ class SpeechQueue:
                 self.uploads += 1
                 speaker = f"upload {self.uploads}"
                 self.voice = self.voice.with_speaker(speaker, *reference)
-            facts = {"speaker": speaker, "own_speaker": reference is not None}
-            job = Job(parts=parts, config=config, streamed=streamed, **facts)
+            job = Job(
+                parts=parts,
+                speaker=speaker,
+                config=config,
+                own_speaker=reference is not None,
+                streamed=streamed,
+            )
             self.jobs.append(job)
             self.changed.notify()
         return job
@@ -148,8 +156,9 @@ class SpeechQueue:
         rows = self.voice.generate_parts(parts, speakers, jobs[0].config, BATCH_ROWS)
         for job, part, row in zip(jobs, parts, rows):
             wave = self.voice.sound(row.codes, row.states, job.speaker)
-            one = len(job.parts) == 1
-            job.chunks.put(wave if one else fade(wave, self.voice.codec.sample_rate))
+            if len(job.parts) > 1:
+                wave = fade(wave, self.voice.codec.sample_rate)
+            job.chunks.put(wave)
             self._finish_part(job, part, row.stopped)
 
     @torch.inference_mode()

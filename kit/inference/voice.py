@@ -36,7 +36,7 @@ from kit.text.normalize import normalize
 from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import BaseTokenizer
 
-PACE_TOLERANCE = 1.5  # the length limit over the slow pace of the recordings; longer is babble
+PACE_TOLERANCE = 1.5  # the length limit over the slow pace of the recordings
 MAX_REFERENCE_S = 30.0  # the rest of a longer reference is ignored
 STREAM_CODES = 4  # codes passed to the vocoder together
 
@@ -57,8 +57,9 @@ class Habits:
     @property
     def head(self) -> AlignmentHead | None:
         """The head of the model that follows the text, if known."""
-        head = AlignmentHead(self.alignment_layer, self.alignment_head)
-        return head if min(head) >= 0 else None
+        if min(self.alignment_layer, self.alignment_head) < 0:
+            return None
+        return AlignmentHead(self.alignment_layer, self.alignment_head)
 
     def with_alignment_head(self, head: AlignmentHead | None) -> "Habits":
         layer, number = head or (-1, -1)
@@ -105,7 +106,10 @@ class Voice:
         return self
 
     def in_format(self, weights: str = "", compile: bool = False) -> "Voice":
-        """Return this voice with a decoder in the number format `weights`; "": the device's own."""
+        """Return this voice with a decoder in CUDA graphs (on a GPU) or compiled.
+
+        `weights` is the number format; "": half precision on a GPU that has it, else fp32.
+        """
         weights = weights or default_format(self.model.final_norm.weight.device)
         decoder = self._decoder(weights=weights, compile=compile, graphs=True)
         return dataclasses.replace(self, decoder=decoder)
@@ -177,11 +181,17 @@ class Voice:
         return True
 
     def within(self, config: GenerateConfig) -> GenerateConfig:
-        """Return `config` limited to what this voice supports and to the pace of its recordings."""
+        """Return `config` limited to what this voice supports.
+
+        Guidance needs `text_dropout`, `reread` a code reader. The length limit follows the pace of
+        the recordings: anything longer is babble.
+        """
         config = without_unsupported_cfg(config, self.model.config)
-        reread = config.reread if self.reader else 0.0
-        limit = min(config.max_codes_per_text_id, PACE_TOLERANCE * self.habits.pace or math.inf)
-        return dataclasses.replace(config, reread=reread, max_codes_per_text_id=limit)
+        if self.reader is None:
+            config = dataclasses.replace(config, reread=0.0)
+        pace_limit = PACE_TOLERANCE * self.habits.pace or math.inf
+        limit = min(config.max_codes_per_text_id, pace_limit)
+        return dataclasses.replace(config, max_codes_per_text_id=limit)
 
     def reference(self, speaker: str) -> Tensor:
         if speaker not in self.references:
@@ -201,13 +211,17 @@ class Voice:
         return [segments[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
-        """Return the waveform (L,) of codes (N,) with their states (N, D); of no codes, silence."""
+        """Return the waveform (L,) of codes (N,), on the CPU; 50 ms of silence for no codes.
+
+        `states` (N, D) predicted the codes; needed if the codec decodes from them.
+        """
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
         if not self.decodes_from_states:
             return self.codec.decode(codes[None])[0].cpu()
-        more = {"states": None if states is None else states[None]}
-        return self.codec.decode(codes[None], **more, speaker=self.vector(speaker)[None])[0].cpu()
+        states = None if states is None else states[None]
+        speaker_vector = self.vector(speaker)[None]
+        return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
         if not self.codec.speaker_width:
@@ -265,7 +279,8 @@ class Voice:
     ) -> list[GeneratedCodes]:
         """Return every part's codes, batched by length; `config` is one that `within` returned."""
         ids = [self.ids(part.text) for part in parts]
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))  # long first: reuses memory
+        # The longest first: shorter ones reuse its memory.
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         decoder = self.ready()
         results = {}
         count = max(1, batch // config.rows_per_text)
@@ -284,8 +299,8 @@ class Voice:
     def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
         """Yield chunks (L,) of the waveform while its codes are being generated.
 
-        `best_of` and `retries` do not apply: audio cannot be taken back. Raises SpeechError at the
-        end if a part was truncated.
+        `best_of` and `retries` do not apply: audio cannot be taken back. Raises SpeechError
+        after the last chunk if a part was truncated at its length limit.
         """
         config = dataclasses.replace(self.within(config), best_of=1, retries=0)
         self.reference(speaker)
@@ -339,7 +354,9 @@ def remark(speech: Speech, config: GenerateConfig) -> str:
     if not speech.stopped:
         return truncated_message(speech.text)
     if speech.temperature < config.temperature:
-        return f"Made again at temperature {speech.temperature:g}: the first result had no end."
+        return (
+            f"Generated again at temperature {speech.temperature:g}: the first result had no end."
+        )
     if speech.guidance < config.guidance_scale:
         return (
             "Generated without guidance: this voice was trained without text dropout. Train it "

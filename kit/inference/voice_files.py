@@ -35,7 +35,9 @@ STALE = (
     "`sound()` of notebook 02_train to train it again"
 )
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
+MAX_MELS = 1024
 MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
+MAX_VECTOR_WIDTH = 8192
 MAX_SPEAKERS = 100_000
 HEADER = {
     "front_end": (dict, 0, 100),
@@ -119,7 +121,10 @@ def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict
 
 
 def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, **parts) -> Voice:
-    """Return the voice of parts read from `files`. Raises SpeechError unless they fit together."""
+    """Return the voice of `speakers` and `parts`, read from `files`.
+
+    Raises SpeechError, ending with `fix`, unless they fit together.
+    """
     voice = Voice(
         references=speakers.mels,
         front_end=make_front_end(speakers.front_end),
@@ -211,7 +216,10 @@ def save_references(
     vectors: dict[str, Tensor] | None = None,
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
-    """Write a `SpeakerReferences`, log-mels in fp16. Raises SpeechError for a reserved name."""
+    """Write a `SpeakerReferences` to `path`: log-mels in fp16, vectors in fp32.
+
+    Raises SpeechError for a reserved speaker name.
+    """
     for name in ("__metadata__", VECTORS):  # the first is safetensors' own
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
@@ -236,14 +244,17 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
         parts = checked(parts, HEADER, "its header")
         vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
         for name, mel in tensors.items():
-            require_matrix(f"the reference of {name!r}", mel, 1024, MAX_FRAMES)
-        require_matrix("the tensor of speaker vectors", vectors, MAX_SPEAKERS, 8192)
+            require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
+        what = "the tensor of speaker vectors"
+        require_matrix(what, vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
         if len(vectors) != len(parts["vectors"]):
             raise KitError(f"it has {len(vectors)} vectors for {len(parts['vectors'])} speakers")
         for name, frames in parts["pieces"].items():
             total = tensors[name].shape[1] if name in tensors else 0
             if sum(frames) != total:
-                raise KitError(f"reference of {name!r} has {total} frames, its segments {frames}")
+                raise KitError(
+                    f"the reference of {name!r} has {total} frames, its segments {frames}"
+                )
         # Copies: Windows cannot overwrite a file that is still memory-mapped.
         return SpeakerReferences(
             mels={name: mel.clone() for name, mel in tensors.items()},

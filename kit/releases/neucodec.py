@@ -1,10 +1,12 @@
 """Audio <-> codes with a released NeuCodec: 50 codes a second, of 65,536; output at 24 kHz.
 
 NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences. Its
-weights are under the Apache-2.0 licence, those of w2v-BERT 2.0 among them under MIT. It is not
-trained here. The decoder, 188 million parameters, is the kit's own and is in the codec file of a
-run and a voice. The encoder, 442 million, is that of transformers, an optional dependency, and is
-read from the release when a recording must be encoded, so speaking does not need it.
+weights are under the Apache-2.0 licence, those of w2v-BERT 2.0 among them under MIT. One file holds
+all 629,937,706 parameters, by the names that transformers reads. No code in it is executed.
+
+It is not trained here. The decoder, 188 million parameters, is the kit's own and is in the codec
+file of a run and a voice. The encoder, 442 million, is that of transformers, an optional
+dependency, and is read from the release only to encode recordings, so speaking does not need it.
 
 Shapes: B batch, L samples, N codes, C channels, F frequency bins, n samples of a window, T mel
 frames, M mels.
@@ -163,8 +165,10 @@ class NeuCodec(nn.Module, Codec):
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         require_codes(codes, self.vocab_size)
-        block, count = self.config.block, codes.shape[1]
-        cuts = range(block - first % block, count, block)  # where positions divide by the block
+        block = self.config.block
+        count = codes.shape[1]
+        # Blocks begin where positions in the utterance are multiples of `block`.
+        cuts = range(block - first % block, count, block)
         windows = []
         for start, end in itertools.pairwise([0, *cuts, count]):
             begin = max(0, start - self.config.before)
@@ -274,7 +278,8 @@ class NeuCodecDecoder(nn.Module):
 
     def __init__(self, config: NeuCodecConfig):
         super().__init__()
-        width, heads = config.width, config.heads
+        width = config.width
+        heads = config.heads
         self.fc = nn.Linear(config.latent_width, width)
         self.embed = nn.Conv1d(width, width, 7, padding=3)
         self.prior_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
@@ -301,7 +306,8 @@ def encoder_unavailable() -> str:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         return f"transformers is not installed ({HOW_TO_INSTALL})"
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (5, 17):
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < (5, 17):  # the first with NeuCodec
         return f"transformers {version} has no NeuCodec yet ({HOW_TO_INSTALL}, and restart)"
     return ""
 
@@ -337,22 +343,34 @@ def library_tensors(config: NeuCodecConfig) -> dict[str, Tensor]:
 def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
     from transformers import NeuCodecModel
 
-    safe = {"local_files_only": True, "use_safetensors": True}
-    settings = library_settings(config)
-    model = NeuCodecModel.from_pretrained(folder, config=settings, dtype=torch.float32, **safe)
+    model = NeuCodecModel.from_pretrained(
+        folder,
+        config=library_settings(config),
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+    )
     del model.acoustic_decoder
     return model.eval()
 
 
 def semantic_features(wave: Tensor) -> Tensor:
-    """Waveform (L,) of 16 kHz -> normalised log-mels, two frames side by side, (N, 2 M)."""
-    wave = wave[None].float() * 2**15  # as 16-bit samples
-    rate = ENCODER_SAMPLE_RATE
-    range_hz = {"sample_frequency": rate, "low_freq": 20.0, "high_freq": rate / 2}
-    settings = {"num_mel_bins": N_MELS, "window_type": "povey", "dither": 0.0}
-    mel = import_torchaudio().compliance.kaldi.fbank(wave, **range_hz, **settings)  # (T, M)
+    """Waveform (L,) of 16 kHz -> log-mels, two frames side by side, (N, 2 M).
+
+    Kaldi's filter bank of 16-bit samples, each mel with mean 0 and variance 1 over the clip.
+    """
+    mel = import_torchaudio().compliance.kaldi.fbank(
+        wave[None].float() * 2**15,
+        num_mel_bins=N_MELS,
+        sample_frequency=ENCODER_SAMPLE_RATE,
+        window_type="povey",
+        dither=0.0,
+        low_freq=20.0,
+        high_freq=ENCODER_SAMPLE_RATE / 2,
+    )  # (T, M)
     mel = (mel - mel.mean(0)) / (mel.var(0) + 1e-7).sqrt()
-    return mel[: len(mel) // 2 * 2].reshape(-1, 2 * N_MELS)
+    codes = len(mel) // 2
+    return mel[: 2 * codes].reshape(codes, 2 * N_MELS)
 
 
 def encode_clip(encoder: nn.Module, wave: Tensor) -> Tensor:
@@ -413,7 +431,10 @@ def require_version(folder: Path, config: NeuCodecConfig) -> str:
 
 
 def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
-    """Raise KitError, naming them, unless the file's header has exactly the tensors of `wanted`."""
+    """Raise KitError, naming them, unless the file has exactly the tensors of `wanted`.
+
+    Only its header is read; `wanted` may be on the meta device.
+    """
     path = folder / WEIGHTS_FILE
     stored = {}
     with opened(path) as file:

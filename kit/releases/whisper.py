@@ -1,7 +1,8 @@
 """Whisper (Radford et al. 2022) as a recogniser: a hundred languages, without training.
 
-It runs in faster-whisper, an optional dependency. It returns words and their times, but no
-probabilities of letters: the letters of a word are spread evenly over its time, as a CTC output.
+It runs in faster-whisper, an optional dependency that is imported for the first transcript. Whisper
+returns words and their times, but no probabilities of letters. So the letters of a word are spread
+evenly over its time, in the form of a CTC output, and Whisper can replace the kit's own recogniser.
 
 Shapes: L samples, S output frames, A alphabet + blank, N characters.
 """
@@ -28,6 +29,11 @@ from kit.text.normalize import letters, normalize
 
 RATE_HZ = 16_000
 FRAME_S = 0.02
+# Limits of a transcript: from unintelligible audio Whisper may repeat itself for minutes.
+TOKENS_PER_S = 12
+TOKENS = 20
+WINDOW_S = 30  # length of Whisper's input
+REPETITIVE = 2.4  # compression ratio of a text beyond which OpenAI's code rejects it, too
 SIZES = ("tiny", "base", "small", "medium", "large-v3")
 FILES = ("model.bin", "config.json", "tokenizer.json")
 VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
@@ -84,7 +90,9 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
     def __init__(self, folder: Path, language: str, alphabet: str, model_sha256: str):
         super().__init__()
         self.folder = Path(folder)
-        self.language, self.alphabet, self.model_sha256 = language, alphabet, model_sha256
+        self.language = language
+        self.alphabet = alphabet
+        self.model_sha256 = model_sha256
         self.spoken = language.lower().replace("_", "-").split("-")[0]  # as Whisper names it
 
     @cached_property
@@ -128,7 +136,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         text = " ".join(" ".join(segment.text for segment in segments).replace("|", " ").split())
         if not letters(normalize(text, self.language)):
             return Transcript(problem="no speech, Whisper says")
-        if max(segment.compression_ratio for segment in segments) > 2.4:  # as OpenAI's code
+        if max(segment.compression_ratio for segment in segments) > REPETITIVE:
             return Transcript(problem=f"Whisper repeats itself: {shorten(text, 60)}")
         tokens = [len(segment.tokens) + 1 for segment in segments]  # and the end's
         log_probs = [segment.avg_logprob * count for segment, count in zip(segments, tokens)]
@@ -138,7 +146,8 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     def _recognize(self, wave: Tensor) -> RecognizerOutput:
         frames = max(1, math.ceil(len(wave) / RATE_HZ / FRAME_S))
-        ids, times = [], []
+        ids = []
+        times = []
         segments = self._segments(wave, timed=True)
         for word in [word for segment in segments for word in segment.words]:
             text = self.spelt(word.word).replace(" ", "")
@@ -155,7 +164,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         """Return faster-whisper's segments of `wave` (L,) of 16 kHz; those of no speech are not."""
         if len(wave) < 0.1 * RATE_HZ:  # it contains no word
             return []
-        window_s = min(30, len(wave) / RATE_HZ)  # of Whisper's input
+        longest_s = min(WINDOW_S, len(wave) / RATE_HZ)
         segments, _ = self.model.transcribe(
             wave.detach().float().cpu().clamp(-1, 1).numpy(),
             language=self.spoken,
@@ -164,8 +173,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
             condition_on_previous_text=False,
             without_timestamps=not timed,
             word_timestamps=timed,
-            # From unintelligible audio it may repeat itself for minutes.
-            max_new_tokens=round(12 * window_s) + 20,
+            max_new_tokens=round(TOKENS_PER_S * longest_s) + TOKENS,
         )
         return list(segments)
 
@@ -196,7 +204,7 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     for char, place in zip(ids, places):
         if place >= 0:  # below 0: more characters than frames
             labels[place] = char
-    # Each is by 4 nats more probable than any other.
+    # The recognised character's log-probability is 4 above that of any other.
     return (4.0 * torch.nn.functional.one_hot(labels, letters_count + 1)).log_softmax(-1)
 
 

@@ -53,7 +53,8 @@ def diagnose(
 ) -> dict[str, str]:
     """What holds the newest steps of a log back, costliest first: {cause: sentence with its fix}.
 
-    `on` names the switches that run; `workers` is the setting. Empty for less than FEWEST steps.
+    `on` names the switches that run; `workers` is the setting. Empty for a healthy run and for less
+    than FEWEST steps.
     """
     timed = timed_rows(rows)
     recent = timed[-RECENT:]

@@ -154,8 +154,11 @@ class StepProfiler:
         self.status = ""  # a sentence
 
     def request(self) -> None:
-        """Profile the steps to come; from any thread, the first time from that of the imports."""
-        if not self.ready:  # torch's profiler complains if it is set up in another thread
+        """Profile the steps to come; from any thread, the first time from that of the imports.
+
+        torch's profiler complains where it is set up in another thread than torch was imported in.
+        """
+        if not self.ready:
             self.ready = True
             silence_profiler()
             first = new_profile()

@@ -45,7 +45,7 @@ class Workload:
     finetuning: Finetuning = FULL  # what trains
     precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
     text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
-    codes: int = 0  # likewise
+    codes: int = 0  # of the longest row; 0: as many as the model has positions for
     max_memory_fraction: float = 0.9  # share of the device's memory the run may use
 
     def __post_init__(self):
@@ -169,23 +169,30 @@ def preflight(work: Workload) -> Verdict:
 
 
 def largest_micro_batch(work: Workload) -> Verdict:
-    """The verdict on the most rows of a pass that fit, bisected. Raises KitError if none does."""
+    """The verdict on the most rows of a pass that fit: a divisor of the effective batch, bisected.
+
+    Raises KitError when not even one row fits.
+    """
     sizes = divisors(work.data.effective_batch)
     best = None
     while sizes:
         middle = len(sizes) // 2
         verdict = preflight(work.with_rows(sizes[middle]))
-        best = verdict if verdict.fits else best
-        sizes = sizes[middle + 1 :] if verdict.fits else sizes[:middle]
+        if verdict.fits:
+            best = verdict
+            sizes = sizes[middle + 1 :]
+        else:
+            sizes = sizes[:middle]
     if best is None:
         raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
     return best
 
 
 def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:
-    """Return a note on settings `chosen` since `work` was `checked`; "" if its plan needs no more.
+    """Return a note on settings `chosen` after `work` was `checked`; "" if none is needed.
 
-    Raises KitError if they do not fit, with the changed settings and a fix.
+    Settings whose plan needs no more memory pass at once; others get their own preflight. Raises
+    KitError if they do not fit, with the changed settings and a fix.
     """
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
         return ""
@@ -219,8 +226,9 @@ def milder(work: Workload) -> Iterator[Workload]:
     costs a third of a step, an average in the CPU's memory a copy, moments in 8 bits some
     exactness, passes of few rows the most time.
     """
-    half = work.speed.mixed_precision or work.precision != "fp32"  # else it would change nothing
-    free = dataclasses.replace(work.speed, sdpa=True, mixed_precision=half)
+    free = dataclasses.replace(work.speed, sdpa=True)
+    if work.precision != "fp32":  # else it would change nothing here
+        free = dataclasses.replace(free, mixed_precision=True)
     recompute = dataclasses.replace(free, gradient_checkpointing=True)
     offload = work.speed.ema and work.hw.device == "cuda"
     away = dataclasses.replace(recompute, ema_offload=offload)
@@ -228,10 +236,11 @@ def milder(work: Workload) -> Iterator[Workload]:
     small = dataclasses.replace(away, adamw_8bit=eight_bit or away.adamw_8bit)
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
     many = [n for n in rows if 4 * n >= work.data.micro_batch]
-    slower = (recompute, away, small)
-    order = [*itertools.product((free, *slower), many)]
-    order += itertools.product(slower, [n for n in rows if n not in many])
-    return (dataclasses.replace(work.with_rows(n), speed=speed) for speed, n in order)
+    few = [n for n in rows if 4 * n < work.data.micro_batch]
+    order = [*itertools.product((free, recompute, away, small), many)]
+    order += itertools.product((recompute, away, small), few)
+    for speed, micro_batch in order:
+        yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
 
 
 def changed_settings(work: Workload, other: Workload) -> list[str]:
@@ -272,7 +281,10 @@ def trial_peak(work: Workload) -> PeakMemory | None:
 
 
 def two_steps(work: Workload) -> float:
-    """Train a throwaway for two steps; return the seconds of the second, which has moments."""
+    """Train a throwaway model for two steps; return the seconds of the second.
+
+    Only that one has the optimizer's moments.
+    """
     speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
     with torch.device(work.hw.device):
         model = SpeechGPT(work.model)
@@ -282,9 +294,10 @@ def two_steps(work: Workload) -> float:
     half = state.scaler.is_enabled()
     state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
     step = work.step
+    texts = [[0] * step.text_ids] * step.rows
+    codes = [[0] * step.codes] * step.rows
     cond = torch.randn(step.rows, work.model.n_mels, step.reference_frames)
-    rows = [[0] * step.text_ids] * step.rows, [[0] * step.codes] * step.rows, cond
-    micro = pack(work.model, *rows, step.length)
+    micro = pack(work.model, texts, codes, cond, step.length)
     # Two passes stand for however many there are.
     batch = EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
     for _ in range(2):
@@ -324,7 +337,10 @@ def trial_rows(
     batches: Sequence[EffectiveBatch],
     threads: int,
 ) -> list[dict]:
-    """Log rows of a real step on each of `batches`, which should be of usual length; saves none."""
+    """Log rows of one real step on each of `batches` of a new model; nothing is saved.
+
+    The batches should be of usual length: the run itself may begin with short sentences.
+    """
     torch.set_num_threads(threads)
     speed = dataclasses.replace(speed, compile=False)
     # The run itself may be shorter than the trial, and nothing stops the trial early.

@@ -6,6 +6,8 @@ purpose. A switch is judged by what it changed where it was added to those befor
 `search` looks for the settings that train fastest under a person's target, by coordinates: one
 setting at a time is varied while the others stay, until none helps any more. The values of a
 setting are compared by successive halving: all of them for a few steps, the better half for more.
+It trains nothing itself: `measure` does.
+
 What moves the loss is refused: a switch must not, and the effective batch stays.
 """
 
@@ -41,13 +43,15 @@ TRIAL_HEAD += ("loss", "change", "ran, or why not")
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
 MOST_LOSS = 0.10  # of steps/s, for such a saving
-# Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
-# the slower the CPU and the disk, and a trial's rows are already in memory.
+# Kept unless they cost more than LEAST_GAIN: preparing batches while the GPU computes helps most
+# where the CPU or the disk is slow. A trial does not show that: its rows are already in memory.
 ON_BY_DEFAULT = ("pinned_memory",)
 SETS = ("baseline", "alone", "added", "all")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
-UNITS = {"memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6}}  # bytes
-UNITS["step"] = {"s": 1.0, "ms": 1e-3}  # seconds
+UNITS = {
+    "memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6},  # bytes
+    "step": {"s": 1.0, "ms": 1e-3},  # seconds
+}
 SEARCH_HEAD = ("settings", "steps", "step", "memory", "loss change", "why not")
 FEWEST = 4  # steps of a first comparison
 TOO_SLOW = 1.25  # times the best's seconds after a few steps: not measured further
@@ -60,7 +64,7 @@ class Advice(NamedTuple):
 
 
 def recommend(hw: Hardware) -> list[Advice]:
-    """What suits `hw`, one line a setting."""
+    """Return the settings recommended for `hw`, each with its reason."""
     table = read_yaml(DEVICES)
     settings = table["cpu"]
     if hw.capability:
@@ -130,43 +134,48 @@ def compare(
     variants: Sequence[Variant],
     results: list[dict],
     dropout: float,
-    peak_tokens_per_s: float = math.inf,  # if it did nothing but matmuls; inf: unknown
+    peak_tokens_per_s: float = math.inf,
 ) -> list[Trial]:
-    """A row for each variant, from the results of all rounds; `dropout` is the model's."""
+    """A row for each variant, from the results of all rounds; `dropout` is the model's.
+
+    `peak_tokens_per_s` is what the device would reach if it did nothing but matmuls; inf: unknown.
+    """
     baseline = _median_round(results, ())
-    rows = []
+    trials = []
     for variant in variants:
         names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
         mine = [r for r in results if tuple(r["on"]) == variant.on]
         failed = [r["error"] for r in mine if "error" in r]
-        row = _median_round(results, variant.on)
-        if variant.reason or failed or row is None:
+        median = _median_round(results, variant.on)
+        if variant.reason or failed or median is None:
             reason = variant.reason or (failed or ["not measured yet"])[0]
-            rows.append(Trial(**names, reason=reason))
+            trials.append(Trial(**names, reason=reason))
             continue
-        tolerance = max(TOLERANCE[row["precision"]], TF32_TOLERANCE * ("tf32" in variant.on))
+        tolerance = TOLERANCE[median["precision"]]
+        if "tf32" in variant.on:
+            tolerance = max(tolerance, TF32_TOLERANCE)
         if dropout and {"sdpa", "compile"} & {*variant.on}:
             tolerance = DROPOUT_TOLERANCE
         # A step that fp16 skipped while it looked for its scale is missing from the curve.
-        alike = baseline and baseline["skipped"] == row["skipped"]
+        alike = baseline and baseline["skipped"] == median["skipped"]
         seconds = [r["seconds"] for r in mine]
         trial = Trial(
             **names,
-            steps_per_s=row["steps"] / row["seconds"],
-            spread=(max(seconds) - min(seconds)) / row["seconds"],
-            tokens_per_s=row["tokens"] / row["seconds"],
-            mfu=row["tokens"] / row["seconds"] / peak_tokens_per_s or None,
-            peak_memory_bytes=row["peak_memory_bytes"],
+            steps_per_s=median["steps"] / median["seconds"],
+            spread=(max(seconds) - min(seconds)) / median["seconds"],
+            tokens_per_s=median["tokens"] / median["seconds"],
+            mfu=median["tokens"] / median["seconds"] / peak_tokens_per_s or None,
+            peak_memory_bytes=median["peak_memory_bytes"],
             warmup_s=max(r["warmup_s"] for r in mine),
             recompilations=max(r["recompilations"] for r in mine),
-            loss=row["loss"],
-            loss_change=row["loss"] / baseline["loss"] - 1 if alike else None,
+            loss=median["loss"],
+            loss_change=median["loss"] / baseline["loss"] - 1 if alike else None,
             tolerance=tolerance,
-            ran=f"{row['precision']}, {row['attention']}",
-            reason="; ".join(row["notes"]),
+            ran=f"{median['precision']}, {median['attention']}",
+            reason="; ".join(median["notes"]),
         )
-        rows.append(trial)
-    return rows
+        trials.append(trial)
+    return trials
 
 
 def _median_round(results: list[dict], on: tuple) -> dict | None:
@@ -209,14 +218,17 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     (name,) = row.on
     ends = sorted((on for on in ran if on and on[-1] == name), key=len)
     pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
-    if pairs:  # the one in most company is nearest to the set that will run
+    if pairs:  # the pair with the most other switches is nearest to the set that will run
         keep, reason = _judge(name, *pairs[-1], goal)
     elif ran and () not in ran and name in min(ran, key=len):
-        keep, reason = True, "the smallest set that ran here has it"
+        keep = True
+        reason = "the smallest set that ran here has it"
     elif name in ON_BY_DEFAULT and row.reason == LEFT_OUT:
-        keep, reason = True, f"on by default; {LEFT_OUT}"
+        keep = True
+        reason = f"on by default; {LEFT_OUT}"
     else:
-        keep, reason = False, row.reason or "not measured"
+        keep = False
+        reason = row.reason or "not measured"
     return Decision(name=name, label=row.label, on=keep, reason=reason)
 
 
@@ -243,8 +255,8 @@ def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str
 def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> list[Decision]:
     """Take another measured set if it is faster than the chosen one, which is the last of `rows`.
 
-    It must be faster by more than the rounds differ; the baseline only as fast. Switches that help
-    one after another may not help together.
+    It must be faster by more than the rounds differ; the baseline need only be as fast. Switches
+    that help one after another may not help together.
     """
     baseline, together = rows[0], rows[-1]
     same = [r for r in rows[:-1] if r.kind in SETS and r.loss and r.parity is not False]
@@ -317,7 +329,7 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a person allows a step."""
+    """The limits on a step that a person asks for."""
 
     memory: float = math.inf  # bytes
     step: float = math.inf  # seconds
@@ -358,7 +370,7 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
     """Judge `figures` of a trial against those of the `start` after as many steps."""
     if "error" in figures:
         return Tried(work, steps, reason=figures["error"])
-    # All see the same batches, and the median passes over moments in which others computed.
+    # All trials see the same batches, and the median ignores moments of other load.
     step_s = statistics.median(figures["step_seconds"])
     memory_bytes = max(work.planned_bytes, figures["peak_memory_bytes"])
     loss_change = figures["loss"] / start["loss"] - 1
@@ -373,13 +385,15 @@ def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target
 
 
 def fastest(turns: Sequence[dict]) -> dict:
-    """Figures of several trials of one setting as one: each step as fast as it was once."""
+    """Return the figures of several trials of one setting as one, with the least time of each step.
+
+    Other load on the machine only makes a step slower.
+    """
     failed = [figures for figures in turns if "error" in figures]
     if failed:
         return failed[0]
-    # What else the machine does only makes a step slower.
     steps = zip(*(figures["step_seconds"] for figures in turns))
-    return turns[0] | {"step_seconds": list(map(min, steps))}
+    return turns[0] | {"step_seconds": [min(seconds) for seconds in steps]}
 
 
 def is_better(new: Tried, old: Tried) -> bool:
@@ -451,9 +465,13 @@ def rank(row: Tried) -> tuple:
 
 def survivors(rows: list[Tried], best: Tried) -> list[Tried]:
     """The better half of `rows`, without those that are refused or much slower than `best`."""
-    half = [row for row in sorted(rows, key=rank)[: (len(rows) + 1) // 2] if not row.reason]
-    fast = [row for row in half if not row.excess and row.step_s <= TOO_SLOW * best.step_s]
-    return [row for row in half if row in fast or row.excess < best.excess]
+    half = sorted(rows, key=rank)[: (len(rows) + 1) // 2]
+    return [
+        row
+        for row in half
+        if not row.reason
+        and (row.excess < best.excess or (row.excess == 0 and row.step_s <= TOO_SLOW * best.step_s))
+    ]
 
 
 def variations(work: Workload, axis: list[dict] | None) -> list[Workload]:
@@ -507,7 +525,10 @@ def tried_cells(rows: Sequence[Tried], start: Workload, off: list[tuple[str, str
 
 
 def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    """`preflight` in a process of its own, and the device's free bytes. KitError where it dies."""
+    """Return `preflight`'s verdict, from a process of its own, and the device's free bytes.
+
+    Raises KitError if the process dies.
+    """
     return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
 
 

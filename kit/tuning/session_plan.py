@@ -176,9 +176,10 @@ def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
     epochs = config.max_steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
     text = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
+    if not config.end_patience:
+        return text
     judged = "gate evaluations" if config.gate_every else "validations"
-    early = f"; {config.end_patience} {judged} without improvement end it early"
-    return text + early if config.end_patience else text
+    return f"{text}; {config.end_patience} {judged} without improvement end it early"
 
 
 def shortened(
@@ -233,7 +234,7 @@ def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str
     """What to change where checkpoints need more than `whole_bytes`."""
     limit = config.save_total_limit
 
-    def fitting(kind: str) -> int:  # checkpoints that can be kept
+    def fitting(kind: str) -> int:  # checkpoints that can be kept; 0: not one
         return next((n for n in range(limit, 0, -1) if sizes.most_bytes(kind, n) <= whole_bytes), 0)
 
     keep = fitting(config.checkpoint)
@@ -283,10 +284,13 @@ def _saving_advice(config: TrainConfig, per_step_s: float, limits: SessionLimits
     if left <= every or not bearable_s < between_s < limits.session_s:
         return ""
     fewer = max(1, int(bearable_s / per_step_s))
-    line = f"A disconnect may cost {clock(between_s)} of work: set `save_steps` to {fewer:,}"
-    return f"{line} or less (now {every:,})."
+    return (
+        f"A disconnect may cost {clock(between_s)} of work: set `save_steps` to {fewer:,}"
+        f" or less (now {every:,})."
+    )
 
 
 def _size(count_bytes: float) -> str:
-    small = abs(count_bytes) < 1e9
-    return f"{count_bytes / 1e6:.1f} MB" if small else f"{count_bytes / 1e9:.1f} GB"
+    if abs(count_bytes) < 1e9:
+        return f"{count_bytes / 1e6:.1f} MB"
+    return f"{count_bytes / 1e9:.1f} GB"

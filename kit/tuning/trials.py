@@ -79,7 +79,10 @@ class Task:
 
 
 def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> Task:
-    """A preset's model and settings on `rows`, or on rows of up to a quarter of its positions."""
+    """A preset's model and settings on `rows`.
+
+    Without rows: their lengths go up to a quarter of what the model has positions for.
+    """
     model = build(GPTConfig, preset["model"])
     train = build(TrainConfig, preset["train"])
     data = build(DataConfig, preset["data"])
@@ -165,7 +168,7 @@ def names_of(speed: SpeedConfig) -> tuple[str, ...]:
     """The inverse of `speed_of`."""
     defaults = vars(SpeedConfig())
     changed = {name: value for name, value in vars(speed).items() if value != defaults[name]}
-    return tuple(n if value is True else f"{n}={value}" for n, value in changed.items())
+    return tuple(name if value is True else f"{name}={value}" for name, value in changed.items())
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -193,7 +196,10 @@ def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
 
 
 def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
-    """Arrays of each micro-batch of `make_batches`: text ids, codes, references, padded length."""
+    """Of each micro-batch of `make_batches`: text ids, codes, references, padded length.
+
+    They are arrays, as rows of the code cache are.
+    """
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + batching.EXTRA_TOKENS for text, codes in task.rows]
@@ -222,7 +228,8 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     """Train with `on`, as `speed_of` reads it; returns the figures of the steps after the warm-up.
 
-    Peak memory is the allocator's on a GPU, on a CPU the process's over that before the model.
+    Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
+    memory over what it held before the model was made.
     """
     torch.set_num_threads(task.threads)
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
@@ -231,9 +238,12 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         model = SpeechGPT(task.model)
     # The run's settings for a few steps that do learn, with no validation in between.
     total = config.warmup_steps + config.steps
-    fewer = {"warmup_steps": min(task.train.warmup_steps, config.warmup_steps)}
-    fewer |= dict.fromkeys(("max_steps", "eval_steps"), total + 1)
-    settings = dataclasses.replace(task.train, **fewer)
+    settings = dataclasses.replace(
+        task.train,
+        max_steps=total + 1,
+        eval_steps=total + 1,
+        warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
+    )
     trainer = Trainer(model, settings, speed_of(on), task.hw, task.finetuning.without_phases())
     precision = trainer.applied.precision
     few_shapes = switches.wants_few_shapes(task.hw.device, precision, "compile" in on)

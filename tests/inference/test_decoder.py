@@ -56,7 +56,7 @@ def decoded(decoder: Decoder, texts, codes, cond) -> torch.Tensor:
     found = [logits.clone()]
     for n, column in enumerate(codes.T.contiguous()):
         found.append(decoder.decode_one(column, n + 1, cache).clone())
-    decoder.memory.release(cache)
+    decoder.release(cache)
     return torch.stack(found, dim=1)
 
 
@@ -330,7 +330,7 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
                 found.append(decoder.decode_one(code[None], n + 1, cache))
                 if n == 3:  # a whole text is spoken in between, in memory of its own
                     torch.testing.assert_close(decoded(decoder, *other), alone[1 - first])
-            decoder.memory.release(cache)
+            decoder.release(cache)
         torch.testing.assert_close(torch.stack(found, dim=1), alone[first])
         assert decoder.memory.owns(cache.layers)
     assert len(decoder.compiled.ready) == 1

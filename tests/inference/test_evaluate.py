@@ -69,7 +69,7 @@ def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypat
 
 
 def test_transcripts_keep_their_order_and_no_wave_is_silence(recognizer, monkeypatch):
-    monkeypatch.setattr(evaluate, "WAVES", 4)
+    monkeypatch.setattr(evaluate, "TRANSCRIBE_BATCH", 4)
     clips = [*waves()[:4] * 2, torch.zeros(0), torch.zeros(1024)]
     transcripts = evaluate.transcribe(recognizer, clips, RATE)
     assert transcripts[:4] == transcripts[4:8] and len(set(transcripts[:4])) == 4

@@ -210,5 +210,5 @@ def test_a_damaged_vocabulary_is_reported_and_of_none_where_it_comes_from(path, 
         with pytest.raises(KitError, match=r"vocab\.json is not an XTTS vocabulary"):
             load(path)
     path.unlink()
-    with pytest.raises(KitError, match=r"There is no .*vocab\.json: copy .* or the file"):
+    with pytest.raises(KitError, match=r"There is no .*vocab\.json: copy .* it was trained with"):
         load(path)

@@ -3,8 +3,9 @@
 The states (Barrault et al. 2023) are quantised by MaskGCT's codec: about 50 codes a second, of
 8,192. It only encodes: sound is made by the package from codes and the GPT's states. The same
 states, normalised, are what the GPT is conditioned on, so a recording's codes and its reference
-come from one pass. The quantiser and the conditioning encoders are classes of the package
-`indextts2-inference`, which is optional and under bilibili's own licence.
+come from one pass. w2v-BERT is transformers'; the quantiser and the conditioning encoders are the
+classes of the package `indextts2-inference`, which is optional and under bilibili's own licence.
+The weights of w2v-BERT and the quantiser are in the codec file of a run.
 
 Shapes: B batch, L samples, T frames and as many codes, F features, D width, C channels.
 """
@@ -30,6 +31,7 @@ from kit.releases.xtts_v2.model import fill_module
 
 FEATURES = 1024  # width of w2v-BERT 2.0's states; the package has it as a constant
 EMOTION_WIDTH = 1024  # of the emotion's one latent, likewise
+LENGTH_LATENTS = 2  # after the speaker's
 SAMPLE_RATE = 16_000
 HOP = 320  # samples of a code
 SPEAKS = (
@@ -153,10 +155,14 @@ def w2v_bert(config: IndexTTS2CodecConfig) -> nn.Module:
     package("gpt.model_v2")  # a sentence where it is missing
     from transformers import Wav2Vec2BertConfig, Wav2Vec2BertModel
 
-    sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.semantic_hidden}
-    sizes |= {"num_hidden_layers": config.layer, "num_attention_heads": config.semantic_heads}
-    # Masking is for its own training.
-    return Wav2Vec2BertModel(Wav2Vec2BertConfig(mask_time_prob=0.0, **sizes))
+    settings = Wav2Vec2BertConfig(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layer,
+        num_attention_heads=config.semantic_heads,
+        intermediate_size=config.semantic_hidden,
+        mask_time_prob=0.0,  # masking is for its own training
+    )
+    return Wav2Vec2BertModel(settings)
 
 
 def quantiser(config: IndexTTS2CodecConfig) -> nn.Module:
@@ -179,19 +185,27 @@ def load_indextts2_codec(folder: Path, settings: dict, fetch: Callable) -> Index
         own = folder / subfolder / "model.safetensors"
         files.append(own if own.is_file() else fetch(repository, name))
     codec = IndexTTS2Codec(config)
-    upper = [f"encoder.layers.{i}." for i in range(config.layer, 24)]  # above what is taken
-    unused = ((*upper, "masked_spec_embed"), "decoder.")
-    for file, module, left_out in zip(files, (codec.semantic, codec.quantiser), unused):
-        tensors = {n: t for n, t in read_tensors(file).items() if not n.startswith(left_out)}
-        problems = describe_mismatch(tensors, module.state_dict())
-        if problems:
-            raise KitError(
-                f"{file} is not the file that IndexTTS2 encodes with; {problems}. Take it from "
-                "facebook/w2v-bert-2.0, or amphion/MaskGCT."
-            )
-        fill_module(module, tensors, file)
+    below = tuple(f"encoder.layers.{i}." for i in range(config.layer))
+    semantic = {
+        name: tensor
+        for name, tensor in read_tensors(files[0]).items()
+        if name.startswith(below) or not name.startswith(("encoder.layers.", "masked_spec_embed"))
+    }
+    _fill(codec.semantic, semantic, files[0])
+    quantised = {n: t for n, t in read_tensors(files[1]).items() if not n.startswith("decoder.")}
+    _fill(codec.quantiser, quantised, files[1])
     codec.mean, codec.std = (nn.Buffer(each) for each in load_stats(folder))
     return codec.eval()
+
+
+def _fill(module: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    problems = describe_mismatch(tensors, module.state_dict())
+    if problems:
+        raise KitError(
+            f"{file} is not the file that IndexTTS2 encodes with; {problems}. Take it from "
+            "facebook/w2v-bert-2.0, or amphion/MaskGCT."
+        )
+    fill_module(module, tensors, file)
 
 
 # --- conditioning ---------------------------------------------------------------------------------
@@ -209,7 +223,7 @@ class IndexTTS2Conditioner(nn.Module):
         d = config.width
         speaker, emotion = config.conformers[:5], config.conformers[5:]
         self.conditioning_encoder = conformer(*speaker[:4])
-        self.perceiver_encoder = perceiver(d, config.latents - 2, speaker)  # 2 are of the length
+        self.perceiver_encoder = perceiver(d, config.latents - LENGTH_LATENTS, speaker)
         self.emo_conditioning_encoder = conformer(*emotion[:4])
         self.emo_perceiver_encoder = perceiver(EMOTION_WIDTH, 1, emotion)
         self.emovec_layer = nn.Linear(EMOTION_WIDTH, d)
@@ -249,9 +263,14 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
 
 
 def conformer(width: int, hidden: int, heads: int, blocks: int) -> nn.Module:
-    sizes = {"output_size": width, "linear_units": hidden, "attention_heads": heads}
-    encoder = package("gpt.conformer_encoder").ConformerEncoder
-    return encoder(FEATURES, num_blocks=blocks, input_layer="conv2d2", **sizes)
+    return package("gpt.conformer_encoder").ConformerEncoder(
+        input_size=FEATURES,
+        output_size=width,
+        linear_units=hidden,
+        attention_heads=heads,
+        num_blocks=blocks,
+        input_layer="conv2d2",
+    )
 
 
 def perceiver(width: int, latents: int, encoder: tuple[int, ...]) -> nn.Module:

@@ -48,9 +48,14 @@ SIZES = {
 EXTRA = {"text_vocab": 1, "max_text": 2, "max_code": 3}
 ENCODERS = ("condition_module", "emo_condition_module")
 ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks", "perceiver_mult")
-# What the kit's sequence and conditioning are made for, where it is the package's default, too.
-DEFAULTS = {"condition_num_latent": LATENTS - 2, "max_conditioning_inputs": 1, "types": 1}
-DEFAULTS |= {"use_mel_codes_as_input": True, "train_solo_embeddings": False}
+# What the kit's sequence and conditioning are made for; these are also the package's defaults.
+DEFAULTS = {
+    "condition_num_latent": LATENTS - 2,
+    "max_conditioning_inputs": 1,
+    "use_mel_codes_as_input": True,
+    "train_solo_embeddings": False,
+    "types": 1,
+}
 SAFE_FILE = "gpt.safetensors"
 STATS_FILE = "wav2vec2bert_stats.pt"
 
@@ -67,7 +72,11 @@ class IndexTTS2:
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
-    """Read the IndexTTS2 in the folder, or with the weights, `path`. Raises KitError."""
+    """Read the IndexTTS2 in the folder `path`, or with the weights in the file `path`.
+
+    Raises KitError or DamagedFileError for files that are missing, damaged, of version 2.5 or do
+    not match.
+    """
     path = Path(path)
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors = _read_weights(file)
@@ -148,13 +157,18 @@ def save_indextts2(
         xtts.write_torch(new / WEIGHTS_FILE, tensors)
         with atomic_path(new / SAFE_FILE) as temporary:
             save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
-        sizes = {name: getattr(config, n) - EXTRA.get(n, 0) for n, name in SIZES.items()}
-        settings = release.settings | {"gpt": release.settings["gpt"] | sizes}
+        settings = updated_config(release.settings, config)
         write_atomic(new / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False))
         write_atomic(new / VOCABULARY_FILE, release.tokenizer)
         if readme:
             write_atomic(new / "README.md", readme)
-    for path in sorted(before.rglob("*")):  # linked or copied, where it is lacking
+    _add_others(before, folder)
+    return folder
+
+
+def _add_others(before: Path, folder: Path) -> None:
+    """Link or copy to `folder` what it lacks of the files in and below `before`."""
+    for path in sorted(before.rglob("*")):
         relative = path.relative_to(before)
         target = folder / relative
         hidden = any(part.startswith(".") for part in relative.parts)
@@ -165,7 +179,6 @@ def save_indextts2(
             os.link(path.resolve(), target)
         except OSError:  # another disk
             shutil.copyfile(path, target)
-    return folder
 
 
 # --- names and sizes ------------------------------------------------------------------------------
@@ -184,7 +197,10 @@ def indextts2_in(folder: Path) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the release's name of a tensor of the kit: an XTTS-v2's, without the first `gpt.`."""
+    """Return the release's name of a tensor of the kit: an XTTS-v2's, without the first `gpt.`.
+
+    Tensors of the conditioning have the release's names in the kit, too.
+    """
     conditioner = "conditioner."
     if name.startswith(conditioner):
         return name.removeprefix(conditioner)
@@ -192,12 +208,16 @@ def file_name(name: str) -> str:
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
-    """Return the GPT that `file` describes. Raises KitError for what the kit is not made for."""
+    """Return the GPT that the configuration in `file` describes.
+
+    Raises KitError for what the kit's rows or conditioning are not made for.
+    """
     gpt = settings.get("gpt")
     if not isinstance(gpt, dict):
         raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
     if str(settings.get("version", 2)).startswith("2.5"):
         raise KitError(describe_version_2_5(file))
+    # `condition_type` has another default in the package, so it must be given.
     for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
         same = gpt.get(name, DEFAULTS.get(name)) == value
         _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
@@ -214,10 +234,15 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
         for size in ENCODER_SIZES:
             _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
             conformers.append(encoder[size])
-    sizes |= {"latents": LATENTS, "n_mels": 1024}
-    sizes |= {"stop_targets": 2}  # as its forward pass makes rows
     try:
-        return GPTConfig(dropout=xtts.DROPOUT, conformers=tuple(conformers), **sizes)
+        return GPTConfig(
+            latents=LATENTS,
+            n_mels=1024,
+            dropout=xtts.DROPOUT,
+            stop_targets=2,  # as its forward pass makes rows
+            conformers=tuple(conformers),
+            **sizes,
+        )
     except ValueError as error:
         raise KitError(f"{file} describes no model: {error}") from error
 
@@ -228,3 +253,9 @@ def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> Non
             f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
             "same place as the weights."
         )
+
+
+def updated_config(settings: dict, config: GPTConfig) -> dict:
+    """Return `settings` with the sizes of `config` in section `gpt`."""
+    sizes = {name: getattr(config, field) - EXTRA.get(field, 0) for field, name in SIZES.items()}
+    return settings | {"gpt": settings["gpt"] | sizes}

@@ -38,12 +38,19 @@ conditions bind whoever is given it: pass the licence on.
 def missing_files(folder: Path) -> list[str]:
     """What the package speaks with and `folder` lacks: files, or their settings of config.yaml."""
     settings = read_yaml(folder / CONFIG_FILE)
-    lacking = [n for n in ITS_OWN if not settings.get(n) or not (folder / settings[n]).exists()]
-    return [str(settings.get(name) or f"`{name}` in {CONFIG_FILE}") for name in lacking]
+    missing = []
+    for name in ITS_OWN:
+        file = settings.get(name)
+        if not file or not (folder / file).exists():
+            missing.append(str(file or f"`{name}` in {CONFIG_FILE}"))
+    return missing
 
 
 class PackageSpeaker:
-    """The fine-tuned IndexTTS2 in `folder`, in the voice of a recording. Raises KitError."""
+    """The fine-tuned IndexTTS2 in `folder`, which speaks in the voice of a recording.
+
+    Raises KitError where the export, the package or a file that it speaks with is missing.
+    """
 
     sample_rate = 22_050
 

@@ -30,7 +30,8 @@ class IndexTTS2Tokenizer(Tokenizer):
     def __init__(self, path: Path, language: str = ""):
         super().__init__(path)
         self.language = language
-        self.start, self.stop = 0, 1
+        self.start = 0
+        self.stop = 1
         self.vocab_size = self.piece_count
 
     @classmethod
@@ -41,7 +42,10 @@ class IndexTTS2Tokenizer(Tokenizer):
             return cls(path, language)
 
     def replaced_by(self, path: Path) -> "IndexTTS2Tokenizer":
-        """Return the SentencePiece model at `path` in this one's place, with its ids or more."""
+        """Return the SentencePiece model at `path` in the place of this one.
+
+        It gets as many ids, or more. Raises KitError for one without START and STOP.
+        """
         missing = self.vocab_size - _tokenizer(path).piece_count
         names = [INDEXTTS2, *(f"<unused {number}>" for number in range(1, missing))]
         entries = [Piece(name, control=True).entry() for name in names]
@@ -69,7 +73,10 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def marked(path: Path, rows: int) -> tuple[bytes, tuple[str, ...]]:
-    """Return the SentencePiece model at `path` with the kit's mark, and notes."""
+    """Return the SentencePiece model at `path` with the kit's mark, and notes.
+
+    Raises KitError unless it is of an embedding with `rows` rows.
+    """
     if not path.is_file():
         raise KitError(f"There is no {path}: copy it from the same place as the weights.")
     given = _tokenizer(path)

@@ -10,7 +10,6 @@ Shapes: B batch, L samples, N codes, D width of the states, S speaker width, M m
 
 import dataclasses
 import math
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -112,9 +111,13 @@ def htk_hz(n_mels: int, top_hz: float) -> Tensor:
 class DVAEBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        conv = partial(nn.Conv1d, width, width)
-        wide = conv(3, padding=1), nn.ReLU(), conv(3, padding=1), nn.ReLU()
-        self.net = nn.Sequential(*wide, conv(1))
+        self.net = nn.Sequential(
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
         return x + self.net(x)
@@ -289,7 +292,10 @@ class XTTSCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the speaker vector (S,), of length 1, of a reference (L,). Raises SpeechError."""
+        """Return the speaker vector (S,), of length 1, of a reference (L,).
+
+        Raises SpeechError for one that is too short or silent.
+        """
         require_reference(wave, sample_rate)
         # By way of the rate of references elsewhere.
         wave = resampled(wave, sample_rate, vocoder.CODE_RATE)
@@ -369,6 +375,7 @@ def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         layer = name.removesuffix("parametrizations.weight.original1")
         norms_name = f"{layer}parametrizations.weight.original0"
         if layer != name and norms_name in folded:
-            norms, v = folded.pop(norms_name).float(), folded.pop(name).float()
+            norms = folded.pop(norms_name).float()
+            v = folded.pop(name).float()
             folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded

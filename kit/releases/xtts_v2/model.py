@@ -80,7 +80,11 @@ class XTTS:
 
 
 def load_xtts(path: Path) -> XTTS:
-    """Read the XTTS-v2 in the folder, or with the weights, `path`. Raises KitError."""
+    """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
+
+    Raises KitError or DamagedFileError for files that are missing, damaged, of another version or
+    do not match.
+    """
     file = _weights_file(Path(path))
     tensors, stored_config, notes = _read_weights(file)
     settings = _read_settings(file, stored_config)
@@ -140,7 +144,7 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
             skipped += 1
             continue
         if name in tensors:
-            raise KitError(f"{file} holds {name} twice, with and without `xtts.` before it.")
+            raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
         tensors[name] = backed_tensor(name, value, file)
     notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
     return tensors, config, notes
@@ -186,7 +190,8 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
     except (ValueError, TypeError, RecursionError) as error:
         source = beside if beside.is_file() else f"The configuration in {file}"
         raise KitError(
-            f"{source} is no JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to {beside}."
+            f"{source} is not valid JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to "
+            f"{beside}."
         ) from error
 
 
@@ -229,7 +234,8 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
     expected = to_released(empty_model(gpt).state_dict())
     expected |= sound_tensors(renamed, **sizes)
     problems = describe_mismatch(renamed, expected)
-    twice = join_names([name for name in tensors if name != current_name(name) in tensors])
+    older = [name for name in tensors if name != current_name(name)]
+    twice = join_names([name for name in older if current_name(name) in tensors])
     if twice:
         problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
     if problems:
@@ -347,8 +353,13 @@ def to_released(weights: dict[str, Tensor], rename: Callable = released_name) ->
     return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
 
 
-def from_released(tensors: dict, config: GPTConfig, rename: Callable = released_name) -> dict:
-    """Return the state dict of a `SpeechGPT`, the reverse of `to_released`. Raises KeyError."""
+def from_released(
+    tensors: dict[str, Tensor], config: GPTConfig, rename: Callable = released_name
+) -> dict[str, Tensor]:
+    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views.
+
+    Raises KeyError for a missing tensor.
+    """
     names = empty_model(config).state_dict()
     return {name: _transposed(name, tensors[rename(name)]) for name in names}
 
@@ -360,7 +371,7 @@ def empty_model(config: GPTConfig) -> SpeechGPT:
 
 
 def sound_tensors(
-    tensors: dict,
+    tensors: dict[str, Tensor],
     latent_width: int = 1024,
     speaker_width: int = 512,
     channels: int = 512,
@@ -392,8 +403,10 @@ def sound_tensors(
 
 def current_name(name: str) -> str:
     """Return `name` as torch calls it today: `weight_g` and `weight_v` are older names."""
-    today = ".parametrizations.weight.original"
-    return name.replace(".weight_g", f"{today}0").replace(".weight_v", f"{today}1")
+    for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
+        if name.endswith(f".{old}"):
+            return f"{name.removesuffix(old)}parametrizations.weight.{new}"
+    return name
 
 
 def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> nn.Module:
@@ -418,8 +431,14 @@ def require_finite(tensors: dict[str, Tensor], what: object) -> None:
 
 # The GPT's sizes are in `model_args`, text ids in the vocabulary. These are constant in coqui-tts,
 # whatever a configuration says.
-FIXED = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2, "perceiver_heads": 8}
-FIXED |= {"perceiver_head_width": 64, "n_mels": 80}
+FIXED = {
+    "latents": 32,
+    "cond_blocks": 6,
+    "perceiver_layers": 2,
+    "perceiver_heads": 8,
+    "perceiver_head_width": 64,
+    "n_mels": 80,
+}
 DROPOUT = 0.1  # of GPT-2: embedding, attention, residual
 # {field of GPTConfig: name in `model_args`}
 SIZES = {
@@ -461,10 +480,16 @@ def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
                 "must be a whole number: copy config.json from the same place as the weights."
             )
         sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
-    sizes |= {"start_text_id": vocabulary.start, "stop_text_id": vocabulary.stop}
-    sizes |= {"text_vocab": vocabulary.size, "text_stop_input": False}
     try:
-        return GPTConfig(dropout=DROPOUT, **sizes, **FIXED)
+        return GPTConfig(
+            text_vocab=vocabulary.size,
+            start_text_id=vocabulary.start,
+            stop_text_id=vocabulary.stop,
+            text_stop_input=False,
+            dropout=DROPOUT,
+            **sizes,
+            **FIXED,
+        )
     except ValueError as error:
         raise KitError(f"The configuration of {file} describes no model: {error}") from error
 
@@ -489,8 +514,12 @@ def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
             f"{gpt.stop_text}, the vocabulary {size}, {start} and {stop}: use the vocabulary that "
             "the model was trained with."
         )
-    args = {"gpt_number_text_tokens": size, "gpt_start_text_token": start}
-    args |= {"gpt_stop_text_token": stop, "gpt_use_perceiver_resampler": True}
+    args = {
+        "gpt_number_text_tokens": size,
+        "gpt_start_text_token": start,
+        "gpt_stop_text_token": stop,
+        "gpt_use_perceiver_resampler": True,
+    }
     for field, name in SIZES.items():
         args[name] = getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
     return args

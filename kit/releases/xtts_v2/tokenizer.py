@@ -36,8 +36,14 @@ _ROMANISED = {
     "ko": ("romanised Hangul", re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")),
 }
 # Other values would split a text into other tokens than the release does.
-_PLAIN_BPE = {"type": "BPE", "dropout": None, "byte_fallback": False, "ignore_merges": False}
-_PLAIN_BPE |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+_PLAIN_BPE = {
+    "type": "BPE",
+    "dropout": None,
+    "continuing_subword_prefix": "",
+    "end_of_word_suffix": "",
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
 PIECES = 2000  # users found about this number best, 5,000 worse
 Pair = tuple[str, str]
 
@@ -71,7 +77,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     if not path.is_file():
         raise KitError(
             f"There is no {path}: copy vocab.json there from where the model was published, or "
-            "the file it was trained with."
+            "the one that it was trained with."
         )
     data = path.read_bytes()
     try:
@@ -207,10 +213,10 @@ def teach_language(coqui, language: str) -> None:
     tag in the `languages` of the model's configuration.
     """
     tag = tag_of(language)
-    theirs = coqui.preprocess_text
+    clean_known = coqui.preprocess_text
 
     def preprocess_text(txt: str, lang: str) -> str:
-        return normalize(txt, language) if lang == tag else theirs(txt, lang)
+        return normalize(txt, language) if lang == tag else clean_known(txt, lang)
 
     coqui.preprocess_text = preprocess_text
     coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
@@ -254,7 +260,9 @@ def _read(vocabulary: Vocabulary, path: Path):
 # old one, so embedding rows, gaps, START and STOP keep their ids.
 
 
-def grow_xtts(base: XTTSTokenizer, lines: list, path: Path, pieces: int = PIECES) -> XTTSTokenizer:
+def grow_xtts(
+    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
+) -> XTTSTokenizer:
     """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
 
     New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
@@ -303,14 +311,16 @@ def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[
     A letter that `base` lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
     tags that `base` has.
     """
-    spellings = {}
-    tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()] or [base.start]
-    for number in range(base.vocab_size, grown.vocab_size):
-        piece = grown.piece(number)
-        unknown = base.uncovered(piece)
-        spelt = "".join(sounds(base, c) if c in unknown else c for c in piece)
-        spellings[number] = tags if TAG.fullmatch(piece) else base.tokenize(spelt)
-    return spellings
+    new = range(base.vocab_size, grown.vocab_size)
+    return {number: _spelling(base, grown.piece(number)) for number in new}
+
+
+def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
+    if TAG.fullmatch(piece):
+        tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
+        return tags or [base.start]
+    unknown = base.uncovered(piece)
+    return base.tokenize("".join(sounds(base, c) if c in unknown else c for c in piece))
 
 
 def sounds(base: BaseTokenizer, char: str) -> str:
@@ -325,7 +335,10 @@ def sounds(base: BaseTokenizer, char: str) -> str:
 
 
 def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
-    """Return the next merges for `words` {pieces: times}, seen 100 times, of no `known` piece."""
+    """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
+
+    No merge makes a piece that is in `known`. Ties are broken by the pieces.
+    """
     known = set(known)
     cut = [list(word) for word in words]
     times = list(words.values())
@@ -338,7 +351,6 @@ def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
     frequent = {pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN}
     merges = []
     while frequent and len(merges) < most:
-        # Ties are broken by the pieces.
         best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
         if count < OFTEN:
             break

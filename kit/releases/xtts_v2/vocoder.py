@@ -45,7 +45,10 @@ class DilatedBlock(nn.Module):
 
 
 class HiFiGAN(nn.Module):
-    """States (B, N, D), from code `first` on, and speakers (B, S) -> waveforms (B, L)."""
+    """States (B, N, D) and speakers (B, S) -> waveforms (B, L); the release's sizes by default.
+
+    `first` is the number of states[:, 0] in its utterance, for a part cut out of one.
+    """
 
     context = 6  # codes to either side that the samples of a code can depend on, none further
 
@@ -56,13 +59,14 @@ class HiFiGAN(nn.Module):
         self.ups = nn.ModuleList()
         self.conds = nn.ModuleList()
         self.resblocks = nn.ModuleList()
+        width = channels
         for stride in UPSAMPLE:
-            half = channels // 2
-            self.ups.append(nn.ConvTranspose1d(channels, half, 2 * stride, stride, stride // 2))
+            half = width // 2
+            self.ups.append(nn.ConvTranspose1d(width, half, 2 * stride, stride, stride // 2))
             self.conds.append(nn.Conv1d(speaker_width, half, 1))
             self.resblocks.extend(DilatedBlock(half, size) for size in BLOCK_KERNELS)
-            channels = half
-        self.conv_post = nn.Conv1d(channels, 1, 7, padding=3, bias=False)
+            width = half
+        self.conv_post = nn.Conv1d(width, 1, 7, padding=3, bias=False)
 
     def forward(self, states: Tensor, speaker: Tensor, first: int = 0) -> Tensor:
         g = speaker[..., None]  # (B, S, 1)
@@ -80,7 +84,10 @@ def frames_of(codes: int) -> int:
 
 
 def to_frames(quarters: Tensor, first: int = 0) -> Tensor:
-    """Four numbers a code (B, D, 4 N), from code `first` on -> one a frame (B, D, T)."""
+    """Four numbers a code (B, D, 4 N) -> one a frame (B, D, T), linear in between.
+
+    The part has the frames that it has in the whole utterance, which began `first` codes before.
+    """
     last = quarters.shape[-1] - 1
     end = first + quarters.shape[-1] // QUARTERS
     numbers = torch.arange(frames_of(first), frames_of(end), device=quarters.device)
@@ -126,15 +133,18 @@ class PowerMel(nn.Module):
         self.mel_scale.fb = nn.Buffer(torch.zeros(N_FFT // 2 + 1, N_MELS))  # comes with the weights
 
     def forward(self, wave: Tensor) -> Tensor:
-        sizes = (N_FFT, HOP_LENGTH, WIN_LENGTH, self.spectrogram.window)
-        spectrum = torch.stft(wave, *sizes, return_complex=True)
+        window = self.spectrogram.window
+        spectrum = torch.stft(
+            wave, N_FFT, HOP_LENGTH, WIN_LENGTH, window=window, return_complex=True
+        )
         return (squared_magnitude(spectrum).mT @ self.mel_scale.fb).mT
 
 
 class SqueezeExcitation(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        squeeze, excite = nn.Linear(width, width // 8), nn.Linear(width // 8, width)
+        squeeze = nn.Linear(width, width // 8)
+        excite = nn.Linear(width // 8, width)
         self.fc = nn.Sequential(squeeze, nn.ReLU(), excite, nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, M, T)
@@ -180,9 +190,13 @@ class SpeakerEncoder(nn.Module):
         self.layer3 = residual_layer(filters[1], filters[2], blocks=6, stride=2)
         self.layer4 = residual_layer(filters[2], filters[3], blocks=3, stride=2)
         pooled = filters[3] * N_MELS // 8  # three layers halve the mels
-        inner = nn.Conv1d(pooled, attention_width, 1), nn.ReLU(), nn.BatchNorm1d(attention_width)
-        outer = nn.Conv1d(attention_width, pooled, 1), nn.Softmax(dim=2)
-        self.attention = nn.Sequential(*inner, *outer)
+        self.attention = nn.Sequential(
+            nn.Conv1d(pooled, attention_width, 1),
+            nn.ReLU(),
+            nn.BatchNorm1d(attention_width),
+            nn.Conv1d(attention_width, pooled, 1),
+            nn.Softmax(dim=2),
+        )
         self.fc = nn.Linear(2 * pooled, speaker_width)
 
     def forward(self, wave: Tensor) -> Tensor:
