@@ -57,7 +57,7 @@ def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str
 
 
 def clip_digest(path: str) -> str:
-    """32 hex digits that change when any byte of the recording does."""
+    """Return 32 hex digits that change when any byte of the recording does."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
     except OSError as error:
@@ -68,7 +68,7 @@ def clip_digest(path: str) -> str:
 
 
 def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = None) -> list[str]:
-    """A digest of every recording: the one in `known`, in the order of `rows`, or `clip_digest`."""
+    """Return a digest of each recording: that in `known`, one a row, or else `clip_digest`."""
     pairs = list(zip(rows, known or [None] * len(rows), strict=True))
     with ThreadPoolExecutor(2) as pool:  # hashing lets go of Python's lock
         return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
@@ -172,14 +172,14 @@ def encode_shards(
 def encode(
     rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig
 ) -> dict[str, np.ndarray]:
-    """Codes and references of `rows` as a shard's tensors; a few waveforms in memory at a time."""
+    """Return codes and references of `rows` as a shard's tensors, a few waveforms at a time."""
     codes: list = [None] * len(rows)
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
-    for at in chunks(order, CLIPS_AT_ONCE):
-        waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in at]
-        for i, mel, own in zip(at, *mels_and_codes(codec, front_end, waves)):
-            codes[i] = own.cpu().numpy().astype(np.int32)
+    for batch in chunks(order, CLIPS_AT_ONCE):
+        waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in batch]
+        for i, mel, clip_codes in zip(batch, *mels_and_codes(codec, front_end, waves)):
+            codes[i] = clip_codes.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
     return {
         "codes": np.concatenate(codes),
@@ -354,7 +354,7 @@ def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0
     """
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
-    most_characters = 16 * (largest.max_text - TEXT_EXTRA)  # a token's, SentencePiece's own limit
+    most_characters = 16 * (largest.max_text - TEXT_EXTRA)  # 16: SentencePiece's limit
     return {"max_clip_s": min(max_clip_s or max_s, max_s), "most_characters": most_characters}
 
 

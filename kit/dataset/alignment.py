@@ -1,13 +1,15 @@
 """Forced alignment of texts with recordings: how well a clip's text fits, an hour word by word.
 
-Clips: the recogniser's best path through the text is compared with its best path through any text.
-Where the text is what was said both are the same, and the score is 0; a word too many or too few
-costs several nats a character, pauses nothing. (Kürzinger et al. 2020; torchaudio aligns.)
+Clips: the recogniser's best path through the given text is compared, frame by frame, with its best
+path through any text at all. Where the text is what was said the two are the same and the score is
+0; a word too many or too few or a truncated recording costs several nats a character, pauses
+nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.)
 
-Long recordings: windows of half a minute are aligned with the text that should come next, with
-wildcards (Pratap et al. 2023) around its phrases for what the transcript lacks, so memory is
-bounded. The next window begins after the last phrase that was surely recognised. Where there is
-none, the text further on is searched; failing that, the window is skipped.
+Long recordings: each window of half a minute is aligned with the text that should come next, with
+wildcards before, between and after the phrases for whatever the transcript does not mention, so
+memory is bounded. The next window begins after the last phrase that was surely recognised. Where
+nothing is recognised, the text further on is searched; failing that, the window is skipped. (CTC
+segmentation after Kürzinger et al. 2020, the wildcard after Pratap et al. 2023.)
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """

@@ -194,7 +194,10 @@ class Recordings:
 
 
 def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
-    """Yield the files with `suffixes` below `base`, relative, in this order in each folder."""
+    """Yield the files with `suffixes` below `base`, as relative paths, without hidden ones.
+
+    In each folder they are in the order of `suffixes`, then by name.
+    """
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -203,12 +206,12 @@ def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        found = []
+        recordings = []
         for file in files:
             suffix = os.path.splitext(file)[1].lower()
             if suffix in suffixes and not file.startswith("."):
-                found.append((suffixes.index(suffix), file))
-        for _, file in sorted(found):
+                recordings.append((suffixes.index(suffix), file))
+        for _, file in sorted(recordings):
             yield os.path.relpath(os.path.join(folder, file), base)
 
 

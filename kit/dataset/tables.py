@@ -123,20 +123,21 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
         columns = None
         usable = [raw for raw in group if raw.width > 1 and raw.good_count]
         if usable:
-            one = usable[0]
-            first = next(one.good()).cells
+            example = usable[0]
+            first = next(example.good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
-            columns = find_columns(one.path, sample, first, config.columns, one.is_recording)
-            plain = one.separator == "|" and columns.audio == 0 and not columns.header
+            check = example.is_recording
+            columns = find_columns(example.path, sample, first, config.columns, check)
+            plain = example.separator == "|" and columns.audio == 0 and not columns.header
             if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
-                yield f"columns {columns} separated by {NAMES[one.separator]}{header}"
+                yield f"columns {columns} separated by {NAMES[example.separator]}{header}"
         for raw in group:
-            if columns:
-                yield from _records(raw, columns, tables, config)
-            else:
+            if columns is None:
                 for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
+            else:
+                yield from _records(raw, columns, tables, config)
 
 
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
@@ -199,8 +200,9 @@ def _continues(row: TableRow, after: TableRow, raw: RawTable) -> bool:
     if after.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    fits = len(after.cells) < raw.width or (opened and raw.separator not in QUOTED)
-    return fits and not any(map(raw.is_recording, after.cells))
+    if len(after.cells) < raw.width or (opened and raw.separator not in QUOTED):
+        return not any(map(raw.is_recording, after.cells))
+    return False
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
@@ -227,7 +229,7 @@ def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Pat
     root = str(audio_root) if audio_root else ""
     is_recording = _recording_check(*_folders(files[0], ManifestConfig(audio_root=root)))
     tables = []
-    with_text = []
+    with_text = []  # those of which most rows have a text, too
     for path in files:
         try:
             raw = read_table(path, is_recording, max_bytes=HEAD_BYTES)

@@ -409,9 +409,9 @@ def validation_loss(
     rows: int = 0,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows.
+    """Return the weighted loss of `model` over all of `batches`, in nats per target.
 
-    Each of the `ranks` computes its share.
+    Each of the `ranks` computes its share, in passes of `rows` rows.
     """
     sums = torch.zeros(2)
     for batch in ranks.share(batches):

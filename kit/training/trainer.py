@@ -42,7 +42,7 @@ class Trainable:
         wanted = dict(model.named_parameters())
         if finetuning.adapters:
             if finetuning.base and finetuning.config.tables == "new":
-                for name, field in TABLES.items():
+                for name, field in TABLES.items():  # those that have more rows than the base's
                     rows = getattr(finetuning.base.config, field)
                     if rows < getattr(model.config, field):
                         self.kept_rows[name] = rows
