@@ -307,7 +307,7 @@ class Match:
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
     """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
-    # Clips that the recogniser was trained on score higher: they and the others have own limits.
+    # Clips that the recogniser was trained on score higher, so each kind has a limit of its own.
     kinds = ["trained on" if row.split == "train" else "unseen" for row in rows]
     limits: dict[str, float] = {}
     for kind in sorted(set(kinds)) or ["unseen"]:  # those it was trained on first

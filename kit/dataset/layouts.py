@@ -42,7 +42,7 @@ from kit.text.normalize import letters
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
-MAX_TABLES = 100  # in a folder; more are no tables
+MAX_TABLES = 100  # in a folder; more are texts in files of their own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
