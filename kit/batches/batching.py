@@ -1,8 +1,9 @@
 """Plan which utterances go through the model together, from their lengths alone.
 
-`plan_batches` plans an epoch, or of a large corpus a group of up to GROUP_ROWS utterances `drawn`
-at random; `micro_batches` splits its batches into forward passes. Compiled models and CUDA graphs
-want few, fixed lengths: `padding_lengths` chooses them.
+`plan_batches` plans the effective batches of an epoch; `micro_batches` splits them into forward
+passes. A large corpus is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random
+from all of them. Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses
+them.
 """
 
 import dataclasses
@@ -72,9 +73,9 @@ def plan_batches(
 ) -> list[list[int]]:
     """Return the effective batches of `epoch`: lists of indices into `lengths`, from short to long.
 
-    A batch is padded to its longest row, so like lengths go together: the epoch is shuffled, sorted
-    a window at a time and split, and the batches are shuffled. Where an epoch has several `groups`,
-    `lengths` are those of `group`.
+    A batch is padded to its longest row, so like lengths go together: an epoch is shuffled, sorted
+    a window at a time and split into batches (of so many utterances or padded tokens), which are
+    shuffled. Where an epoch has several `groups`, `lengths` are those of `group`.
     """
     rng = random.Random(order_key(config, epoch, group, groups))
     order = rng.sample(range(len(lengths)), len(lengths))
@@ -114,7 +115,10 @@ def micro_batches(batch: list, lengths: Sequence[int], config: DataConfig) -> li
 
 
 def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> list[list]:
-    """Group neighbours so that rows x longest row is in the budget; an even longer row is alone."""
+    """Group neighbours in `order` so that rows x longest row stays within the budget.
+
+    A longer utterance gets a group of its own.
+    """
     groups = []
     longest = 0
     for i in order:
@@ -211,7 +215,10 @@ def feistel(numbers: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.n
 
 
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
-    """Return the fewest fixed lengths for rows with 0, 1, 2... tokens that add <= MAX_PADDING."""
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING.
+
+    `histogram` counts the rows with 0, 1, 2... tokens.
+    """
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid

@@ -59,7 +59,7 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_bytes(value) -> np.ndarray:
-    """`value` as JSON in a tensor: a million rows are too many for a safetensors header."""
+    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
     return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
 
 
@@ -72,7 +72,11 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 class MappedFile:
-    """`file[name]`, tensors mapped from a safetensors file; `verify` compares its checksum."""
+    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
+
+    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
+    DamagedFileError for a file that is missing, damaged or of another kind.
+    """
 
     def __init__(self, path: Path, verify: bool = False):
         self.path = Path(path)
@@ -140,7 +144,8 @@ class Shards:
         place = int(columns["places"][i])
         row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
         file.release()  # the system may map megabytes around a row
-        if zlib.crc32(row.tobytes()) != columns[f"{what.removesuffix('s')}_checks"][i]:
+        check = {"codes": "code_checks", "references": "reference_checks"}[what]
+        if zlib.crc32(row.tobytes()) != columns[check][i]:
             raise damaged(file.path, "a row does not match its checksum")
         return row
 
@@ -173,7 +178,8 @@ class Items(Sequence):
 class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
-    Codes are (N,), references log-mels (mels, frames) in half floats. Raises as `Shards` does.
+    Codes are (N,), references log-mels (mels, frames) in half floats. Raises DamagedFileError for a
+    missing or damaged file; of large shards, when a row is read.
     """
 
     def __init__(self, index: Path):
@@ -321,6 +327,7 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     return padding_lengths(np.pad(cache.histogram("tokens"), (EXTRA_TOKENS, 0)))
 
 
+PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 KEPT_PERCENT = 99.5
 
 
@@ -348,6 +355,5 @@ def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
     lines = {}
     columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
     for name, column in columns.items():
-        shares = (50, 90, 95, 99, 99.5, 100)
-        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in shares)
+        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
     return LengthReport(lines, limit_codes, limit_tokens, beyond, beyond / len(members))

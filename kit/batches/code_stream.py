@@ -32,12 +32,14 @@ class CodeStream(IterableDataset):
     """Effective batches of like lengths, in an order set by (seed, epoch), for ever.
 
     `collate(parts, position)` makes the batch; a part is one micro-batch: (text ids, codes,
-    references (B, M, T), length to pad to). `position` says where to begin; the one a batch carries
-    is that of the next. Of n DataLoader workers each makes every n-th batch. Of `world` ranks each
-    takes every `world`-th utterance of the same effective batch, so that together they see what one
-    would see; a rank's last batch of an epoch may be empty. `rehearsal` is the share of an epoch's
-    rows that are of the cache's split "rehearsal", beside every row of `split`; `text_dropout` the
-    share of rows, by chance, that come without their text.
+    references (B, M, T), length to pad to where `grid_lengths` are set). `position` says where to
+    begin; the one a batch carries is that of the next. Of n DataLoader workers each makes every
+    n-th batch, and the loader restores the order. Of `world` ranks each takes every `world`-th
+    utterance of the same effective batch, so that together they see what one would see: sum
+    gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
+    `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
+    every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
+    `text_dropout` is the share of rows, by chance, that come without their text.
     """
 
     def __init__(
@@ -152,12 +154,14 @@ class CodeStream(IterableDataset):
             return len(self.plan(0))
         if self.config.effective_tokens:
             return len(self.plan(0)) * self.groups
-        size, window = self.config.effective_batch, self.config.sort_window
+        size = self.config.effective_batch
+        window = self.config.sort_window
         batches = 0
         for group in range(self.groups):
             counts = (len(self.members), self.rehearsal_rows_per_epoch)
             bounds = [batching.group_bounds(count, group, self.groups) for count in counts]
-            windows, left = divmod(sum(end - first for first, end in bounds), window)
+            rows = sum(end - first for first, end in bounds)
+            windows, left = divmod(rows, window)
             batches += windows * math.ceil(window / size) + math.ceil(left / size)
         return batches
 
@@ -170,7 +174,8 @@ class CodeStream(IterableDataset):
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
-        role, roles = (worker.id, worker.num_workers) if worker else (0, 1)
+        role = worker.id if worker else 0
+        roles = worker.num_workers if worker else 1
         first = self.position["batch"]
         count = 0
         first_group = self.position["epoch"] * self.groups + self.position["group"]
@@ -259,13 +264,16 @@ def made_ahead(stream: CodeStream, workers: int) -> Iterable:
     """`stream`, its batches made ahead by `workers` processes; the same ones in the same order."""
     if not workers:
         return stream
-    way = "spawn"  # not forked: threads and a CUDA context do not survive it
-    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=way)
+    start = "spawn"  # not forked: threads and a CUDA context do not survive it
+    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:
-    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make."""
-    # A worker is a process of 0.5 GB. A 16 GB machine reports a little less than 16.
+    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make.
+
+    With a half to spare; at most what cores and RAM (a worker is a process of 0.5 GB) allow.
+    """
+    # A 16 GB machine reports a little less than 16.
     ram_gib = hw.ram_bytes / 2**30
     by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
     return max(1, min(math.ceil(1.5 * batch_s / step_s), by_ram, hw.cores - 1))

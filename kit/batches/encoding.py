@@ -2,8 +2,8 @@
 
 The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
-them make the same shard, with the same content. Codes made on a GPU may differ from the CPU's by
-rounding, and are not encoded again elsewhere.
+them make the same shard, with the same content. The folder stays below `max_cache_gib`.
+Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
 Shapes: S splits, P speakers.
 """
@@ -57,7 +57,7 @@ def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str
 
 
 def clip_digest(path: str) -> str:
-    """32 hex digits that change when any byte of the recording does."""
+    """Return 32 hex digits that change when any byte of the recording does."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
     except OSError as error:
@@ -68,7 +68,7 @@ def clip_digest(path: str) -> str:
 
 
 def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = None) -> list[str]:
-    """A digest of every recording: the one in `known`, in the order of `rows`, or `clip_digest`."""
+    """Return a digest of each recording: that in `known`, one a row, or else `clip_digest`."""
     pairs = list(zip(rows, known or [None] * len(rows), strict=True))
     with ThreadPoolExecutor(2) as pool:  # hashing lets go of Python's lock
         return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
@@ -88,15 +88,16 @@ def build_cache(
 ) -> Path:
     """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
-    `digests` are those of the recordings, one a row, where they are known: they must change when a
-    recording does, and be of one kind from run to run. `progress(done, total)` counts recordings.
-    The processes of `group`, which have a codec and a front end, share the shards. Raises
-    DatasetError for a recording that cannot be read, DiskError, DamagedFileError when `rows` alone
-    need more than `max_cache_gib`, KitError if another process failed.
+    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
+    they must change when a recording does, and be of one kind from run to run.
+    `progress(done, total)` counts recordings. The processes of `group`, which have a codec and a
+    front end, share the shards. Raises DatasetError for a recording that cannot be read, DiskError,
+    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another process
+    failed.
     """
     folder = make_folder(folder)
     for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > 3600:  # a temporary file that has lost its process
+        if age_s > 3600:  # a temporary file of this age has lost its process
             path.unlink(missing_ok=True)
     clips = clip_digests(rows, digests)
     cached = find_clips(folder, key, set(clips))
@@ -114,10 +115,10 @@ def build_cache(
         shards[path] = {clip: missing[clip] for clip in names}
     # Processes divide whole shards: codes depend, in the last bits of the input, on the batch, so a
     # shard's content depends neither on the other shards nor on the process that made it.
-    jobs = [
-        partial(encode_shards, {path: shards[path] for path in share}, config, keep | set(shards))
-        for share in group.split_evenly(list(shards))
-    ]
+    jobs = []
+    for share in group.split_evenly(list(shards)):
+        own = {path: shards[path] for path in share}
+        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
@@ -171,14 +172,14 @@ def encode_shards(
 def encode(
     rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig
 ) -> dict[str, np.ndarray]:
-    """Codes and references of `rows` as a shard's tensors; a few waveforms in memory at a time."""
+    """Return codes and references of `rows` as a shard's tensors, a few waveforms at a time."""
     codes: list = [None] * len(rows)
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
-    for at in chunks(order, CLIPS_AT_ONCE):
-        waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in at]
-        for i, mel, own in zip(at, *mels_and_codes(codec, front_end, waves)):
-            codes[i] = own.cpu().numpy().astype(np.int32)
+    for batch in chunks(order, CLIPS_AT_ONCE):
+        waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in batch]
+        for i, mel, clip_codes in zip(batch, *mels_and_codes(codec, front_end, waves)):
+            codes[i] = clip_codes.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
     return {
         "codes": np.concatenate(codes),
@@ -209,7 +210,10 @@ def write_index(
 def index_columns(
     rows: list[tuple[str, str, str]], texts: list[np.ndarray], clips: list[Clip]
 ) -> dict[str, np.ndarray]:
-    """Return the columns of an index of `rows` (id, speaker, split); `texts` are their text ids."""
+    """Return the columns of an index of `rows` (id, speaker, split).
+
+    `texts` are the ids of their texts, `clips` their clips, in the same order.
+    """
     ids, speakers, splits = zip(*rows)
     shard_paths, shards = numbered(clip.shard for clip in clips)
     speaker_names, speaker_numbers = numbered(speakers)
@@ -273,12 +277,14 @@ def add_counts(
 def middle_rows(
     columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
 ) -> np.ndarray:
-    """Return each speaker's row of medium length in each split (S, P), -1 for none."""
+    """Return each speaker's row of medium length in each split (S, P), -1 for none.
+
+    It is the speaker's shortest row from the split's median length on, or else their shortest.
+    """
     rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
     for split in range(split_count):
         members = np.flatnonzero(columns["splits"] == split)
         order = members[np.argsort(tokens[members], kind="stable")]
-        # The speaker's shortest from the split's median length on, or else their shortest.
         order = np.roll(order, -(len(order) // 2))
         speakers, first = np.unique(columns["speakers"][order], return_index=True)
         rows[split, speakers] = order[first]
@@ -314,7 +320,10 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
-    """Remove the cache's least recently used files but `used`: `needed_bytes` must fit the cap."""
+    """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
+
+    Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
+    """
     files = ages(folder, "codes-*.safetensors") | ages(folder, "index-*.safetensors")
     cap_bytes = cap_gib * 2**30
     total_bytes = needed_bytes + sum(size for _, size in files.values())
@@ -339,18 +348,23 @@ def longest(model: GPTConfig) -> GPTConfig:
 
 
 def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
-    """Return limits of a ManifestConfig that refuse only what `model` can have no positions for."""
+    """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
+
+    Letters are counted as if they made the longest tokens. `max_clip_s` above 0 is a limit, too.
+    """
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
-    # As if letters made the longest tokens: 16 is SentencePiece's own limit.
-    most_characters = 16 * (largest.max_text - TEXT_EXTRA)
+    most_characters = 16 * (largest.max_text - TEXT_EXTRA)  # 16: SentencePiece's limit
     return {"max_clip_s": min(max_clip_s or max_s, max_s), "most_characters": most_characters}
 
 
 def fit_positions(
     model: GPTConfig, rows: Sequence[Utterance], tokenizer: Tokenizer, frame_rate: float
 ) -> tuple[GPTConfig, list[Finding]]:
-    """Return `model` with positions for the longest of `rows`, and findings for rows too long."""
+    """Return `model` with positions for the longest of `rows`, and findings for rows too long.
+
+    `frame_rate` in codes a second.
+    """
     max_ids = longest(model).max_text - TEXT_EXTRA
     max_s = longest(model).max_code_s(frame_rate)
     ids = [len(tokenizer.encode(row.text)) for row in rows]

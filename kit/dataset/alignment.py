@@ -1,13 +1,15 @@
 """Forced alignment of texts with recordings: how well a clip's text fits, an hour word by word.
 
-Clips: the recogniser's best path through the text is compared with its best path through any text.
-Where the text is what was said both are the same, and the score is 0; a word too many or too few
-costs several nats a character, pauses nothing. (Kürzinger et al. 2020; torchaudio aligns.)
+Clips: the recogniser's best path through the given text is compared, frame by frame, with its best
+path through any text at all. Where the text is what was said the two are the same and the score is
+0; a word too many or too few or a truncated recording costs several nats a character, pauses
+nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.)
 
-Long recordings: windows of half a minute are aligned with the text that should come next, with
-wildcards (Pratap et al. 2023) around its phrases for what the transcript lacks, so memory is
-bounded. The next window begins after the last phrase that was surely recognised. Where there is
-none, the text further on is searched; failing that, the window is skipped.
+Long recordings: each window of half a minute is aligned with the text that should come next, with
+wildcards before, between and after the phrases for whatever the transcript does not mention, so
+memory is bounded. The next window begins after the last phrase that was surely recognised. Where
+nothing is recognised, the text further on is searched; failing that, the window is skipped. (CTC
+segmentation after Kürzinger et al. 2020, the wildcard after Pratap et al. 2023.)
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """
@@ -68,12 +70,15 @@ class Alignment:
 
 
 def frames_needed(ids: Tensor) -> int:
-    """The fewest frames that fit `ids` (N,): a doubled letter needs a blank between."""
+    """Return the fewest frames that fit `ids` (N,): a doubled letter needs a blank between."""
     return len(ids) + int((ids[1:] == ids[:-1]).sum())
 
 
 def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
-    """Return a span (start, end) for each of `ids` (N,) and each frame's cost (S,), at most 0."""
+    """Return a span (start, end) for each of `ids` and each frame's cost (S,), at most 0.
+
+    `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
+    """
     functional = import_torchaudio().functional
     path, scores = functional.forced_align(log_probs[None].contiguous(), ids[None].int())
     spans = functional.merge_tokens(path[0], scores[0])
@@ -115,7 +120,10 @@ def align_clips(
     config: AlignConfig,
     advance: Callable[[float], None] = lambda clips: None,
 ) -> list[Alignment]:
-    """Align each of `rows`, -inf where one cannot be read; `advance(n)` reports n more."""
+    """Align each of `rows`, in their order; `advance(n)` reports n more.
+
+    A recording that cannot be read scores -inf, with the reason.
+    """
     alignments: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little padding in a batch
     sample_rate = recognizer.input_sample_rate
@@ -155,8 +163,9 @@ def align_clips_cached(
     def align_in_parts() -> list[dict]:
         order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)
         size = PART_BATCHES * config.batch
-        starts = range(0, len(order), size)
-        parts = {folder / f"{at // size:06d}.json": order[at : at + size] for at in starts}
+        parts = {}
+        for start in range(0, len(order), size):
+            parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
         missing = [part for part in parts if read_result(part, key) is None]
         before = len(rows) - sum(len(parts[part]) for part in missing)
         if before:
@@ -180,8 +189,13 @@ def align_clips_cached(
 
 
 def _align_share(
-    parts: dict, key: str, config: AlignConfig, recognizer: SpeechRecognizer, advance: Callable
+    parts: dict[Path, list[Utterance]],
+    key: str,
+    config: AlignConfig,
+    recognizer: SpeechRecognizer,
+    advance: Callable[[float], None],
 ) -> None:
+    """Align what one process of a group does: {result file: its rows}."""
     for part, rows in parts.items():
         alignments = align_clips(rows, recognizer, config, advance)
         save_result(part, key, [dataclasses.asdict(each) for each in alignments])
@@ -324,7 +338,8 @@ def split_phrases(tokens: list[Token]) -> list[range]:
     start = 0
     for number, token in enumerate(tokens, 1):
         full = token.ends_sentence or number - start >= PHRASE_WORDS
-        if full and any(t.ids for t in tokens[start:number]):  # else joined to the next one
+        # Tokens without letters are joined to a neighbour.
+        if full and any(t.ids for t in tokens[start:number]):
             phrases.append(range(start, number))
             start = number
     if start < len(tokens) and phrases:  # nothing but dashes is left
@@ -333,7 +348,10 @@ def split_phrases(tokens: list[Token]) -> list[range]:
 
 
 class LongAligner:
-    """Aligns a recording; a match of a phrase has (first frame, end, number) of each token."""
+    """Aligns one recording with its transcript; `aligned` holds the recognised tokens in order.
+
+    A match of a phrase is a list of (first frame, end frame, token number), one a token.
+    """
 
     def __init__(self, reader: WindowReader, tokens: list[Token]):
         self.reader = reader
@@ -347,7 +365,7 @@ class LongAligner:
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
         """Align the whole recording; call `progress(seconds done, total)` after each window."""
         now_s = 0.0
-        phrase = 0  # the next one
+        phrase = 0  # the next to align
         total_s = self.reader.total_s
         while phrase < len(self.phrases) and total_s - now_s > UNTRUSTED_S / 4:
             window = self.reader.window(now_s, WINDOW_S)
@@ -366,7 +384,7 @@ class LongAligner:
     def _match_window(self, window: Window, first: int) -> dict[int, list]:
         """Return the matches, by phrase number, of phrases from `first` on in `window`."""
         frames = len(window.log_probs)
-        room = frames * window.frame_s * self.pace  # characters
+        room = frames * window.frame_s * self.pace  # characters that fit at the current pace
         stop = first
         while stop < len(self.phrases) and (stop == first or room > 0):
             room -= self._characters(stop)
@@ -430,10 +448,14 @@ class LongAligner:
         return matches
 
     def _trusted(self, window: Window, matches: dict, min_characters: int) -> dict[int, list]:
-        """Return `matches` up to the last that is long enough, with those directly before it."""
+        """Return `matches` up to the last anchor.
+
+        An anchor ends before the untrusted end of the window and, with the matches directly before
+        it, has at least `min_characters`.
+        """
         if window.last:
             return matches
-        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s  # an anchor ends before it
+        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s
         anchor = -1
         characters = 0
         for number in sorted(matches):
@@ -455,9 +477,16 @@ class LongAligner:
             latest = min(next_start + slack, end + second)
             before = window.pause(earliest, start + slack, near_end=True)
             after = window.pause(end - slack, latest, near_end=False)
-            place = {"number": number, "start_s": window.second(start), "end_s": window.second(end)}
-            token = self.tokens[number]
-            self.aligned.append(AlignedToken(token=token, **place, before=before, after=after))
+            self.aligned.append(
+                AlignedToken(
+                    token=self.tokens[number],
+                    number=number,
+                    start_s=window.second(start),
+                    end_s=window.second(end),
+                    before=before,
+                    after=after,
+                )
+            )
             previous_end = end
         spoken_s = (places[-1][1] - places[0][0]) * window.frame_s
         self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, matches)) / spoken_s

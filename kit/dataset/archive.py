@@ -56,9 +56,9 @@ def unpack(
 ) -> Path:
     """Unpack `archive` to a folder of its name under `into`; do nothing if that was done before.
 
-    `progress(done, total)` counts bytes of the archive. Waits for another process that unpacks it.
-    Raises DatasetError for a damaged archive, an unsafe member or a bomb, and DiskError when the
-    disk is too small; nothing is left behind then.
+    `progress(done, total)` counts bytes of the archive. If another process is unpacking it, prints
+    a line and waits. Raises DatasetError for a damaged archive, an unsafe member or a bomb, and
+    DiskError when the disk is too small; nothing is left behind then.
     """
     archive = Path(archive)
     suffix = archive_suffix(archive)
@@ -113,11 +113,12 @@ class Member:
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
-        fix = (
-            f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
-            f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
-        )
-        fix = fix if limit else "do not use it"
+        fix = "do not use it"
+        if limit:
+            fix = (
+                f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
+                f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
+            )
         raise DatasetError(f"{self.archive} holds {what}: {fix}. Nothing was unpacked.")
 
     def begin(self, name: str, size_bytes: int) -> None:
@@ -155,8 +156,8 @@ def _unpack_into(member: Member, progress: Callable) -> None:
         with disk_errors(member.folder / member.name[:200]):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
-        problem = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
-        raise DatasetError(problem) from error
+        message = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
+        raise DatasetError(message) from error
     progress(member.archive_bytes, member.archive_bytes)
 
 

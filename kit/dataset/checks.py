@@ -40,8 +40,9 @@ def check_dataset(
 ) -> DataReport:
     """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
 
-    Clips measured before, and unchanged since, are not read again (`measures.jsonl`); the processes
-    of `group` share the others. `progress(done, total)` counts clips. Raises DatasetError when
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
+    interrupted check is resumed; the processes of `group` share the others. `progress(done, total)`
+    counts clips. Raises DatasetError when
     `source` is not a dataset or disappears; for refused rows call `DataReport.require_usable`.
     """
     into = Path(into)
@@ -53,9 +54,13 @@ def check_dataset(
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
-    rows = {"kept": kept, "refused": dataset.refused + refused, "warned": warned}
-    measured = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
-    report = DataReport(layout=dataset.layout, **rows, measures=measured)
+    report = DataReport(
+        layout=dataset.layout,
+        kept=kept,
+        refused=dataset.refused + refused,
+        warned=warned,
+        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
+    )
     data_report.write_data_report(report, into)
     return report
 
@@ -63,7 +68,10 @@ def check_dataset(
 def judge_rows(
     rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
-    """Return kept rows, refusals and warnings; `measures` has, by path, a measure or why not."""
+    """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
+
+    `measures` holds, by path of the recording, its measure or the reason why there is none.
+    """
     readable = data_report.rows_where(rows, lambda r: isinstance(measures[r.audio], ClipMeasure))
     stats = dataset_stats(readable, measures, config)
     refused = []
@@ -93,6 +101,7 @@ Problems = Iterator[tuple[str, str]]  # (kind, reason)
 
 
 def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> Problems:
+    """Yield everything wrong with a row by itself."""
     seconds = measure.seconds
     if seconds < config.min_clip_s:
         yield "too short", f"shorter than {config.min_clip_s} s"
@@ -103,7 +112,7 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         if pace < LEAST_SPOKEN * low:
             yield "pace", f"its {len(row.text)} characters of text are those of a few seconds"
         return  # it was not decoded
-    if not 4000 <= measure.rate_hz <= 768_000:  # below inaudible, above a wrong header
+    if not 4000 <= measure.rate_hz <= 768_000:  # lower is inaudible, a higher one a wrong header
         yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"
@@ -122,11 +131,14 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
 
 
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
+    """Return letters and spaces per second of the clip."""
     return len(letters(row.text)) / max(measure.seconds, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetStats:
+    """What is usual in a dataset, and what occurs more than once."""
+
     pace: tuple[float, float]  # the lowest and highest that is usual, characters a second
     odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
     odd_scripts: set[str]  # as Unicode names them: LATIN, CYRILLIC ...
@@ -137,7 +149,9 @@ class DatasetStats:
     most_repeats: float
 
 
-def dataset_stats(rows: Sequence, measures: dict, config: ManifestConfig) -> DatasetStats:
+def dataset_stats(
+    rows: Sequence[Utterance], measures: dict, config: ManifestConfig
+) -> DatasetStats:
     paces = array("d")
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
@@ -186,13 +200,17 @@ def dataset_stats(rows: Sequence, measures: dict, config: ManifestConfig) -> Dat
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
-    """Return the lowest and highest usual pace, by the median deviation of logs of 30 or more."""
+    """Return the lowest and highest pace that is usual, from the median deviation of its log.
+
+    No limits below 30 clips.
+    """
     logs = array("d", (math.log(pace) for pace in paces if pace > 0))
     if len(logs) < 30:
         return 0.0, math.inf
     median = float(np.median(logs))
     deviation = 1.4826 * float(np.median(np.abs(np.asarray(logs) - median)))
-    # At least 15 %, as of one calm reader: else a very even dataset would lose short sentences.
+    # At least 15 %, the variation of one calm reader: else a very even dataset would lose all its
+    # short sentences.
     width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
     return math.exp(median - width), math.exp(median + width)
 
@@ -257,7 +275,11 @@ def row_warnings(
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """Return the score below which a text does not match; DatasetError for a hopeless median."""
+    """Return the score below which text and audio do not match.
+
+    It is far below the median in terms of the median absolute deviation; up to half of the clips
+    can hardly move either. Raises DatasetError when the median is below `hopeless`.
+    """
     scores = np.array([a.score for a in alignments] or [0.0])
     median = float(np.median(scores))
     if median < config.hopeless:
@@ -268,7 +290,7 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
             "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
             "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
         )
-    deviation = 1.4826 * float(np.median(np.abs(scores - median)))  # half can hardly move it
+    deviation = 1.4826 * float(np.median(np.abs(scores - median)))
     return median - max(config.spread * deviation, config.least_gap)
 
 
@@ -285,7 +307,7 @@ class Match:
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
     """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
-    # A clip is compared only with others that the recogniser was trained on, too, or was not.
+    # Clips that the recogniser was trained on score higher, so each kind has a limit of its own.
     kinds = ["trained on" if row.split == "train" else "unseen" for row in rows]
     limits: dict[str, float] = {}
     for kind in sorted(set(kinds)) or ["unseen"]:  # those it was trained on first

@@ -1,8 +1,8 @@
 """Measure every clip of a dataset, in parallel, with a cache: a line a clip.
 
-By processes if there are many, so that a decoder that crashes on a damaged file does not take the
-notebook with it. They are plain: those of multiprocessing would import the caller's script again,
-and one crash would break a pool for all.
+Large datasets are measured by processes, so that a decoder that crashes on a damaged file does not
+take the notebook with it. They are plain subprocesses: with multiprocessing, each would import the
+caller's script again, and in a pool one crash would break it for all.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ def measure_clips(
 ) -> dict[str, ClipMeasure | str]:
     """Return the measure of every path, or the reason why there is none.
 
-    Each process of `group` uses so many `processes` more (None: one per core for many clips).
-    Raises DatasetError when the folder of a clip is gone, DiskError when `cache` cannot be written,
-    KitError where another process failed; results so far are in `cache`, or in parts beside it.
+    Each process of `group` uses so many `processes` more; 0: none (default: one per core where
+    there are many clips). `progress(done, total)` counts clips. Raises DatasetError when the folder
+    of a clip is gone, DiskError when `cache` cannot be written, KitError where another process of
+    the group failed; results so far are in `cache`, or in parts beside it.
     """
     cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}
@@ -150,8 +151,10 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:
-        fix = "are left out; their recordings are measured again."
-        warnings.warn(f"{cache}: {damaged} damaged lines {fix}", category=Note, stacklevel=3)
+        message = (
+            f"{cache}: {damaged} damaged lines are left out; their recordings are measured again."
+        )
+        warnings.warn(message, category=Note, stacklevel=3)
     return results
 
 
@@ -204,10 +207,15 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
         with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a pipe would block when full
             json.dump({"paths": share, "decode_s": decode_s}, job)
             job.seek(0)
-            command = [sys.executable, "-m", "kit.dataset.clip_stats"]
-            pipes = {"stdin": job, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-            started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
-        return started[-1]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kit.dataset.clip_stats"],
+                stdin=job,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                cwd=ROOT,
+            )
+        started.append(process)
+        return process
 
     def measured(share: list[str], process: subprocess.Popen) -> Iterator[str]:
         at = 0
@@ -238,6 +246,7 @@ def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]
 
 
 def _serve() -> None:
+    """Read paths from standard input; write cache lines to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     if hasattr(signal, "SIGPIPE"):  # end quietly when the parent was killed
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -72,9 +72,10 @@ class Columns:
 def find_columns(
     table: Path, rows: list[list[str]], first: list[str], setting: str, is_recording: IsRecording
 ) -> Columns:
-    """Return what columns hold, by a sample of `rows`, the `first`, and the user's own `setting`.
+    """Return what the columns of a table hold.
 
-    Raises DatasetError, with three rows and how to set it, where it is not clear.
+    `rows` are a sample, `first` is the table's first row, `setting` the user's own answer, "" for
+    none. Raises DatasetError, with three rows and how to set it, where it is not clear.
     """
     header = is_header(first) and not any(map(is_recording, first))
     body = [row for row in rows if row != first] or rows
@@ -88,10 +89,14 @@ def find_columns(
                 f"{len(roles)}. Its first row: {_shown(first)}. Name each column; - leaves one out."
             )
         by_role = _by_role(roles)
-        audio = _first(by_role["audio"] or by_role["id"])
-        others = {role: _first(by_role[role]) for role in ("speaker", "split", "id")}
-        texts = tuple(by_role["text"][::-1])
-        columns = Columns(audio=audio, texts=texts, **others, width=len(roles))
+        columns = Columns(
+            audio=_first(by_role["audio"] or by_role["id"]),
+            texts=tuple(by_role["text"][::-1]),
+            speaker=_first(by_role["speaker"]),
+            split=_first(by_role["split"]),
+            id=_first(by_role["id"]),
+            width=len(roles),
+        )
     else:
         traits = _traits(body, is_recording)
         columns = _columns_by_content(traits)
@@ -156,9 +161,15 @@ def _columns_of_header(
         raise _unclear(table, [names, *body], why, _traits(body, is_recording))
     speakers = [i for i in by_role["speaker"] if distinct[i] > 1] or by_role["speaker"]
     ids = [i for i in by_role["id"] if i != audio and distinct[i] == len(body)]
-    others = {"speaker": _first(speakers), "split": _first(by_role["split"]), "id": _first(ids)}
-    texts = (best[0], *texts[len(best) :])
-    return Columns(audio=audio, texts=texts, **others, header=tuple(names), width=len(names))
+    return Columns(
+        audio=audio,
+        texts=(best[0], *texts[len(best) :]),
+        speaker=_first(speakers),
+        split=_first(by_role["split"]),
+        id=_first(ids),
+        header=tuple(names),
+        width=len(names),
+    )
 
 
 def _text_rank(name: str) -> int:
@@ -248,11 +259,11 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
         return "several columns hold sentences"
     if not texts:
         return "no column looks like sentences"
-    unknown, speakers, languages, splits = (
-        [i for i in rest if traits[i].kind == kind] for kind in ("?", "few", "language", "split")
-    )
+    unknown = [i for i in rest if traits[i].kind == "?"]
     if unknown:
         return f"column {unknown[0] + 1} could be a speaker, or another text"
+    speakers = [i for i in rest if traits[i].kind == "few"]
+    languages = [i for i in rest if traits[i].kind == "language"]
     if len(speakers) > 1:
         return "several columns could be the speaker"
     several = any(len(set(traits[i].values)) > 1 for i in languages)
@@ -260,8 +271,13 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
         speakers = speakers or languages[:1]
     if not speakers and several:
         return "a column could be the speaker or the language"
-    others = {"speaker": _first(speakers), "split": _first(splits)}
-    return Columns(audio=audio, texts=tuple(texts[::-1]), **others, width=width)
+    return Columns(
+        audio=audio,
+        texts=tuple(texts[::-1]),
+        speaker=_first(speakers),
+        split=_first([i for i in rest if traits[i].kind == "split"]),
+        width=width,
+    )
 
 
 def _is_pair(traits: list[Trait]) -> bool:

@@ -51,7 +51,7 @@ FIXES = {
 
 MAX_LISTED = 8  # refused rows in a message
 MAX_KINDS = 3  # reasons in a summary
-MAX_ROWS = 20  # of a table
+MAX_ROWS = 20  # of the table of findings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,12 +164,20 @@ class DataReport:
         return [finding for finding in self.refused if finding.kind == "too long"]
 
     def before_segmentation(self) -> "DataReport":
-        """Leave out too long clips, if others are kept: they train the recogniser that splits."""
-        others = [finding for finding in self.refused if finding.kind != "too long"]
-        return dataclasses.replace(self, refused=others) if self.kept else self
+        """Return the report without too long clips, which are split once there is a recogniser.
+
+        If no other clip is kept to train one on, the report is returned unchanged.
+        """
+        if not self.kept:
+            return self
+        refused = [finding for finding in self.refused if finding.kind != "too long"]
+        return dataclasses.replace(self, refused=refused)
 
     def with_clips(self, clips: list[Utterance]) -> "DataReport":
-        """Return the report after refused recordings were split into `clips`, of their lines."""
+        """Return the report after refused recordings were split into `clips`.
+
+        A clip has the table line of its recording, of which only the seconds in no clip are lost.
+        """
         clips_s = collections.Counter()
         for clip in clips:
             clips_s[clip.file, clip.line] += clip.seconds
@@ -202,6 +210,7 @@ class DataReport:
             )
 
     def _first_refused(self) -> str:
+        """Return the number of refused rows, and a line for each of the longest."""
         worst = sorted(self.refused, key=lambda finding: -finding.seconds)
         lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
         for row in worst[:MAX_LISTED]:
@@ -249,7 +258,10 @@ IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
 
 
 class Spool(Sequence):
-    """`values` in a temporary file, 8 bytes each in memory, read again (unchanged) for each use."""
+    """`values` in a temporary file, 8 bytes each in memory, read again whenever they are used.
+
+    So what is changed in a value is not kept; a slice is a list.
+    """
 
     def __init__(self, values: Iterable = ()):
         self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
@@ -297,7 +309,9 @@ def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
     return rows_where(rows, lambda row: row.split == split)
 
 
-def rows_where(rows: Iterable[Utterance], wanted: Callable) -> Sequence[Utterance]:
+def rows_where(
+    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
+) -> Sequence[Utterance]:
     chosen = filter(wanted, rows)
     return Spool(chosen) if isinstance(rows, Spool) else list(chosen)
 

@@ -57,8 +57,10 @@ def fetch_dataset(
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
-    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION) become a folder under
-    `into`. Raises DatasetError when there is no dataset, or several, or when `unpack` fails.
+    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
+    Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
+    how much is streamed, and from which columns. Raises DatasetError when there is no dataset, or
+    several, or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -82,8 +84,10 @@ def fetch_dataset(
     try:
         _, tables = recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        below = sorted(source.rglob(f"*{PARQUET}"))
-        files = [f for f in below if "/." not in f"/{f.relative_to(source).as_posix()}"]
+        files = []
+        for file in sorted(source.rglob(f"*{PARQUET}")):
+            if not any(part.startswith(".") for part in file.relative_to(source).parts):
+                files.append(file)
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -105,7 +109,11 @@ def fetch_dataset(
 def _unpack_parquet(
     source: Path, files: list[Path], into: Path, hub: HubConfig, progress: Callable
 ) -> Path:
-    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it."""
+    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it.
+
+    An interrupted call is resumed, a finished one does nothing. Raises DatasetError without
+    pyarrow, and for files that are damaged or hold no audio.
+    """
     try:
         import pyarrow.parquet  # noqa: F401 (optional)
     except ImportError as error:
@@ -164,10 +172,12 @@ class Position:
 def from_huggingface(
     rows: Iterable[dict], into: Path, config: HubConfig, progress: Callable = lambda *_: None
 ) -> Path:
-    """Write `rows` as an LJSpeech folder `into`, with skipped.jsonl; resume an interrupted call.
+    """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
 
-    A row has a text, and audio as {"bytes": …} or {"array": (L,) or (L, C), "sampling_rate": Hz}.
-    Raises DatasetError when the stream fails or no row can be used, DiskError for a full disk.
+    A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
+    (L, C), "sampling_rate": Hz}, and text. An interrupted call is resumed; a finished one does
+    nothing. `progress(rows, total)` after each row, with `rows` + 1 for an unknown total. Raises
+    DatasetError when the stream fails or no row can be used, DiskError when the disk is full.
     """
     into = Path(into)
     make_folder(into / "wavs")
@@ -202,9 +212,11 @@ def from_huggingface(
 
 
 def _count(rows: Iterable[dict]) -> int | None:
+    """Return the number of rows, None where it is unknown."""
+    if hasattr(rows, "__len__"):
+        return len(rows)
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    known = getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
-    return len(rows) if hasattr(rows, "__len__") else known
+    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
 
 
 def _position(into: Path, key: str) -> Position:
@@ -225,7 +237,7 @@ def _position(into: Path, key: str) -> Position:
 
 
 def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
-    """Yield `rows` from `place` on."""
+    """Yield `rows` from `place` on. Raises DatasetError for whatever fails in the source."""
     try:
         if place.stream and hasattr(rows, "load_state_dict"):
             rows.load_state_dict(place.stream)  # `skip` would download all rows before
@@ -243,7 +255,7 @@ def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
 def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
     """Write the clip of a row; return its line of PART."""
     name = f"{number:08d}"
-    require_disk(into, 2**28)
+    require_disk(into, 2**28)  # of disk space, before each clip
     try:
         text, speaker = _read_text(row, config)
         wave, rate = _read_audio(row, config)
@@ -274,6 +286,7 @@ def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
 
 
 def _one_line(text: str) -> str:
+    """Return `text` without what a table would need to quote."""
     text = text.encode(errors="replace").decode()  # replaces lone surrogates
     return " ".join(text.replace("|", " ").replace("\0", " ").split())
 
@@ -284,7 +297,8 @@ def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
     if isinstance(audio, dict) and audio.get("bytes"):
         wave, rate = _decoded(audio["bytes"])
     elif isinstance(audio, dict) and audio.get("array") is not None:
-        wave, rate = _samples(audio["array"]), audio.get("sampling_rate")
+        wave = _samples(audio["array"])
+        rate = audio.get("sampling_rate")
     else:
         got = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
         raise DatasetError(
@@ -317,7 +331,8 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
         Path(path).write_bytes(data)
         try:
             with open_audio(path) as (file, length):
-                seconds, channels = length.expected / file.samplerate, file.channels
+                seconds = length.expected / file.samplerate
+                channels = file.channels
             if seconds > MAX_SECONDS or channels > MAX_CHANNELS:
                 raise DatasetError(
                     f"{size} declare {seconds:.3g} s in {channels} channels: at most "
@@ -355,7 +370,11 @@ def _finish(into: Path, key: str) -> Path:
 
 
 def open_huggingface(name: str, config: str | None, split: str):
-    """Stream a dataset of the hub (`name` or name@revision), or a local one, without decoding."""
+    """Stream a dataset of the Hugging Face hub, or of a local folder, without decoding audio.
+
+    `name` may end in @ and a revision (a tag or a commit). Raises DatasetError when the `datasets`
+    package is missing, the name is unknown, or there is no network.
+    """
     try:
         import datasets  # optional
     except ImportError as error:

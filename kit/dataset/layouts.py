@@ -17,22 +17,38 @@ import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
-from kit.dataset import recordings as paths
 from kit.dataset import tables as table_files
 from kit.dataset import text_files
 from kit.dataset.data_report import Finding, ManifestConfig, Spool, rows_in_split, values_repeated
 from kit.dataset.manifest import Utterance
-from kit.dataset.recordings import Record, Recordings, bad_row
+from kit.dataset.recordings import (
+    Record,
+    Recordings,
+    bad_row,
+    canonical_split,
+    check_record,
+    has_known_split,
+    has_suffix,
+    is_phonemes,
+    label_of,
+    speakers_in_names,
+    speakers_of_folders,
+    split_of_table,
+    stays_inside,
+)
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
+MAX_TABLES = 100  # in a folder; more are texts in files of their own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
+    """The rows of a dataset's tables, before any recording is opened."""
+
     layout: str  # its name and its tables
     rows: Spool
     refused: list[Finding]
@@ -53,8 +69,9 @@ class DatasetLayout:
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     """Read the rows of a folder, or of a single table, in any known layout.
 
-    Splits are those of the dataset, and what `hold_out` chooses. Raises DatasetError when `source`
-    is not a dataset or has no rows, columns are missing or unclear, or the recordings are gone.
+    Splits are those of the dataset; where none is held out, `hold_out` chooses rows. Raises
+    DatasetError when `source` is not a dataset or has no rows, a table lacks a column or it is not
+    clear which column is what, or the recordings' folder is gone.
     """
     source = Path(source)
     layout, tables = recognise(source)
@@ -81,7 +98,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             "and may this user read it?"
         ) from error
     has_speakers = any(record.speaker for record in records)
-    speakers = {} if has_speakers else paths.speakers_of_folders(record.file for record in records)
+    speakers = {} if has_speakers else speakers_of_folders(record.file for record in records)
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
     folders = {base: Recordings(base) for base in {record.base for record in records}}
@@ -98,7 +115,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
         for record in records:
             if speakers:
                 record = dataclasses.replace(record, speaker=speakers[record.file])
-            row = paths.check_record(record, folders[record.base], config)
+            row = check_record(record, folders[record.base], config)
             if isinstance(row, Finding):
                 refused.append(row)
             else:
@@ -106,12 +123,12 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
 
     rows, repeated = without_repeats(Spool(valid_rows()))
     if not (has_speakers or speakers):
-        speakers = paths.speakers_in_names(row.audio for row in rows)
+        speakers = speakers_in_names(row.audio for row in rows)
         if speakers:
             rows = Spool(dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
     if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
-    names = join_names([paths.label_of(table, tables) for table in tables], 8)
+    names = join_names([label_of(table, tables) for table in tables], 8)
     beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
     if beside:
         notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
@@ -122,7 +139,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
 def _require_words(records: Spool) -> None:
     with_text = (record for record in records if record.text)
     spoken = list(itertools.islice(with_text, table_files.SAMPLE_ROWS))
-    phonemes = [record for record in spoken if paths.is_phonemes(record.text)]
+    phonemes = [record for record in spoken if is_phonemes(record.text)]
     if 2 * len(phonemes) > len(spoken):
         first = phonemes[0]
         raise DatasetError(
@@ -135,7 +152,10 @@ def _require_words(records: Spool) -> None:
 
 
 def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
-    """Leave out, with findings, rows of a recording with several texts and repeated ids."""
+    """Leave out the rows of a recording with several texts, and all but the first of an id.
+
+    Returns a finding for each.
+    """
     audio_repeats = values_repeated(hash(row.audio) for row in rows)
     id_repeats = values_repeated(hash(row.id) for row in rows)
     if not audio_repeats and not id_repeats:
@@ -170,11 +190,14 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
     return Spool(kept()), findings
 
 
-def hold_out(rows: Sequence, config: ManifestConfig, count: int = 0) -> Sequence[Utterance]:
+def hold_out(
+    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
+) -> Sequence[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
-    A stable hash of the id chooses `held_out_percent`, or at least the lesser of MIN_HELD_OUT and a
-    tenth, and one of two. `count` is the number of training rows before some were rejected.
+    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
+    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
+    rows before some were rejected. Rows with a letter that no other row has stay in training.
     """
     train = rows_in_split(rows, "train")
     known = collections.Counter()
@@ -190,14 +213,14 @@ def hold_out(rows: Sequence, config: ManifestConfig, count: int = 0) -> Sequence
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break
         own = _letters(row)
-        # Training keeps a row, and each letter.
         if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
             chosen.add(row.id)
             known.subtract(own)
 
     def moved(row: Utterance) -> Utterance:
-        is_moved = row.split == "train" and row.id in chosen
-        return dataclasses.replace(row, split="held_out") if is_moved else row
+        if row.split != "train" or row.id not in chosen:
+            return row
+        return dataclasses.replace(row, split="held_out")
 
     return Spool(map(moved, rows))
 
@@ -241,12 +264,16 @@ def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
 
 
 def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
-    """Return layout and tables. Raises DatasetError, with what was expected and what is there."""
+    """Return the layout and the tables of a folder, or of a single table.
+
+    The tables may also be in subfolders: of splits, such as train/ and test/, or in any, as long as
+    all are of one layout. Raises DatasetError, which lists what was expected and what is there.
+    """
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
     if source.is_dir():
-        result = _tables_of(source) or _tables_below(source)  # all of one layout
+        result = _tables_of(source) or _tables_below(source)
         if not result and text_files.folders_of_texts(source):
             result = TEXTS, [source]
         if not result:  # VITS has filelists/ beside the recordings
@@ -275,7 +302,7 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
 
 
 def _hint(source: Path) -> str:
-    if source.is_file() and paths.has_suffix(source.name):
+    if source.is_file() and has_suffix(source.name):
         return " That is a single recording: name the folder or the table with its text."
     folder = source if source.is_dir() else source.parent
     if not folder.is_dir():
@@ -307,7 +334,7 @@ def _hint(source: Path) -> str:
 
 
 def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    children = [c for c in sorted(folder.iterdir()) if paths.has_known_split(c.name) and c.is_dir()]
+    children = [c for c in sorted(folder.iterdir()) if has_known_split(c.name) and c.is_dir()]
     for folders in ([folder], children):
         for layout in LAYOUTS:
             beside = [f for f in folders if (f / layout.beside).is_dir()]
@@ -318,6 +345,7 @@ def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
 
 
 def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
+    """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
     datasets = {}
     for folder in _folders_below(source):
         result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
@@ -343,9 +371,9 @@ def _folders_below(source: Path, depth: int = 6) -> Iterator[Path]:
 def _ljspeech_tables(folder: Path) -> list[Path]:
     """Return the splits, or the table of all rows, which repeats them, without its copies."""
     tables = sorted(folder.glob("metadata*.csv"))
-    if any(paths.split_of_table(table.stem) == "train" for table in tables):
+    if any(split_of_table(table.stem) == "train" for table in tables):
         return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
-    usual = [t for t in tables if t.stem == "metadata" or paths.has_known_split(t.stem)]
+    usual = [t for t in tables if t.stem == "metadata" or has_known_split(t.stem)]
     return usual if folder / "metadata.csv" in tables else tables
 
 
@@ -360,22 +388,22 @@ def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record
     """Read tables; an id is the clip's name, a speaker 12 of 128 hex digits: enough to tell."""
     for line in table_files.read_tables(tables, config):
         if isinstance(line, Record):
-            name = line.audio.rsplit(".", 1)[0] if paths.stays_inside(line.audio) else ""
+            name = line.audio.rsplit(".", 1)[0] if stays_inside(line.audio) else ""
             yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
         elif isinstance(line, Finding):
             yield line
 
 
 def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
-    """Return the tables that name recordings in `folder` or `audio_root`."""
+    """Return the tables in a folder that name recordings there, or in `audio_root`."""
     files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in table_files.TABLE_SUFFIXES]
     files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > 100 or text_files.has_own_texts(files, folder):
+    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
         return []
     tables = table_files.tables_of_recordings(files, audio_root)
-    # A list of all rows would repeat those of splits.
-    splits = [path for path in tables if paths.has_known_split(path.stem)]
-    return splits if any(paths.canonical_split(p.stem) == "train" for p in splits) else tables
+    # If some are splits, those alone: a list of all rows would repeat them.
+    splits = [path for path in tables if has_known_split(path.stem)]
+    return splits if any(canonical_split(p.stem) == "train" for p in splits) else tables
 
 
 # Tried last: the tables of other layouts are texts, too.

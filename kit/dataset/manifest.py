@@ -68,9 +68,11 @@ def read_manifest(folder: Path) -> list[Utterance]:
 
 
 def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:
-    """Write a JSONL manifest for other tools, with normalised texts, splits and paths from `root`.
+    """Write the kept rows as a JSONL manifest for other tools, with normalised texts and splits.
 
-    Raises DatasetError when `path` is inside `root` (or its folder): originals are never changed.
+    Paths are relative to `root`, the dataset's folder (or a table in it); `read_dataset(path,
+    config)` reads it with `audio_root=root`. Raises DatasetError when `path` is inside `root`:
+    originals are never changed.
     """
     path = Path(path).absolute()
     root = Path(root).absolute()

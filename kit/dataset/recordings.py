@@ -44,6 +44,8 @@ PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
+    """One line of a table, parsed but not yet checked."""
+
     file: str
     line: int
     id: str  # "": that of its recording's path
@@ -74,7 +76,10 @@ class Recordings:
         self.base = Path(base)
 
     def find(self, name: str) -> str:
-        """Return the recording `name` in the folder it gives, "" for none or several."""
+        """Return the path of the recording `name`, or "" where there is none, or several.
+
+        It must be in the folder that `name` gives, as far as that is below `base`.
+        """
         if not name or len(name) > MAX_PATH_CHARACTERS or "\0" in name:
             return ""
         if stays_inside(name):
@@ -104,13 +109,14 @@ class Recordings:
         return False
 
     def paths(self) -> list[str]:
-        """Return the paths of all recordings, one for each spelling without suffix."""
+        """Return the paths of all recordings, one of those that differ in their suffix alone."""
         paths = {}
         for relative in self._paths:
             paths.setdefault(_spelling(relative), os.path.join(self.base, relative))
         return sorted(paths.values())
 
     def id_of(self, path: str) -> str:
+        """Return the path below `base` without its suffix."""
         return Path(os.path.splitext(os.path.relpath(path, self.base))[0]).as_posix()
 
     def problem(self, name: str) -> str:
@@ -142,8 +148,10 @@ class Recordings:
 
     def _matches(self, name: str) -> list[str]:
         parts = _parts(name)
+        if ".." in parts:
+            return []
         matches = []
-        for tail, path in self._same_name(parts) if ".." not in parts else ():
+        for tail, path in self._same_name(parts):
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
             known = not before or is_absolute(name) or before[-1:] == _parts(self.base.name)
@@ -186,7 +194,10 @@ class Recordings:
 
 
 def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
-    """Yield the files with `suffixes` below `base`, relative, in this order in each folder."""
+    """Yield the files with `suffixes` below `base`, as relative paths, without hidden ones.
+
+    In each folder they are in the order of `suffixes`, then by name.
+    """
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -195,8 +206,12 @@ def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        ends = [(os.path.splitext(f)[1].lower(), f) for f in files if not f.startswith(".")]
-        for _, file in sorted((suffixes.index(end), f) for end, f in ends if end in suffixes):
+        recordings = []
+        for file in files:
+            suffix = os.path.splitext(file)[1].lower()
+            if suffix in suffixes and not file.startswith("."):
+                recordings.append((suffixes.index(suffix), file))
+        for _, file in sorted(recordings):
             yield os.path.relpath(os.path.join(folder, file), base)
 
 
@@ -314,8 +329,15 @@ def check_record(
         place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
         return Finding(**place, kind=kind, reason=reason, cure=fix)
     speaker = "speaker" if record.speaker.lower() in ("", "nan") else record.speaker
-    own = {"id": name, "audio": audio, "text": text, "speaker": speaker}
-    return Utterance(**own, split=record.split or "train", line=record.line, file=record.file)
+    return Utterance(
+        id=name,
+        audio=audio,
+        text=text,
+        speaker=speaker,
+        split=record.split or "train",
+        line=record.line,
+        file=record.file,
+    )
 
 
 # --- splits and speakers, by the names of tables and folders --------------------------------------
@@ -338,9 +360,10 @@ def _words(name: str) -> set[str]:
 
 
 def canonical_split(name: str) -> str:
-    """Return "train" or "held_out" for names like train_manifest and Validation, others as is.
+    """Return "train" or "held_out" for the usual names of these, any other name as it is.
 
-    What names both (ESPnet's train_dev) is not trained on.
+    In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
+    `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
     """
     words = _words(name)
     if words & HELD_OUT or {"held", "out"} <= words:
@@ -354,7 +377,10 @@ def known_split(name: str) -> bool:
 
 
 def split_of_table(stem: str) -> str:
-    """Return test-clean for `metadata_test-clean`, "" for `metadata`, which is all of a dataset."""
+    """Return the split that a table's name says it holds: test-clean for `metadata_test-clean`.
+
+    "" for `metadata` alone, which is all of a dataset.
+    """
     return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
 
 
@@ -377,7 +403,10 @@ def split_of_folders(label: str) -> str:
 
 
 def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
-    """Return {label of a table or text: the first folder that differs, if it can be a speaker}."""
+    """Return {label of a table or text: its folder}, where the folders can be speakers.
+
+    That is the first folder in which the paths differ, without those of splits and of chapters.
+    """
     folders = {}
     without_gender = {}
     for label in set(labels):
@@ -388,9 +417,12 @@ def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
 
 
 def speakers_in_names(paths: Iterable[str]) -> dict[str, str]:
-    """Return {recording: speaker}, a folder whose name is in its own name, too; {} for just one."""
+    """Return {recording: speaker}, where it is in a folder whose name is in its own name, too.
+
+    AISHELL has S0002/BAC009S0002W0122.wav, MLS 10/20/10_20_000001.flac. {} where there is just one.
+    """
     names = {}
-    for path in paths:  # as S0002/BAC009S0002W0122.wav of AISHELL, 10/20/10_20_000001.flac of MLS
+    for path in paths:
         *folders, name = Path(path).parts
         known = [f for f in folders if len(f) > 1 and re.search(r"\d", f) and f in name]
         names[path] = [folder for folder in known if not PARTS.fullmatch(folder)][:1]

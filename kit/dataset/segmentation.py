@@ -49,6 +49,8 @@ class SegmentConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
+    """A stretch of one recording: a clip with its text, or a loss with its reason."""
+
     start_s: float
     end_s: float
     text: str = ""
@@ -106,7 +108,10 @@ def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -
 
 
 def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) of boundaries around clips, with the least cost."""
+    """Return the pairs (i, j) of boundaries that enclose clips.
+
+    Minimises seconds lost, then sentences broken, then sentences joined.
+    """
     begins_s = [place.beginning_s(config.margin_s) for place in places]
     best: list[tuple[float, int, bool]] = [(0.0, 0, False)]  # cost, previous boundary, is a clip
     for j, last in enumerate(places[1:], 1):
@@ -114,9 +119,10 @@ def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[in
         options = [(best[j - 1][0] + LOSS_COST * (end_s - begins_s[j - 1]), j - 1, False)]
         joined = 0
         for i in range(j - 1, -1, -1):
-            if end_s - begins_s[i] > config.max_s:
+            length_s = end_s - begins_s[i]
+            if length_s > config.max_s:
                 break
-            if places[i].allowed and last.allowed and end_s - begins_s[i] >= config.min_s:
+            if places[i].allowed and last.allowed and length_s >= config.min_s:
                 cost = (not last.ends_sentence) + JOIN_COST * joined
                 options.append((best[i][0] + cost, i, True))
             joined += places[i].ends_sentence
@@ -134,7 +140,10 @@ def choose_clips(places: list[Boundary], config: SegmentConfig) -> list[tuple[in
 def plan_segments(
     aligned: list[AlignedToken], tokens: list[Token], total_s: float, config: SegmentConfig
 ) -> tuple[list[Span], list[Span]]:
-    """Return clips and losses (0 s for a text within a clip), which cover `total_s` exactly."""
+    """Return clips and losses, which together cover `total_s` seconds exactly.
+
+    Text that was not recognised is a loss, of 0 seconds where a clip covers its place.
+    """
     clips = []
     used = set()
     for run in split_runs(aligned, tokens, config):
@@ -147,7 +156,7 @@ def plan_segments(
             end_s = min(total_s, places[j].ending_s(config.margin_s))
             text = " ".join(tokens[n].text for n in numbers)
             clips.append(Span(start_s=start_s, end_s=end_s, text=text))
-    reasons = []  # runs of tokens with letters between recognised ones, then recognised ones
+    reasons = []  # text between recognised tokens, then runs of recognised ones in no clip
     numbers = [-1, *(item.number for item in aligned), len(tokens)]
     starts_s = [0.0, *(item.end_s for item in aligned)]
     ends_s = [*(item.start_s for item in aligned), total_s]
@@ -174,8 +183,8 @@ def plan_segments(
 
 
 def _excerpt(tokens: list[Token]) -> str:
-    words = [token.text for token in tokens[:EXCERPT_WORDS]]
-    return " ".join(words) + " …" * (len(tokens) > EXCERPT_WORDS)
+    words = " ".join(token.text for token in tokens[:EXCERPT_WORDS])
+    return f"{words} …" if len(tokens) > EXCERPT_WORDS else words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,6 +240,7 @@ def _read_transcript(path: Path) -> str:
 
 
 def missing_audio(reader: WindowReader) -> list[Span]:
+    """Return what the header declares and the file lacks."""
     if not reader.extent.problem:
         return []
     reason = f"the recording is {reader.extent.problem}"
@@ -259,10 +269,13 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[UnusedAudio]:
-        """Split recordings under `folder` that have a .txt into an LJSpeech folder; return losses.
+        """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
 
-        What an earlier call finished stays. `progress(done, total)` counts seconds. Raises
-        DatasetError without recordings, DiskError before it starts, KitError of other processes.
+        Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. Recordings that an
+        earlier call finished are not processed again; the processes of `group` share the others.
+        `progress(done, total)` counts seconds of audio. Raises DatasetError where there is nothing
+        to split, DiskError before it starts when the disk is too small, KitError where another
+        process failed.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
@@ -281,7 +294,11 @@ class Segmenter:
         progress: Callable = lambda *_: None,
         group: WorkGroup = SINGLE_PROCESS,
     ) -> list[Utterance]:
-        """Split the recordings of `rows` into clips ID_0001 ... of their speaker, split, line."""
+        """Split the recordings of `rows`, too long for the model, into clips under `into`.
+
+        A clip keeps speaker, split and table line of its row; its id is the row's with a number:
+        ID_0001, ID_0002 ... Originals are only read.
+        """
         clips = Path(into) / "clips"
         sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]
         utterances = []
@@ -298,13 +315,20 @@ class Segmenter:
     ) -> list[dict]:
         """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
         settings = (self.recognizer.fingerprint(), self.cuts, self.language)
-        common = {"into": into, "cuts": self.cuts, "language": self.language}
         recordings = []
         for audio, name, text in sources:
             content = file_state(audio.with_suffix(".txt")) if text is None else text
-            own = {"audio": audio, "seconds": seconds_of(audio), "name": name, "text": text}
-            key = files.digest(name, file_state(audio), content, *settings)
-            recordings.append(LongRecording(**common, **own, key=key))
+            recording = LongRecording(
+                into=into,
+                cuts=self.cuts,
+                language=self.language,
+                audio=audio,
+                seconds=seconds_of(audio),
+                name=name,
+                text=text,
+                key=files.digest(name, file_state(audio), content, *settings),
+            )
+            recordings.append(recording)
         files.make_folder(into / "wavs")
         files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
         todo = [r for r in recordings if files.read_result(r.result_file, r.key) is None]
@@ -336,10 +360,13 @@ class LongRecording:
 
     @property
     def result_file(self) -> Path:
+        """The file that is written once all clips are there."""
         return self.into / "cut" / f"{self.name}.json"
 
 
-def _segment_share(recordings: list, recognizer: SpeechRecognizer, advance: Callable) -> None:
+def _segment_share(
+    recordings: list[LongRecording], recognizer: SpeechRecognizer, advance: Callable
+) -> None:
     for recording in recordings:
         reported_s = 0.0
 

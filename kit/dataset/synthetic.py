@@ -70,7 +70,10 @@ class Grammar:
         self.known = sorted({word for items in (*slots, *rows) for word in items})
 
     def clause(self, rare: bool = False) -> list[str]:
-        """Return a clause; a `rare` one has words of the `unseen` list where there are any."""
+        """Return a clause: subject and verb agree, an adjective needs an object.
+
+        A rare clause uses words of the `unseen` list where there are any.
+        """
         agreement = self.rng.randrange(len(self.words["subject"]))
         present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
         if "object" not in present:
@@ -102,7 +105,10 @@ class Grammar:
 
 
 def load_words(language: str) -> dict:
-    """Return the items of each slot, in rows for `subject` and `verb`; KitError names the slot."""
+    """Read the word list of `language`: items by slot, rows of items for `subject` and `verb`.
+
+    Raises KitError, which names file and slot, for what is not written as in en.yaml.
+    """
     path = WORDS / f"{language}.yaml"
     words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     slot = "order"
@@ -128,7 +134,10 @@ def load_words(language: str) -> dict:
 
 
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:
-    """Return texts by split; no two neighbours of `held_out`, `long`, `free_order` in `train`."""
+    """Return texts by split. No two neighbours of `held_out`, `long`, `free_order` are in `train`.
+
+    An expression counts as one word. Raises KitError when the word list is too small.
+    """
     known = load_words(config.language)
     grammar = Grammar(known, random.Random(f"{config.language} {config.seed}"))
     # A generator of its own, so that the other splits are the same with and without these.
@@ -173,7 +182,10 @@ def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> 
 
 
 def speak_rows(job: dict) -> None:
-    """Speak the (id, text) `job["rows"]` into `job["folder"]`, `job["pace"]` times as fast."""
+    """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`.
+
+    `job["pace"]`, if given, multiplies the speaker's speed.
+    """
     espeak = Espeak(job["language"])
     espeak.speaker(job["speaker"], job.get("pace", 1.0))
     for name, text in job["rows"]:
@@ -194,8 +206,9 @@ def _speak_in_process(job: dict) -> int:
 def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda *_: None) -> Path:
     """Write the corpus as an LJSpeech folder; resume an interrupted one, keep a finished one.
 
-    `progress(done, total)` counts utterances, whose ids start with their split. Raises DiskError,
-    before it starts, when the disk is too small, and RuntimeError when speaking fails.
+    `progress(done, total)` counts utterances. The id of an utterance starts with its split (train,
+    held_out, unseen, long, free_order). Raises DiskError, before it starts, when the disk is too
+    small, and RuntimeError when speaking fails.
     """
     folder = Path(folder).resolve()
     mark = folder / "complete"

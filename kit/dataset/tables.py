@@ -20,10 +20,19 @@ from pathlib import Path
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import special_file_kind
 from kit.base.formatting import non_utf8_problem
-from kit.dataset import recordings as paths
 from kit.dataset.columns import Columns, IsRecording, find_columns, is_header, parse_roles, role_of
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
-from kit.dataset.recordings import Record, Recordings, bad_row, label_of, split_of
+from kit.dataset.recordings import (
+    Record,
+    Recordings,
+    bad_row,
+    canonical_split,
+    choose_base,
+    known_split,
+    label_of,
+    split_of,
+    stays_inside,
+)
 from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 
@@ -39,6 +48,8 @@ Lines = Callable[[], Iterator[str]]  # each call reads the file again
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableRow:
+    """One row: its cells, or the reason why it cannot be used."""
+
     line: int  # its first, from 1
     cells: list[str]
     problem: str = ""
@@ -78,11 +89,16 @@ class RawTable:
 
     def most_recordings(self, sample: list[list[str]]) -> int:
         """Return how many values name a recording, in the column with the most of them."""
-        return max(sum(map(self.is_recording, column)) for column in zip(*sample))
+        counts = (sum(map(self.is_recording, column)) for column in zip(*sample, strict=True))
+        return max(counts, default=0)
 
     @cached_property
     def rating(self) -> float:
-        """How much sense this way to split a table makes, 0 to 2: known names, and recordings."""
+        """How much sense this way to split a table makes, 0 to 2.
+
+        One for a header with known names, and one for rows of equal length of which a column names
+        recordings.
+        """
         if self.width < 2 or not self.sample:
             return 0.0
         share = self.most_recordings(self.sample) / len(self.sample)
@@ -90,7 +106,10 @@ class RawTable:
 
 
 def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read tables once their columns are known: of one shape together, as one may be small."""
+    """Read tables with any separator, with or without a header, once their columns are known.
+
+    Tables of the same shape are looked at together: a small one tells too little.
+    """
     groups: dict[tuple, list[RawTable]] = {}
     checks = {}
     for path in tables:
@@ -104,20 +123,21 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
         columns = None
         usable = [raw for raw in group if raw.width > 1 and raw.good_count]
         if usable:
-            one = usable[0]
-            first = next(one.good()).cells
+            example = usable[0]
+            first = next(example.good()).cells
             sample = [cells for raw in usable for cells in raw.sample]
-            columns = find_columns(one.path, sample, first, config.columns, one.is_recording)
-            plain = one.separator == "|" and columns.audio == 0 and not columns.header
+            check = example.is_recording
+            columns = find_columns(example.path, sample, first, config.columns, check)
+            plain = example.separator == "|" and columns.audio == 0 and not columns.header
             if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
-                yield f"columns {columns} separated by {NAMES[one.separator]}{header}"
+                yield f"columns {columns} separated by {NAMES[example.separator]}{header}"
         for raw in group:
-            if columns:
-                yield from _records(raw, columns, tables, config)
-            else:
+            if columns is None:
                 for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
+            else:
+                yield from _records(raw, columns, tables, config)
 
 
 def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
@@ -139,8 +159,7 @@ def _records(
     split = split_of(raw.path, tables)
     folder, usual = _folders(raw.path, config)
     names = [cells[columns.audio] for cells in raw.sample]
-    base, in_subfolders = paths.choose_base(usual, folder, names)
-    place = {"file": label, "base": base, "in_subfolders": in_subfolders}
+    base, in_subfolders = choose_base(usual, folder, names)
     prefix = label.removesuffix(raw.path.name)
 
     def cell(row: TableRow, index: int | None) -> str:
@@ -160,14 +179,20 @@ def _records(
             continue
         audio = row.cells[columns.audio]
         own_split = cell(row, columns.split)
-        if audio_folder and not own_split and paths.known_split(audio.split("/")[0]):
+        if audio_folder and not own_split and known_split(audio.split("/")[0]):
             own_split = audio.split("/")[0]  # as the Hugging Face hub reads its AudioFolder
-        name = cell(row, columns.id) or (audio if paths.stays_inside(audio) else "")
-        name = prefix + name if name and "\\" not in name else ""
-        own = {"id": name, "audio": audio, "speaker": cell(row, columns.speaker)}
-        own["text"] = next((row.cells[i] for i in columns.texts if row.cells[i]), "")
-        own_split = paths.canonical_split(own_split) or split
-        yield Record(**place, **own, line=row.line, split=own_split)
+        name = cell(row, columns.id) or (audio if stays_inside(audio) else "")
+        yield Record(
+            file=label,
+            line=row.line,
+            id=prefix + name if name and "\\" not in name else "",
+            audio=audio,
+            base=base,
+            text=next((row.cells[i] for i in columns.texts if row.cells[i]), ""),
+            speaker=cell(row, columns.speaker),
+            split=canonical_split(own_split) or split,
+            in_subfolders=in_subfolders,
+        )
 
 
 def _continues(row: TableRow, after: TableRow, raw: RawTable) -> bool:
@@ -175,30 +200,36 @@ def _continues(row: TableRow, after: TableRow, raw: RawTable) -> bool:
     if after.problem or len(row.cells) != raw.width:
         return False
     opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
-    fits = len(after.cells) < raw.width or (opened and raw.separator not in QUOTED)
-    return fits and not any(map(raw.is_recording, after.cells))
+    if len(after.cells) < raw.width or (opened and raw.separator not in QUOTED):
+        return not any(map(raw.is_recording, after.cells))
+    return False
 
 
 def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
+    """Return the finding about a row that is broken, or has other columns than the others."""
     name = row.cells[0] if row.cells else ""
     if row.problem:
         return bad_row(label, row.line, name, row.problem, row.fix)
-    reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
-    fix = "write id|text: no separator (| , ; or a tab) was found"
-    if columns:
+    if columns is None:
+        reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
+        fix = "write id|text: no separator (| , ; or a tab) was found"
+    else:
         reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
         fix = f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
     return bad_row(label, row.line, name, reason, fix)
 
 
 def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Path]:
-    """Return the files of one folder of which most rows name recordings, by their beginning."""
+    """Return the files of which most rows name recordings, unlike a README's; by their beginning.
+
+    All are in one folder. Where some have a text, those with figures and paths alone are left out.
+    """
     if not files:
         return []
     root = str(audio_root) if audio_root else ""
     is_recording = _recording_check(*_folders(files[0], ManifestConfig(audio_root=root)))
     tables = []
-    with_text = []
+    with_text = []  # those of which most rows have a text, too
     for path in files:
         try:
             raw = read_table(path, is_recording, max_bytes=HEAD_BYTES)
@@ -211,7 +242,7 @@ def tables_of_recordings(files: list[Path], audio_root: Path | None) -> list[Pat
             spoken = [sum(not NO_TEXT.fullmatch(cell) for cell in column) for column in columns]
             if sum(2 * count > len(sample) for count in spoken) > 1:  # the recording, and its text
                 with_text.append(path)
-    return with_text or tables  # others may hold figures and paths alone
+    return with_text or tables
 
 
 # --- from bytes to rows -------------------------------------------------------------------------
@@ -222,8 +253,9 @@ def read_table(
 ) -> RawTable:
     """Return the table at `path`, split by the separator that makes most sense of it.
 
-    Ways that give `width` columns come first; with `max_bytes` only its beginning is read. Raises
-    DatasetError for a file that cannot be a table.
+    That is the one with the best `rating`. With a `width` only ways that give so many columns are
+    tried, if there are any; with `max_bytes` only its beginning is read. Raises DatasetError for a
+    file that cannot be a table.
     """
     lines = partial(iter_lines, path, max_bytes)
     ways = []
@@ -234,14 +266,17 @@ def read_table(
         ways.append(way)
     ways = [way for way in ways if way.width == width] or ways
     best = max(ways, key=lambda way: way.rating)
+    if best.rating > 0:
+        return best
     several = [way for way in ways if way.width > 1 and way.good_count == way.count]
-    return best if best.rating > 0 else (several or ways)[0]
+    return (several or ways)[0]
 
 
 def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
     """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
 
-    Behind the last line end is an empty line; what `max_bytes` cuts off is left out.
+    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
+    is an empty line; what `max_bytes` cuts off is left out.
     """
     kind = special_file_kind(path)
     if kind:
@@ -250,7 +285,7 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
         mark = file.read(4)
         if mark.startswith(b"PK\x03\x04"):
             raise DatasetError(f"{path} is a spreadsheet or an archive: export it as CSV UTF-8.")
-        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16 of Excel and Windows
+        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16
         file.seek(0)
         data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
         cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes
@@ -305,8 +340,14 @@ def _raw_table(path: Path, separator: str, is_recording: IsRecording, split: Cal
         width = len(first.cells)
     if filled < width:
         width = max(filled, min(width, 2))
-    own = {"path": path, "separator": separator, "is_recording": is_recording, "split": split}
-    return RawTable(**own, width=width, count=count)
+    return RawTable(
+        path=path,
+        separator=separator,
+        width=width,
+        count=count,
+        is_recording=is_recording,
+        split=split,
+    )
 
 
 def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
@@ -334,8 +375,8 @@ def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
         except csv.Error as error:
             reason = f"broken quotes ({error})"
             if reader.line_num > line:
-                ends = f"the row ends in line {reader.line_num}"
-                reason += f": a double quote opens in line {line} and {ends}"
+                reason += f": a double quote opens in line {line} and the row ends in line "
+                reason += str(reader.line_num)
             fix = 'write a double quote inside a quoted field twice: ""'
             yield TableRow(line=line, cells=[], problem=reason, fix=fix)
             continue
@@ -368,11 +409,14 @@ def json_tables(folder: Path) -> list[Path]:
     """Return the manifests; among files called .json, those of NeMo and not a configuration."""
     if (folder / "manifest.jsonl").is_file():
         return [folder / "manifest.jsonl"]
+    lines = sorted(folder.glob("*.jsonl"))
+    if lines:
+        return lines
     recordings = Recordings(folder)
     files = [path for path in sorted(folder.glob("*.json")) if path.is_file()]
     # Whisper and Emilia write one for each recording.
-    files = (path for path in files if not recordings.find(path.stem))
-    return sorted(folder.glob("*.jsonl")) or [p for p in files if _is_manifest(p, recordings)]
+    files = [path for path in files if not recordings.find(path.stem)]
+    return [path for path in files if _is_manifest(path, recordings)]
 
 
 def read_head(path: Path) -> bytes:
@@ -406,8 +450,7 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
         parts = {str(_audio(values)) for values in records if values.get("offset")}
         folder = Path(config.audio_root or table.parent)
         names = [name for name in names if isinstance(name, str)]
-        base, in_subfolders = paths.choose_base(folder, folder, names)
-        place = {"file": label, "base": base, "in_subfolders": in_subfolders}
+        base, in_subfolders = choose_base(folder, folder, names)
         for number, values in lines:
             if isinstance(values, BadRecord):
                 yield bad_row(label, number, "", values.reason)
@@ -421,12 +464,19 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
             if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
                 audio = str(Path(audio).relative_to(base.absolute()))
             name = values.get("id")
-            if not name and paths.stays_inside(audio) and "\\" not in audio:
+            if not name and stays_inside(audio) and "\\" not in audio:
                 name = label.removesuffix(table.name) + os.path.splitext(audio)[0]
-            own = {"id": str(name or ""), "audio": audio, "text": _value(values, TEXT_KEYS, "text")}
-            own["speaker"] = "" if speaker is None else str(speaker)
-            own["split"] = paths.canonical_split(str(values.get("split") or "")) or split
-            yield Record(**place, **own, line=number)
+            yield Record(
+                file=label,
+                line=number,
+                id=str(name or ""),
+                audio=audio,
+                base=base,
+                text=_value(values, TEXT_KEYS, "text"),
+                speaker="" if speaker is None else str(speaker),
+                split=canonical_split(str(values.get("split") or "")) or split,
+                in_subfolders=in_subfolders,
+            )
 
 
 def _json_rows(table: Path) -> Iterator[tuple[int, dict | BadRecord]]:

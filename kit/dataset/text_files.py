@@ -82,7 +82,7 @@ def read_text_files(folders: list[Path], config: ManifestConfig) -> Iterator[Rec
         named.update(texts)
         for audio in recordings.paths():
             first = re.sub(r"_mic\d+(?=\.\w+$)", "_mic1", audio)
-            if named.isdisjoint((audio, first)):
+            if audio not in named and first not in named:
                 reason = f"no text: neither {Path(audio).stem}.txt nor a list names it"
                 fix = "write it, or let `python -m kit transcribe` do it"
                 yield bad_row(folder.name, 1, recordings.id_of(audio), reason, fix)
@@ -137,7 +137,8 @@ def _own_record(path: Path, audio: str, folder: Path, labels: list[Path]) -> Rec
     except (ValueError, TypeError, KeyError, AttributeError):
         text, reason, fix = "", 'an object with a "text" expected, as Whisper writes', ""
     if "|" in text or text.lower().startswith(f"{Path(audio).stem.lower()}:"):
-        reason, fix = "a line of a table in a text file of its own", "write what is said alone"
+        reason = "a line of a table in a text file of its own"
+        fix = "write what is said, and nothing else"
     elif TIMES.match(text):
         reason, fix = "labels with times, not a text", "write what is said"
     if reason:
@@ -245,6 +246,14 @@ def read_kaldi(tables: list[Path], config: ManifestConfig) -> Iterator[Record | 
             if reason:
                 yield bad_row(label, number, name, reason, fix)
                 continue
-            place = {"file": label, "line": number, "base": base, "in_subfolders": in_subfolders}
-            split = split_of(table, tables)
-            yield Record(**place, id=name, audio=audio, text=text, speaker=speaker, split=split)
+            yield Record(
+                file=label,
+                line=number,
+                id=name,
+                audio=audio,
+                base=base,
+                text=text,
+                speaker=speaker,
+                split=split_of(table, tables),
+                in_subfolders=in_subfolders,
+            )

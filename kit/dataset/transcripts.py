@@ -24,11 +24,12 @@ def read_texts(out: Path) -> dict[str, str]:
     rows: dict[str, str] = {}
     for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
         name, bar, text = line.strip().partition("|")
-        if line.strip() and (not (name and bar) or non_utf8_problem(line)):
+        if not line.strip():
+            continue
+        if not (name and bar) or non_utf8_problem(line):
             problem = non_utf8_problem(line) or f"got {shorten(line.strip(), 60)}"
             raise DatasetError(f"{path}, line {number}: expected `id|text` in UTF-8, {problem}.")
-        if name:
-            rows[name] = text
+        rows[name] = text
     return rows
 
 
@@ -47,12 +48,16 @@ def read_transcripts(out: Path) -> dict[str, dict]:
 
 
 def read_proofread(out: Path) -> set[str]:
+    """Return the ids that were saved or left out while proofreading."""
     path = Path(out) / "proofread.txt"
     return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
 
 
 def update_tables(out: Path, clips: dict[str, list[dict]]) -> None:
-    """Write transcripts.csv and, but for the person's rows, metadata.csv; `clips` by source."""
+    """Write transcripts.csv, and metadata.csv but for the person's rows.
+
+    `clips` are the rows by source; those of other sources stay.
+    """
     with held(out / ".tables.lock", "writing metadata.csv", LOCK_WAIT_S):
         texts = read_texts(out)
         before = read_transcripts(out) if (out / "metadata.csv").is_file() else {}
@@ -78,7 +83,10 @@ def update_tables(out: Path, clips: dict[str, list[dict]]) -> None:
 
 
 def save_text(out: Path, clip_id: str, text: str | None) -> None:
-    """Write a clip's proofread text to metadata.csv at once; None takes the clip out."""
+    """Write a clip's proofread text to metadata.csv at once; None takes the clip out.
+
+    Raises DatasetError for an empty text.
+    """
     out = Path(out)
     cleaned = " ".join((text or "").replace("|", " ").split())
     if text is not None and not cleaned:

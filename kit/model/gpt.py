@@ -256,7 +256,10 @@ class SpeechGPT(nn.Module):
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> list[Tensor]:
-        """Return each layer's attention weights (B, H, K + S, K + S), queries by keys."""
+        """Return each layer's attention weights (B, H, K + S, K + S), queries by keys.
+
+        For inspection: fused attention never materialises them.
+        """
         self.eval()
         x = self.inputs(batch)
         weights = []
@@ -286,7 +289,8 @@ class SpeechGPT(nn.Module):
 
 def summed_loss(head: nn.Linear, states: Tensor, indices: Tensor, targets: Tensor) -> Tensor:
     """Return the summed cross-entropy in nats of `targets` (N,) given `states[indices]`."""
-    added = -len(indices) % HEAD_ROWS  # N differs in every batch: few shapes
+    # N differs in every batch; padding it to a multiple keeps the number of shapes small.
+    added = -len(indices) % HEAD_ROWS
     logits = head(states.index_select(0, F.pad(indices, (0, added)))).float()
     return F.cross_entropy(
         logits,

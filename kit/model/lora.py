@@ -1,9 +1,10 @@
 """LoRA (Hu et al. 2021): train small adapters beside a model's frozen matrices.
 
 A linear layer W becomes W + alpha / rank * B A with A (rank, in) and B (out, rank). B starts at 0,
-so the model starts bit-equal to its base. With little data, adapters on all matrices of a layer
-learn as well as full fine-tuning, adapters on attention only do not, and an alpha of 32 suits any
-rank (Schulman et al. 2025, "LoRA Without Regret").
+so the model starts bit-equal to its base. The base's tensor names stay; `merged` returns a plain
+model. With little data, adapters on all matrices of a layer learn as well as full fine-tuning,
+adapters on attention only do not, and an alpha of 32 suits any rank (Schulman et al. 2025, "LoRA
+Without Regret").
 """
 
 import dataclasses
@@ -42,15 +43,15 @@ class LoRAConfig:
         require_within(self, 1, 4096, "rank")
         require_least(self, 1e-3, "alpha")
         require_within(self, 0, 0.9, "dropout")
-        known = len(self.targets) > 0 and set(self.targets) <= set(TARGETS)
-        require(known, self, "targets", f"choose some of {', '.join(TARGETS)}.")
+        all_known = len(self.targets) > 0 and set(self.targets) <= set(TARGETS)
+        require(all_known, self, "targets", f"choose some of {', '.join(TARGETS)}.")
         require(len({*self.targets}) == len(self.targets), self, "targets", "name each once.")
 
 
 class LoRALinear(nn.Linear):
     """`base` with an adapter: x (..., in) -> (..., out). Shares the parameters of `base`."""
 
-    exact: Callable[[], Tensor] | None = None  # if `weight` is rounded: returns it in fp32
+    exact: Callable[[], Tensor] | None = None  # returns `weight` in fp32 if it is rounded
 
     def __init__(self, base: nn.Linear, config: LoRAConfig, generator: torch.Generator):
         super().__init__(base.in_features, base.out_features, device="meta")
@@ -75,7 +76,7 @@ def is_adapter(name: str) -> bool:
 
 def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
     """Add an adapter to each target of `model`, in place; its output stays the same."""
-    # Its own generator, so that torch's random state, and with it dropout, stays the same.
+    # A generator of its own, so that torch's random state, and with it dropout, stays the same.
     generator = torch.Generator(device="cpu").manual_seed(torch.initial_seed())
     for layer in model.gpt.h:
         for target in config.targets:
@@ -90,14 +91,18 @@ def adapted_layers(model: SpeechGPT) -> list[tuple[str, LoRALinear]]:
 
 @torch.no_grad()
 def merged(model: SpeechGPT) -> SpeechGPT:
-    """Return a plain model with adapters merged, valid until `model`, if it has any, trains on."""
+    """Return a plain model with the adapters merged; `model` itself if it has none.
+
+    Other tensors are shared with `model`, so it is valid until `model` is trained further.
+    """
     if not adapted_layers(model):
         return model
     state = {n: t for n, t in model.state_dict().items() if not is_adapter(n)}
     for name, module in adapted_layers(model):
         weight = module.exact().to(module.lora_A.device) if module.exact else module.weight
-        added = torch.addmm(weight, module.lora_B, module.lora_A, alpha=module.scale)
-        state[f"{name}.weight"] = added  # (out, in) in fp32
+        # (out, in) in fp32, without dropout
+        weight = torch.addmm(weight, module.lora_B, module.lora_A, alpha=module.scale)
+        state[f"{name}.weight"] = weight
     with torch.device("meta"):
         plain = SpeechGPT(model.config)
     plain.load_state_dict(state, assign=True)

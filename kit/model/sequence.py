@@ -1,7 +1,9 @@
 """The input sequence: sizes, ids and targets of an example, and batches of examples.
 
-An example is `START text STOP | START codes STOP...` without gaps, as XTTS-v2 (Casanova et al.
-2024) has it. Shapes: B batch, S packed sequence, M mels, T mel frames.
+An example is `START text STOP | START codes STOP...` without gaps; several make a `Batch`, and the
+batches of one optimiser step an `EffectiveBatch`. Names follow XTTS-v2 (Casanova et al. 2024).
+
+Shapes: B batch, S packed sequence, M mels, T mel frames.
 """
 
 import dataclasses
@@ -84,7 +86,8 @@ class GPTConfig:
     def with_positions(self, text_ids: int, codes: int) -> "GPTConfig":
         """Return this with positions for examples of up to `text_ids` ids and `codes` codes.
 
-        A tenth more, in steps of 16, up to MAX_TEXT_POSITIONS and MAX_CODE_POSITIONS; never fewer.
+        A tenth more than that, in steps of 16; at least what it has, and at most
+        `MAX_TEXT_POSITIONS` and `MAX_CODE_POSITIONS` unless it has more already.
         """
         text = text_ids + TEXT_EXTRA
         code = codes + self.stop_targets
@@ -117,10 +120,13 @@ def _roomy(positions: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Packed examples and the indices of their targets, made by `pack`."""
+    """Packed examples and the indices of their targets, made by `pack`.
+
+    In the joint tables text ids come first, then code ids; so do positions, counted per segment.
+    """
 
     tokens: Tensor  # (B, S) ids in the joint text + code table; padding only at the end
-    positions: Tensor  # (B, S) rows of the joint text + code position table, counted per segment
+    positions: Tensor  # (B, S) rows of the joint text + code position table
     text_indices: Tensor  # (text targets,) flat indices into B * S
     text_targets: Tensor
     code_indices: Tensor  # (code targets,)
@@ -163,7 +169,11 @@ class EffectiveBatch:
 
 
 def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int = 0) -> Batch:
-    """Pack ids (without START and STOP), `pad_to` tokens wide. ValueError for too long a row."""
+    """Pack text ids and code ids (without START and STOP) into a Batch.
+
+    `pad_to` pads every row to that many tokens (fixed shapes for compile). Raises ValueError for a
+    row longer than the positions: the data report rejects such rows, they are never truncated.
+    """
     rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
     longest = max(pad_to, *(len(r["tokens"]) for r in rows))
 

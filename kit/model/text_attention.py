@@ -1,9 +1,9 @@
 """Attention that follows the text: the loss that teaches it, and the head that does it best.
 
-A voice reads well once some head moves along the text, which a small GPT may learn late or never.
-Guided attention penalises what a head attends to far from the diagonal (Tachibana et al. 2018)
-early in training. Heads that follow the text are alignment heads, as in Whisper (Radford et al.
-2022).
+A voice reads well once some head moves along the text as the codes advance. A small GPT may learn
+that late or never, depending on its seed. Guided attention penalises what a head attends to far
+from the diagonal (Tachibana et al. 2018) early in training; it fades and ends. Heads that follow
+the text are called alignment heads, as in Whisper (Radford et al. 2022).
 
 Shapes: B batch, K latents, S tokens, D width, d width of a head, N codes with START, T text tokens
 with START and STOP.
@@ -36,8 +36,9 @@ def guided_attention_loss(
 ) -> Tensor:
     """Return the loss of the first head of `layer` in nats, summed over all code targets.
 
-    A code's is the negative log of its attention to the text, weighted by the distance from where
-    it would be if all tokens lasted equally long. `x` (B, K + S, D) is the layer's input.
+    For each code: the negative log of its attention to the text, each text token weighted by its
+    distance from where the code would be if all tokens lasted equally long. `x` (B, K + S, D) is
+    the layer's input, `text_width` the batch's `max_text_tokens`.
     """
     q, k, _ = layer.attn.qkv(layer.ln_1(x))
     q = q[:, 0, config.latents :] * q.shape[-1] ** -0.5  # (B, S, d), scaled here for fp16's range
@@ -72,7 +73,10 @@ class AlignmentHead(NamedTuple):
 
 
 def find_alignment_head(model: nn.Module, examples: Iterable[Batch]) -> AlignmentHead | None:
-    """Return the head that follows the text best in `examples`, batches of one, if any does."""
+    """Return the head that follows the text best in `examples`, batches of one.
+
+    None if no head reaches `MIN_DIAGONALITY`.
+    """
     mean = torch.stack([head_diagonality(model, example) for example in examples]).mean(0)
     if not mean.max() >= MIN_DIAGONALITY:
         return None
@@ -96,7 +100,11 @@ def text_attention_maps(model: nn.Module, example: Batch) -> Tensor:
 
 
 def diagonality(attention: Tensor) -> Tensor:
-    """Return how well a map (N, T) follows the text: 0 not at all, 1 in a straight line."""
+    """Return how well a map (N, T) follows the text: 0 not at all, 1 in a straight line.
+
+    The correlation between a code's index and the text position it attends to, times the share of
+    attention that goes to the text.
+    """
     share = attention.sum(-1)
     text_position = (attention * torch.arange(attention.shape[1])).sum(-1) / share
     code_index = torch.arange(len(attention), dtype=text_position.dtype)

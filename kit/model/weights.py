@@ -38,7 +38,10 @@ TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
 def save_model(model: SpeechGPT, path: Path, trained_with: dict[str, str] | None = None) -> None:
-    """Write fp32 weights and configuration; `trained_with` is the SHA-256 of files by name."""
+    """Write weights (in fp32) and configuration to one file, atomically.
+
+    `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
+    """
     config = dataclasses.asdict(model.config)
     tensor_file.save_module(path, model, config=config, trained_with=trained_with or {})
 
@@ -68,24 +71,36 @@ def load_model(path: Path) -> SpeechGPT:
 def save_adapters(
     model: SpeechGPT, path: Path, lora: LoRAConfig, tables: dict[str, int], base_sha256: str
 ) -> None:
-    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32."""
-    header = {"config": dataclasses.asdict(model.config), "lora": dataclasses.asdict(lora)}
-    header |= {"tables": tables, "base_sha256": base_sha256}
+    """Write the adapters of `model`, and each of `tables` from the given row on, in fp32.
+
+    `base_sha256` is the `checksum` of the base model's tensors.
+    """
+    header = {
+        "config": dataclasses.asdict(model.config),
+        "lora": dataclasses.asdict(lora),
+        "tables": tables,
+        "base_sha256": base_sha256,
+    }
     tensors = {n: t.cpu().contiguous() for n, t in adapter_tensors(model, tables).items()}
     write_atomic(path, tensor_file.file_bytes(tensors, header))
 
 
 def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
     """Return the adapters of `model`, and each of `tables` from the given row on."""
-    return {
-        name: tensor[tables.get(name, 0) :]
-        for name, tensor in model.state_dict().items()
-        if is_adapter(name) or name in tables
-    }
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if is_adapter(name):
+            tensors[name] = tensor
+        elif name in tables:
+            tensors[name] = tensor[tables[name] :]
+    return tensors
 
 
 def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
-    """Return a copy of `base` with the adapters at `path` merged. Raises DamagedFileError."""
+    """Return `base` with the adapters at `path` merged, in eval mode; `base` is not changed.
+
+    Raises DamagedFileError for a missing or damaged file and for another base.
+    """
     path = Path(path)
     if not path.is_file():
         raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` writes one.")
@@ -94,7 +109,8 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         header = checked(header, ADAPTER_HEADER, "its header")
     except (OSError, KitError) as error:
         raise DamagedFileError(damaged_adapters(path, error)) from error
-    config, tables = header["config"], header["tables"]
+    config = header["config"]
+    tables = header["tables"]
     base_sha256 = tensor_file.checksum(base.state_dict())
     if base_sha256 != header["base_sha256"]:
         raise DamagedFileError(
@@ -133,11 +149,13 @@ def model_settings(base: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
-def warm_start_model(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list]) -> SpeechGPT:
+def warm_start_model(
+    config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]
+) -> SpeechGPT:
     """Return a model of `config` with the weights of `base`, and rows for what `base` lacks.
 
-    `spellings` maps new text ids to the ids of `base` that spell them; new positions are random.
-    Raises DamagedFileError if the two are not compatible.
+    `spellings` maps each new text id to the ids of `base` that spell it. New positions keep their
+    random initialisation. Raises DamagedFileError if the two are not compatible.
     """
     require_compatible(config, base.config)
     model = SpeechGPT(config)
@@ -154,7 +172,10 @@ def warm_start_model(config: GPTConfig, base: SpeechGPT, spellings: dict[int, li
 
 
 def extend_positions(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
-    """Return `model` with the additional positions of `base`, if any: texts can be as long."""
+    """Return `model` with the additional positions of `base`, so that texts can be as long.
+
+    Returns `model` itself if it has them all.
+    """
     sizes = {name: max(getattr(m.config, name) for m in (model, base)) for name in POSITIONS}
     config = dataclasses.replace(model.config, **sizes)
     if config == model.config:

@@ -49,8 +49,8 @@ def unflatten(flat: dict) -> dict:
 def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> Path:
     """Write `tree` as `step-0000300.safetensors` in `folder`; returns its path.
 
-    Then deletes all but the newest `keep` and that of step `best`. Tensors have no second copy in
-    memory. Raises DiskError when the disk is full; older checkpoints stay.
+    Then deletes all but the newest `keep` and that of step `best`. Tensors are written one by one,
+    without a second copy in memory. Raises DiskError when the disk is full; older checkpoints stay.
     """
     folder = Path(folder)
     make_folder(folder)
@@ -74,8 +74,10 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
 
 def weights_alone(tree: dict) -> dict:
     """Copy `tree` without the optimizers' moments, with weights and average in half precision."""
-    halves = {part: {n: halved(t) for n, t in tree[part].items()} for part in ("model", "ema")}
-    return tree | halves | {"optimizer": {}, "checkpoint": "weights"}
+    small = tree | {"optimizer": {}, "checkpoint": "weights"}
+    for part in ("model", "ema"):
+        small[part] = {name: halved(tensor) for name, tensor in tree[part].items()}
+    return small
 
 
 def halved(tensor: Tensor) -> Tensor:
@@ -122,8 +124,13 @@ def load(path: Path) -> dict:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
-def load_newest(folder: Path, require: Callable = lambda _: None) -> tuple[dict | None, list[str]]:
-    """Load the newest sound checkpoint that `require(tree)` accepts, if any; notes on others."""
+def load_newest(
+    folder: Path, require: Callable[[dict], None] = lambda tree: None
+) -> tuple[dict | None, list[str]]:
+    """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones.
+
+    `require(tree)` raises DamagedFileError for a tree that the caller cannot resume from.
+    """
     notes = []
     for path in reversed(checkpoints(folder)):
         try:

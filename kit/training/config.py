@@ -112,7 +112,11 @@ class TrainConfig:
         return self.gate_patience if self.gate_every else self.early_stopping_patience
 
     def for_steps(self, steps: int) -> "TrainConfig":
-        """Adapt these settings to a run of `steps`: at most ten validations and evaluations."""
+        """Adapt these settings to a run of another length.
+
+        The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
+        evaluations are as many as in the longer run, but at most ten, unless they count epochs.
+        """
         if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)
@@ -217,10 +221,14 @@ class Finetuning:
         """Plain values that must be unchanged to resume from a checkpoint."""
         if not self.adapters:
             return {"method": "full"}
-        lora = {"rank": self.lora.rank, "alpha": self.lora.alpha, "targets": [*self.lora.targets]}
-        base_sha256 = self.base.sha256 if self.base else ""
-        more = {"tables": self.config.tables, "base_sha256": base_sha256}
-        return {"method": "lora"} | lora | more
+        return {
+            "method": "lora",
+            "rank": self.lora.rank,
+            "alpha": self.lora.alpha,
+            "targets": list(self.lora.targets),
+            "tables": self.config.tables,
+            "base_sha256": self.base.sha256 if self.base else "",
+        }
 
 
 FULL = Finetuning()  # everything trains

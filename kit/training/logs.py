@@ -1,7 +1,8 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
-TensorBoard, W&B and trackio are optional listeners to the same events: they get every number, and
-each sample that the model speaks with its spectrogram.
+`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard, W&B and
+trackio are optional listeners to the same events, available if their packages are installed: they
+get every number of an event, and each sample that the model speaks with its spectrogram.
 """
 
 import dataclasses
@@ -79,8 +80,9 @@ def _open_log(path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab", buffering=0)  # a line is one write: at once, and never written twice
     data = path.read_bytes() if path.is_file() else b""  # a device may never end
-    if data and not data.endswith(b"\n"):
-        file.truncate(data.rfind(b"\n") + 1)
+    complete_bytes = data.rfind(b"\n") + 1
+    if complete_bytes < len(data):
+        file.truncate(complete_bytes)
         message = f"{path}: its last line was cut short, perhaps by a kill, and is dropped."
         warnings.warn(message, category=Note, stacklevel=4)
     return file
@@ -94,7 +96,11 @@ def _strict(value):
 
 
 def read_log(path: Path) -> list[dict]:
-    """The events of a run, one dict a step; where steps go back (a resume), later lines win."""
+    """The events of a run, one dict a step, in order; [] when there is no file yet.
+
+    Where a run was resumed and its steps go back, the later lines win. A line cut short by a kill
+    is passed over. What was not finite is None.
+    """
     path = Path(path)
     rows = []
     lost = 0
@@ -112,7 +118,7 @@ def read_log(path: Path) -> list[dict]:
 
 
 def _parse(line: bytes) -> dict | None:
-    """A row that `jsonl_log` wrote; None for anything else, such as a line cut short by a kill."""
+    """A row that `jsonl_log` wrote; None for anything else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -155,7 +161,10 @@ def scalars(row: dict) -> dict[str, float]:
 def tensorboard_log(
     folder: Path, rows: list[dict] = (), newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener for TensorBoard or None, and why; an empty `folder` first gets `rows`."""
+    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
+
+    A `folder` without events first gets `rows`, those that `read_log` has returned.
+    """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
     write = _Board(folder, newest_sample)
@@ -209,14 +218,19 @@ class _Board:
 def wandb_log(
     project: str, name: str, config: dict, folder: Path, newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that logs numbers and samples to W&B or None, and the reason."""
+    """Return a listener that logs numbers and samples to W&B or None, and the reason.
+
+    `config` are plain values to show with the run `name`. Without WANDB_MODE files are left under
+    `folder`, which `wandb sync` uploads.
+    """
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
-    mode = os.environ.get("WANDB_MODE", "offline")  # `wandb sync` uploads what is in `folder`
+    mode = os.environ.get("WANDB_MODE", "offline")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    settings = {"project": project, "group": name, "config": config, "dir": str(folder)}
+    settings = {"project": project, "group": name, "config": config}
+    settings |= {"dir": str(folder), "mode": mode}
     reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
-    return _tracker("wandb", settings | {"mode": mode}, newest_sample), reason
+    return _tracker("wandb", settings, newest_sample), reason
 
 
 def trackio_log(

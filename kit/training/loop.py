@@ -39,8 +39,8 @@ def train(
     """Train until `config.max_steps`, `stop()` or early stopping; yields an event per step.
 
     `validate()` returns the loss and `evaluate()` the figures (`cer`, `eos_rate`, ...) of the
-    model's current weights. Raises Diverged after more than `patience` non-finite steps in a row,
-    and KitError when a single row does not fit into memory.
+    weights that the model holds at that moment. Raises Diverged after more than `patience`
+    non-finite steps in a row, and KitError when a single row does not fit into memory.
     """
     config = trainer.config
     ranks = trainer.ranks
@@ -68,7 +68,8 @@ def train(
         trainer.position = batch.position
         if finite:
             skipped = 0
-        # The scale of fp16 starts high and overflows halve it: only below 1 it is no mere overflow.
+        # A mere overflow of fp16 does not count: its scale starts high and each overflow halves it.
+        # Training has diverged if even 1 is too high.
         elif not trainer.scaler.is_enabled() or trainer.scaler.get_scale() < 1:
             skipped += 1
         if skipped > config.patience:
@@ -200,8 +201,8 @@ def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
 
 def update(trainer: Trainer, finite: bool) -> None:
     """Step the optimizers and the average; a step that is not `finite` changes neither."""
-    # Not by `scaler.step`: it waits for the device once per optimizer, and steps those whose own
-    # gradients are finite.
+    # The gradients have been unscaled. `scaler.step` would wait for the device once per optimizer,
+    # and step those whose own gradients are finite.
     if finite:
         for optimizer in trainer.optimizers:
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
@@ -236,15 +237,18 @@ def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable |
         trainer.model.eval()
         with trainer.averaged():
             judged["gate"] = evaluate()
-        # Ranks the step by character errors; a sentence that does not end counts as 1.
+        # The step counts by its character errors; a sentence that does not end counts as 1.
         score = judged["gate"]["cer"] + 1 - judged["gate"]["eos_rate"]
         trainer.judge(score, "voice", "evaluations")
     return judged
 
 
 def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
-    """Iterate over `batches` without changing the random numbers at the start."""
-    before = checkpoint.random_state()  # a DataLoader draws a seed; a resumed run starts one more
+    """Iterate over `batches` without changing the random numbers at the start.
+
+    A DataLoader draws a seed when it starts; a resumed run starts one more.
+    """
+    before = checkpoint.random_state()
     stream = iter(batches)
     first = next(stream, None)
     checkpoint.restore_random_state(before)
@@ -259,11 +263,15 @@ def split_passes(batch: EffectiveBatch, rows: int) -> list[Batch]:
 
 
 def split_batch(batch: Batch, rows: int) -> list[Batch]:
-    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way."""
+    """Split `batch` into parts of at most `rows` rows, as if it had been packed that way.
+
+    A part is as wide as its longest row; a batch that was padded beyond its longest row, to a fixed
+    shape for the compiler, keeps its width.
+    """
     count, width = batch.tokens.shape
     if count <= rows:
         return [batch]
-    fixed = bool(batch.lengths.max() < width)  # padded to a fixed shape for the compiler
+    fixed = bool(batch.lengths.max() < width)
     parts = []
     for first in range(0, count, rows):
         last = first + rows
@@ -277,7 +285,8 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
             indices = getattr(batch, f"{kind}_indices")  # of the targets, in the flattened batch
             selected = (indices >= first * width) & (indices < last * width)
             row = indices[selected] // width - first
-            columns[f"{kind}_indices"] = row * part_width + indices[selected] % width
+            column = indices[selected] % width
+            columns[f"{kind}_indices"] = row * part_width + column
             columns[f"{kind}_targets"] = getattr(batch, f"{kind}_targets")[selected]
         parts.append(Batch(**columns))
     return parts
@@ -285,12 +294,14 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
 
 @contextmanager
 def nan_detection(trainer: Trainer) -> Iterator[None]:
-    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator."""
+    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
+
+    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
+    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
+    """
     if not trainer.config.detect_anomaly:
         yield
         return
-    # torch's anomaly mode prints which line of the forward pass belongs to one of the backward
-    # pass, and finds the NaN where that runs in threads of its own.
     try:
         with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
             yield

@@ -131,15 +131,16 @@ def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optim
 
 def eight_bit_bytes(entries: int) -> int:
     """Bytes of the two moments of a parameter with so many `entries` under 8-bit AdamW."""
-    small = entries < LEAST_ENTRIES
-    return 2 * (4 * entries if small else entries + 4 * math.ceil(entries / BLOCK))
+    if entries < LEAST_ENTRIES:
+        return 2 * 4 * entries
+    return 2 * (entries + 4 * math.ceil(entries / BLOCK))
 
 
 def moment_shape(name: str, size: torch.Size) -> torch.Size:
     """The shape of the moment `name`, torch's or bitsandbytes', of a parameter of `size`."""
     if name.startswith("absmax"):  # scales
         return torch.Size([math.ceil(size.numel() / BLOCK)])
-    return torch.Size([256]) if name.startswith("qmap") else size  # what 8 bits can mean
+    return torch.Size([256]) if name.startswith("qmap") else size  # the numbers of 8 bits
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
@@ -157,7 +158,7 @@ class Muon(torch.optim.Muon):
 
     def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, **settings):
         super().__init__(params, **settings)
-        self.dtype = dtype  # torch's own is bf16: emulated, that is many times slower than fp32
+        self.dtype = dtype  # torch's own is bf16, where emulated many times slower than fp32
 
     @torch.no_grad()
     def step(self) -> None:
@@ -246,8 +247,9 @@ class Adaptation:
     def warm_up(self, config: TrainConfig, step: int) -> float:
         """Factor on the learning rate at `step` of an optimizer that started again."""
         since = step - self.begun_step
-        restarted = self.begun_step and since < config.warmup_steps
-        return since / config.warmup_steps if restarted else 1.0
+        if not self.begun_step or since >= config.warmup_steps:
+            return 1.0
+        return since / config.warmup_steps
 
     def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
         """Return the norm to clip this step to, and a note; a spike hardly changes the average."""
@@ -287,10 +289,10 @@ AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow`: moving average of `parameters` (Polyak and Juditsky 1992) by name, fp32.
+    """An exponential moving average of `parameters` (Polyak and Juditsky 1992): `shadow`, by name.
 
-    It is on `device`, or with "" on that of the parameters. A decay of 0.999 would remember the
-    random start for a thousand steps, so update n decays by min(decay, (1 + n) / (10 + n)).
+    It is in fp32, on `device`; "": on that of the parameters. A decay of 0.999 would remember the
+    random start for a thousand steps, so at update n it is min(decay, (1 + n) / (10 + n)).
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], decay: float, device: str = ""):

@@ -32,7 +32,7 @@ POLL_S = 0.1
 
 
 class RankLost(RuntimeError):
-    """Another process of the same run has ended: raised by every method of SeveralRanks."""
+    """Another process of the same run has ended."""
 
 
 class Ranks:
@@ -87,7 +87,10 @@ ALONE = Ranks()
 
 
 class SeveralRanks(Ranks):
-    """One of the processes that torchrun started; all of them call every method together."""
+    """One of the processes that torchrun started; all of them call every method together.
+
+    Each method raises RankLost when another process has ended.
+    """
 
     several = True
 
@@ -130,6 +133,7 @@ class SeveralRanks(Ranks):
             return self._store.add(name, more)
 
     def write(self, name: str, text: str) -> None:
+        """Store `text` for `read` on any rank."""
         with self._together():
             self._store.set(name, text)
 
@@ -185,8 +189,8 @@ class SeveralRanks(Ranks):
     def leave(self) -> None:
         if not self.lost:
             dist.destroy_process_group()
-            # gloo's threads still have to free their last tensors: if Python ended before, it would
-            # crash.
+            # gloo's threads still have to free their last tensors. If Python ends before, the
+            # process crashes.
             time.sleep(0.5)
 
     def _reduce(self, tensor: Tensor) -> None:
@@ -220,7 +224,10 @@ def join_ranks(own_card: bool = True) -> Ranks:
 
 
 def take_card() -> bool:
-    """Let this process see only one GPU, as number 0; returns whether there is one."""
+    """Let this process see only one GPU, as number 0; returns whether there is one.
+
+    Raises KitError when this machine has fewer GPUs than processes.
+    """
     cards = torch.cuda.device_count()  # asks the driver, does not initialise CUDA
     if not cards:
         return False
@@ -290,7 +297,10 @@ def broadcast_order(ranks: Ranks, order=None):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGINT and SIGTERM: elsewhere only the main rank handles them."""
+    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
+
+    Elsewhere ranks other than the main one ignore both: the main one handles them.
+    """
     with contextlib.ExitStack() as restored:
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.signal(number, signal.default_int_handler)

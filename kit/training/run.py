@@ -2,7 +2,9 @@
 
 A notebook holds a `TrainingProcess`: `python -m kit train`, which survives the kernel and is
 found again by its lock; a request to it is a file in the run's folder. In that process a
-`TrainingRun` trains. Of several ranks each has one; the main rank locks, writes and evaluates.
+`TrainingRun` builds or resumes the trainer, trains, rolls back when it diverges, and saves. It
+leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
+TrainingRun; only the main rank locks, writes and evaluates.
 """
 
 import contextlib
@@ -62,12 +64,15 @@ class TrainingProcess:
     def holder(self) -> Holder | None:
         """The process on this machine that is training the run, if any."""
         holder = read_holder(self.folder / LOCK)
-        here = holder and holder.machine == machine() and not is_gone(holder)
-        return holder if here else None
+        if holder is None or holder.machine != machine() or is_gone(holder):
+            return None
+        return holder
 
     @property
     def running(self) -> bool:
-        return self.process.poll() is None if self.process else self.holder is not None
+        if self.process is None:
+            return self.holder is not None
+        return self.process.poll() is None
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
         """Start `python -m kit ARGUMENTS`, by torchrun if `count` is above 1."""
@@ -81,10 +86,14 @@ class TrainingProcess:
             command += [f"--nproc-per-node={count}", "--log-dir", str(output), "--redirects", "3"]
             command += ["-m", "--", "kit", *arguments]
         with open(output / "stdout.log", "wb") as out, open(output / "stderr.log", "wb") as err:
-            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            # In a session of its own an interrupt of the kernel does not reach it.
-            own = {"env": environment, "start_new_session": True}
-            self.process = subprocess.Popen(command, **files, **own)
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # so that an interrupt of the kernel does not reach it
+            )
 
     def request(self, name: str) -> None:
         """Request STOP (after this step, with a checkpoint) or PROFILE."""
@@ -113,8 +122,9 @@ class TrainingProcess:
         output = self.folder / OUTPUT
         last_lines = []
         for path in [*sorted(output.glob("*/*/*/stderr.log")), output / "stderr.log"]:
-            lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").split("\n"))
-            last_lines += [line for line in lines if line and not TORCH_LOG.match(line)][-1:]
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+            lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
+            last_lines += lines[-1:]
         if not last_lines:
             return KitError(f"Training ended with exit code {self.process.returncode}.")
         # Prefer the process that failed to those that only lost it.
@@ -141,17 +151,22 @@ def take_request(folder: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block, the first Ctrl-C or SIGTERM is only appended to the yielded list."""
+    """Within the block, Ctrl-C or SIGTERM is only appended to the list that is yielded.
+
+    A second one has its usual effect, which may lose the steps since the last checkpoint. Outside
+    the main thread, which alone gets signals, this does nothing.
+    """
     received = []
     with contextlib.ExitStack() as restored:
 
         def receive(number: int, frame) -> None:
             received.append(number)
-            restored.close()  # so that a second one has its usual effect
+            restored.close()
 
-        if threading.current_thread() is threading.main_thread():  # which alone gets signals
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                restored.callback(signal.signal, number, signal.signal(number, receive))
+                before = signal.signal(number, receive)
+                restored.callback(signal.signal, number, before)
         yield received
 
 
@@ -188,14 +203,20 @@ class TrainingRun:
         return finished_steps(self.folder) >= self.config.max_steps
 
     def resumable(self) -> bool:
+        """Whether there is a checkpoint of an unfinished run."""
         return bool(checkpoint.checkpoints(self.checkpoints)) and not self.finished()
 
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
-        """Train until done or `stop()`, from the newest sound checkpoint. Raises KitError."""
+        """Train until done or `stop()`, from the newest sound checkpoint if there is one.
+
+        Yields nothing for a finished run. Raises KitError, also while another process trains this
+        run.
+        """
         if self.finished():
             return
-        main = self.ranks.is_main
-        lock = held(self.folder / LOCK, "training") if main else contextlib.nullcontext()
+        lock = contextlib.nullcontext()
+        if self.ranks.is_main:
+            lock = held(self.folder / LOCK, "training")
         with lock as self.lock, self.hold("training"):
             try:
                 yield from self._train(stop)
@@ -279,7 +300,10 @@ class TrainingRun:
             yield event
 
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
-        """Return to the last good checkpoint, with half the learning rate, or raise KitError."""
+        """Return to the last good checkpoint, with half the learning rate.
+
+        Raises KitError when there is none, or it was tried often enough.
+        """
         trainer = self.trainer
         tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None or not rollbacks_left:
@@ -322,7 +346,10 @@ class TrainingRun:
         return merged(trainer.model)
 
     def _finish(self) -> None:
-        """Save the last weights and the best step's average, or without one the best weights."""
+        """Save the last weights, and the average of the best step where steps were evaluated.
+
+        Without an average, the weights of the best step are saved.
+        """
         trainer = self.trainer
         if trainer.ema:
             self._save_weights("raw")
@@ -332,16 +359,19 @@ class TrainingRun:
             try:
                 trainer.restore(checkpoint.load(best))
             except DamagedFileError as error:
-                message = f"The checkpoint of the best step cannot be used ({error}). "
-                message += f"The voice has the weights of the last step, {trainer.step}."
-                warnings.warn(message, category=Note, stacklevel=2)
+                warnings.warn(
+                    f"The checkpoint of the best step cannot be used ({error}). The voice has the "
+                    f"weights of the last step, {trainer.step}.",
+                    category=Note,
+                    stacklevel=2,
+                )
         if trainer.ema:
             with trainer.ema.swapped_in():
                 self._save_weights("ema")
         else:
             self._save_weights("raw")
-            for files in (WEIGHTS, ADAPTERS):  # of an earlier, shorter training
-                (self.folder / files["ema"]).unlink(missing_ok=True)
+            for names in (WEIGHTS, ADAPTERS):  # of an earlier, shorter training
+                (self.folder / names["ema"]).unlink(missing_ok=True)
         if self.ranks.is_main:
             write_atomic(self.folder / FINISHED, str(self.config.max_steps))
 
@@ -349,7 +379,8 @@ class TrainingRun:
         """Save the plain model, and the adapters alone where adapters were trained."""
         if not self.ranks.is_main:
             return
-        trainer, finetuning = self.trainer, self.trainer.finetuning
+        trainer = self.trainer
+        finetuning = trainer.finetuning
         save_model(merged(trainer.model), self.folder / WEIGHTS[name], self.trained_with)
         if finetuning.adapters:
             of_base = (finetuning.lora, trainer.trainable.first_rows, finetuning.base.sha256)
@@ -378,11 +409,15 @@ def validation_loss(
     rows: int = 0,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows."""
+    """Return the weighted loss of `model` over all of `batches`, in nats per target.
+
+    Each of the `ranks` computes its share, in passes of `rows` rows.
+    """
     sums = torch.zeros(2)
-    for micro in (part for batch in ranks.share(batches) for part in split_passes(batch, rows)):
-        with autocast(device, precision):
-            sums += torch.stack(model(micro.to(device))).cpu()
+    for batch in ranks.share(batches):
+        for micro in split_passes(batch, rows):
+            with autocast(device, precision):
+                sums += torch.stack(model(micro.to(device))).cpu()
     text = sum(batch.text_targets for batch in batches)
     code = sum(batch.code_targets for batch in batches)
     if ranks.several:
@@ -390,15 +425,19 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def checkpointer(trainer: Trainer, folder: Path, stop: Callable = lambda: False) -> Listener:
-    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop."""
+def checkpointer(
+    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
+) -> Listener:
+    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
+
+    After a step that was not finite it waits for the next one, which is good to return to.
+    """
     saved = trainer.step
 
     def save(event: StepEvent) -> None:
         nonlocal saved
         every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
-        # Not after a step that was not finite: the next one is good to return to.
         if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
             trainer.save(folder)
             saved = event.step

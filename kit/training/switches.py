@@ -18,7 +18,13 @@ from kit.base import hardware
 from kit.base.compiler import compiler_available, detect_vector_isa
 from kit.base.config import read_yaml, require, require_within
 from kit.base.errors import KitError
-from kit.base.hardware import ATTENTION_KERNELS, Hardware, attention_backend, choose_precision
+from kit.base.hardware import (
+    ATTENTION_KERNELS,
+    Choice,
+    Hardware,
+    attention_backend,
+    choose_precision,
+)
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig
 from kit.training.optim import eight_bit_adamw
@@ -106,8 +112,10 @@ class Applied:
 
 
 def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
-    """Whether rows should be padded to a few fixed lengths, although padding is computed, too."""
-    # torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
+    """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
+
+    torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
+    """
     return compiled or (device == "cpu" and precision == "bf16")
 
 
@@ -129,8 +137,11 @@ BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs 
 
 
 def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
-    """Every switch as `config` asks for it, and whether and why this device has it."""
-    model = model or GPTConfig()  # shapes of the attention
+    """Every switch as `config` asks for it, and whether and why this device has it.
+
+    `model` gives the shapes of the attention; without it those of a usual head.
+    """
+    model = model or GPTConfig()
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
@@ -138,9 +149,8 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     matmuls = precision.value if config.mixed_precision else "fp32"
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
-    kernel, why = attention.value, attention.reason
     if config.attention_kernel:
-        kernel, why = config.attention_kernel, "as attention_kernel says"
+        attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
     gpu = hw.device == "cuda"
     graphs = "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them"
     only_gpu = "only useful on a GPU"
@@ -152,7 +162,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         capability = hardware.format_capability(hw.capability)
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
-        "sdpa": (True, f"kernel: {kernel} ({why})"),
+        "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
@@ -165,20 +175,27 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
     }
-    runs = {"sdpa": kernel, "mixed_precision": precision.value}
-    offered = []
-    for name, (available, reason) in facts.items():
-        asked = getattr(config, name)
-        about = {"label": LABELS[name], "reason": reason, "runs": runs.get(name, "on")}
-        on = asked and available
-        offered.append(Switch(name=name, on=on, available=available, asked=asked, **about))
-    return offered
+    runs = {"sdpa": attention.value, "mixed_precision": precision.value}
+    return [
+        Switch(
+            name=name,
+            label=LABELS[name],
+            on=getattr(config, name) and available,
+            available=available,
+            reason=reason,
+            asked=getattr(config, name),
+            runs=runs.get(name, "on"),
+        )
+        for name, (available, reason) in facts.items()
+    ]
 
 
 def load_choice(path: Path) -> dict[str, bool]:
     """The switches that 05_benchmark left at `path`; {} when there is no such file."""
+    if not Path(path).is_file():
+        return {}
     try:
-        return dict(read_yaml(path)["speed"]) if Path(path).is_file() else {}
+        return dict(read_yaml(path)["speed"])
     except (TypeError, KeyError, ValueError) as error:
         raise KitError(
             f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
@@ -189,7 +206,8 @@ def load_choice(path: Path) -> dict[str, bool]:
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
-    What is off is set back to off: a baseline after another run is a baseline. `processes` is how
+    What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
+    has no list of layers `h` trains without the switches that are set on layers. `processes` is how
     many torchrun started, 0 without it.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
@@ -211,9 +229,15 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
     if processes:
-        about = {"name": "parallel", "label": "Several processes", "runs": f"{processes} of them"}
-        reason = "gradients are summed over the processes after the passes of a step"
-        rows["parallel"] = Switch(**about, reason=reason, on=True, available=True, asked=True)
+        rows["parallel"] = Switch(
+            name="parallel",
+            label="Several processes",
+            on=True,
+            available=True,
+            asked=True,
+            runs=f"{processes} of them",
+            reason="gradients are summed over the processes after the passes of a step",
+        )
     return Applied(switches=tuple(rows.values()))
 
 
@@ -262,14 +286,19 @@ def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
 
 
 def compilations() -> int:
-    """Count torch.compile's graphs in this process: several rows make one, a single row another."""
+    """Count the graphs that torch.compile has made in this process.
+
+    Several rows make one graph, a single row another.
+    """
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
     """Return `batches` prefetched and pinned where the switch `pinned_memory` is on."""
-    return prefetched(map(pin, batches)) if applied.on("pinned_memory") else batches
+    if applied.on("pinned_memory"):
+        return prefetched(map(pin, batches))
+    return batches
 
 
 def pin(batch: EffectiveBatch) -> EffectiveBatch:
@@ -282,7 +311,10 @@ def pin(batch: EffectiveBatch) -> EffectiveBatch:
 
 
 def prefetched(batches: Iterable) -> Iterator:
-    """Yield what `batches` yields, two made ahead in a thread that ends with the iterator."""
+    """Yield what `batches` yields, two of them made ahead in a thread.
+
+    An exception is raised where its batch would have come. The thread ends with the iterator.
+    """
     thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
         source = iter(batches)

@@ -1,7 +1,7 @@
 """The state of a training run: model, what of it trains, average, optimizers, position, adaptation.
 
-A run resumed from a checkpoint computes what the uninterrupted one would have, bit for bit on a
-CPU.
+`tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
+one would have, bit for bit on a CPU.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from kit.training.switches import SpeedConfig, apply, compile_layers
 class Trainable:
     """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
 
-    Adapters are added in place. Of tables with `kept_rows` only the rows beyond the base's train:
-    the others' gradients are 0, without weight decay, so they stay to the last bit.
+    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
+    (the first `kept_rows`) are 0, and they have no weight decay: they stay to the last bit.
     """
 
     def __init__(self, model: SpeechGPT, finetuning: Finetuning):
@@ -42,7 +42,7 @@ class Trainable:
         wanted = dict(model.named_parameters())
         if finetuning.adapters:
             if finetuning.base and finetuning.config.tables == "new":
-                for name, field in TABLES.items():
+                for name, field in TABLES.items():  # those that have more rows than the base's
                     rows = getattr(finetuning.base.config, field)
                     if rows < getattr(model.config, field):
                         self.kept_rows[name] = rows
@@ -210,7 +210,7 @@ class Trainer:
     def set_phase(self) -> None:
         """Freeze what does not train in the next step."""
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            # Compiled for other gradients before.
+            # They were compiled for other gradients before.
             compile_layers(self.model, self.applied.on("cuda_graphs"))
 
     def stop_compiling(self, why: str) -> None:
@@ -238,14 +238,14 @@ class Trainer:
 
     def judge(self, score: float, what: str, judgements: str) -> None:
         """Compare this step with the best one; a lower score is better."""
-        best = self.best
-        best.waited += 1
-        if score < best.score:
-            self.best = best = Best(step=self.step, score=score)
+        if score < self.best.score:
+            self.best = Best(step=self.step, score=score)
+        else:
+            self.best.waited += 1
         if self.settled:
             self.notes.append(
-                f"no better {what} in {best.waited} {judgements}: training ends here; "
-                f"the best is step {best.step}"
+                f"no better {what} in {self.best.waited} {judgements}: training ends here; "
+                f"the best is step {self.best.step}"
             )
 
     @property
@@ -280,7 +280,10 @@ class Trainer:
         }
 
     def require_complete(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `tree` can be resumed, KitError for another model's."""
+        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
+
+        Raises KitError when it is undamaged, but of another model.
+        """
         try:
             read_run(tree["run"])
             if tree.get("checkpoint", "full") not in CHECKPOINTS:
@@ -317,6 +320,7 @@ class Trainer:
         conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
         before[conditioner] = tree.get("conditioner", SHARED_RATE)
         now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
+        # A checkpoint that does not name it had all of the model trained.
         trained_before = {**json.loads(tree.get("finetuning", '{"method": "full"}'))}
         trained_now = self.finetuning.identity()
         names = trained_before | trained_now
@@ -348,10 +352,10 @@ class Trainer:
         random = tree["random"]
         if not self.ranks.is_main:
             random = random.get("ranks", {}).get(str(self.ranks.rank))
-        if random:
-            checkpoint.restore_random_state(random)
-        else:  # of more ranks than before
+        if random is None:  # there are more ranks than before
             seed_rank(self.ranks, self.config.seed, self.step)
+        else:
+            checkpoint.restore_random_state(random)
         self._restore_optimizers(tree)
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0

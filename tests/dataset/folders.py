@@ -5,13 +5,18 @@ from pathlib import Path
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
 
-TEXTS = (
-    "printing in the only sense. in being comparatively modern. the dog ran home today. "
-    "a quick brown fox jumps. we are going to the sea. nobody knows the trouble. "
-    "it was the best of times. she sells sea shells here. all that glitters is not gold. "
-    "they went away again."
-)
-TEXTS = [f"{text}." for text in TEXTS.removesuffix(".").split(". ")]
+TEXTS = [
+    "printing in the only sense.",
+    "in being comparatively modern.",
+    "the dog ran home today.",
+    "a quick brown fox jumps.",
+    "we are going to the sea.",
+    "nobody knows the trouble.",
+    "it was the best of times.",
+    "she sells sea shells here.",
+    "all that glitters is not gold.",
+    "they went away again.",
+]
 RULES = {"language": "en", "held_out_percent": 0}
 ALL_ONE, TWO = ["speaker"] * 10, ["s0", "s1"] * 5
 SPLIT_OF = {text: "held_out" if i > 7 else "train" for i, text in enumerate(TEXTS)}
