@@ -102,7 +102,10 @@ class Checklist:
         ]
 
     def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: figures and a fix or "". `command` records what is missing."""
+        """Check by `measure()`: the figures, and what to do ("": it passes).
+
+        If it asks for a figure that is not in the report, `command` is what records it.
+        """
         try:
             measured, problem = measure()
         except KeyError:
