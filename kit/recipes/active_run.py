@@ -1,11 +1,7 @@
 """A run with the machine it works on, and what it is made from: recordings, a base model."""
 
 import dataclasses
-import itertools
-import json
-import re
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kit.base import hardware
@@ -117,39 +113,6 @@ class RunSource:
             return run.section(name)
         changes = run.section("recordings").get(name, {})
         return merge(merge(run.section(name), changes), own)
-
-
-# Names of folders and tables that say nothing about the data: the folder above them does.
-COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
-
-
-def name_for_data(data: str, language: str) -> str:
-    """Return the name of a run for `data`: of the one that has it, else a new one.
-
-    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
-    """
-    code = language_code(language or "am")
-    if data in ("record", "upload"):
-        return "my-voice"
-    name = "demo" if code == "am" else f"demo-{code}"
-    if data.startswith("hf://"):
-        name = data.removeprefix("hf://")
-    elif data:
-        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
-        common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
-        name = next((n for n in names if n.lower() not in common), "")
-    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
-    names = itertools.chain([name], runs.numbered(name))
-    return next(each for each in names if _source_of(each) in (None, (data, code)))
-
-
-def _source_of(name: str) -> tuple[str, str] | None:
-    """The data and the language of the run `name`; None before 01_data_prep."""
-    for place in runs.places_of_runs():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
-            return source["data"], language_code(source["language"])
-    return None
 
 
 def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:

@@ -1,6 +1,4 @@
-"""Notebook 04 and `python -m kit speak`: say a text or a file of sentences, measure what each way
-of running the voice costs, and export it.
-"""
+"""Notebook 04 and `python -m kit speak`: say texts, measure what that costs, export the voice."""
 
 import csv
 import dataclasses
@@ -53,6 +51,7 @@ SETTINGS = {  # of GenerateConfig
     "retries": "of a candidate that never ended, each at half the temperature",
     "seed": "another number gives another candidate",
 }
+# Of a file of sentences.
 BATCH = 64  # candidates that are spoken together
 INDEX = "index.csv"
 COLUMNS = ("audio", "text", "speaker", "seconds", "ended", "key")
@@ -451,7 +450,8 @@ class SpeakingCosts:
             bars(names, errors_percent, "%", error_title),
         ]
         line = f"{chosen.name} ({chosen.ran}): {chosen.speedup:.2f} times fp32"
-        line += f". {objection}" if objection else ""
+        if objection:
+            line += f". {objection}"
         figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
         for each in formats:
             figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
@@ -487,8 +487,8 @@ def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Re
     """
     export = voice_folder(voice, run)
     folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
-    speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
-    return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
+    how = 'Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=f"{folder}: {megabytes(folder)}. {how}")
 
 
 def speak(
@@ -503,7 +503,7 @@ def speak(
 ) -> Iterator[Result]:
     """Say `text` or the sentences of `file`; without both, take all steps of 04_inference.
 
-    By the run's voice, or by the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
+    In the run's voice, or in the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
     options that do not belong together.
     """
     if text is None and file is None:
