@@ -301,9 +301,9 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
 
 
 def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> None:
-    most = max([1, *ids])
+    highest = max([1, *ids])
     for place, number in enumerate(ids, start):
-        axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)
+        axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / highest, **CELL)
     look = {"ha": "center", "va": "bottom", "fontsize": 9, "color": INK}
     axes.text(start + len(ids) / 2, 1.1, f"{len(ids)} {name}", **look)
 
@@ -324,11 +324,11 @@ def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> F
     return figure
 
 
-def thin(rows: list[dict], most: int = 400) -> list[dict]:
-    """About `most` rows: every n-th, the last, and each one with a validation loss or a note."""
-    if len(rows) <= most:
+def thin(rows: list[dict], max_rows: int = 400) -> list[dict]:
+    """About `max_rows`: every n-th, the last, and each one with a validation loss or a note."""
+    if len(rows) <= max_rows:
         return rows
-    kept = {*range(0, len(rows), math.ceil(len(rows) / most)), len(rows) - 1}
+    kept = {*range(0, len(rows), math.ceil(len(rows) / max_rows)), len(rows) - 1}
     kept |= {i for i, r in enumerate(rows) if r.get("val_loss") is not None or r.get("note")}
     return [rows[i] for i in sorted(kept)]
 
@@ -447,7 +447,7 @@ def _ratio(axes, rows: list[dict], steps: np.ndarray) -> None:
 def _dots(
     axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "", marker: str = "o"
 ) -> None:
-    there = np.isfinite(values)
-    if there.any():
+    finite = np.isfinite(values)
+    if finite.any():
         look = {"linewidth": 1.4, "marker": marker, "markersize": 4}
-        axes.plot(steps[there], values[there], label=label, color=colour, **look)
+        axes.plot(steps[finite], values[finite], label=label, color=colour, **look)

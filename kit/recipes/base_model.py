@@ -76,7 +76,7 @@ XTTS_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
 }
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
-FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements.md
+FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements-archive.md
 # Of a person's recordings, to train from scratch. An estimate: 1.5 hours were measured, and were
 # too few (docs/measurements.md, "A person's voice"); the built-in corpus has more and needs no base
 # model, but its speech is synthetic and its sentences simple.

@@ -194,8 +194,8 @@ class Rehearsed:
 
     def save(self, path: Path, key: str) -> None:
         rows = [{**vars(row), "whole": codes is not None} for row, codes in self.codes.items()]
-        none = np.zeros(0, np.int32)
-        arrays = [none if codes is None else codes for codes in self.codes.values()]
+        empty = np.zeros(0, np.int32)
+        arrays = [empty if codes is None else codes for codes in self.codes.values()]
         tensors = {
             "key": code_cache.as_bytes(key),
             "rows": code_cache.as_bytes(rows),

@@ -122,7 +122,7 @@ class Training(TrainingPlan):
         )
 
     def panel(self) -> None:
-        """Settings, Start, Stop and Profile around the run; an unfinished run resumes.
+        """Show settings, Start, Stop and Profile; an unfinished run resumes.
 
         Checks that were not made before are made now, with a line each.
         """
@@ -206,10 +206,10 @@ class Training(TrainingPlan):
             training_runs.clear_requests(run.folder)
         limit_memory(run.hw, run.section("memory")["max_memory_fraction"])
         self.judge()
-        own = {"switches": self.speed, "train": self.config, "data": self.data.config}
+        configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
         along = TrainAlong(
             run=dataclasses.replace(run, kept=None, ranks=Ranks()),
-            settled={name: vars(config) for name, config in own.items()},
+            settled={name: vars(config) for name, config in configs.items()},
             evaluates=self.gate is not None,
         )
         broadcast_order(run.ranks, along)  # the other processes of torchrun, if there are any
@@ -693,7 +693,8 @@ def clips_with_states(
         lengths = [len(row) + model.config.stop_targets for row in codes]
         for i, row, row_states in zip(batch, codes, states.split(lengths)):
             wave = load_speech(recordings[cache.rows[i]["id"]], data.codec.sample_rate)
-            own = row_states[: len(row)]
-            clips.append(ClipWithStates(wave=wave, codes=torch.tensor(row), states=own))
+            states_of_codes = row_states[: len(row)]
+            clip = ClipWithStates(wave=wave, codes=torch.tensor(row), states=states_of_codes)
+            clips.append(clip)
         tick(len(clips), len(sample))
     return clips
