@@ -73,6 +73,7 @@ ATTENTION = "attention"
 SPOKEN = "training-samples"
 PROFILES = "profile"
 
+# Of what is trained after the model.
 MIN_CLIPS = 20  # to train on
 READER_HELD_OUT_ROWS = 64  # to measure the reader on
 SHOWN_ROWS = 5  # of them
@@ -167,6 +168,7 @@ class Training(TrainingPlan):
         self.keep(work, values)
         gpus = int(values.get(GPUS, 1))
         write_atomic(run.path(GPUS), str(gpus))
+        # What leads a new process to this kit and to the run.
         environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
         environment.pop("KIT_PRESET", None)  # the run has its own
         paths = (str(ROOT), environment.get("PYTHONPATH", ""))
