@@ -345,10 +345,19 @@ def released(
     defaults: dict,
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are."""
-    record = {"licence": ACCEPTED[licence]} | dataclasses.asdict(release.source)
-    record["notes"] = list(release.notes)
-    parts = {"model": release.model, "codec": codec, "tokenizer": tokenizer, "front_end": front_end}
-    return BaseModel(**parts, kept=TRAINED_WITH, record=record, defaults=defaults)
+    return BaseModel(
+        model=release.model,
+        codec=codec,
+        tokenizer=tokenizer,
+        front_end=front_end,
+        kept=TRAINED_WITH,
+        record={
+            "licence": ACCEPTED[licence],
+            **dataclasses.asdict(release.source),
+            "notes": list(release.notes),
+        },
+        defaults=defaults,
+    )
 
 
 def load_own(folder: Path, weights: str, licence: str) -> BaseModel:

@@ -119,8 +119,14 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
-        base = {"base_model": base_model, "accept_license": accept_license, "tokenizer": tokenizer}
-        self.prepare = Preparation(run, data, language, **base)
+        self.prepare = Preparation(
+            run,
+            data,
+            language,
+            base_model=base_model,
+            accept_license=accept_license,
+            tokenizer=tokenizer,
+        )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
 

@@ -103,8 +103,13 @@ class Preparation:
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
-        given = {"data": data, "language": language, "text": text, "tokenizer": tokenizer}
-        asked = RunSource(phonemes=phonemes or pieces.get("phonemes", ""), **given)
+        asked = RunSource(
+            data=data,
+            language=language,
+            text=text,
+            phonemes=phonemes or pieces.get("phonemes", ""),
+            tokenizer=tokenizer,
+        )
         self.source, self.source_line = active_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
@@ -375,7 +380,6 @@ class Preparation:
     def encode(self) -> Result:
         """Encode every recording once, into the code cache that all runs share."""
         run = self.active_run
-        tools = (self.codec, self.front_end, self.tokenizer)
         config = self.data_config
         key = cache_key(run.path("codec.safetensors"), self.front_end.config, config)
         folder = run.folder.parent / "codes"
@@ -383,7 +387,16 @@ class Preparation:
         group = parts.encoding_group(run, self.front_end.config)
         with on_device(run.hw.device, self.codec, self.front_end):
             index = build_cache(
-                self.rows, *tools, folder, key, config, Ticker("encoded"), digests, group=group
+                self.rows,
+                self.codec,
+                self.front_end,
+                self.tokenizer,
+                folder,
+                key,
+                config,
+                Ticker("encoded"),
+                digests,
+                group=group,
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})

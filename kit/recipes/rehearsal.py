@@ -124,8 +124,13 @@ class BaseLanguages:
             own = self.own_tokenizer(language)
             samples = []
             for text, row in zip(self.texts[language], spoken):
-                ids = {"base_ids": base.encode_checked(text), "tuned_ids": own.encode_checked(text)}
-                samples.append(BaseSample(**ids, spoken=row, mel=mel))
+                sample = BaseSample(
+                    base_ids=base.encode_checked(text),
+                    tuned_ids=own.encode_checked(text),
+                    spoken=row,
+                    mel=mel,
+                )
+                samples.append(sample)
             divergences[language] = measure_divergence(self.model, tuned, samples)
         return divergences
 

@@ -120,8 +120,9 @@ class TrainingPlan:
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
         self.config = build(TrainConfig, plan.get("train", run.section("train")))
         if "train" not in plan:
-            steps = (epoch_steps, self.asked_steps, self.previous_steps)
-            self.config = session_plan.resolve_steps(self.config, *steps)
+            self.config = session_plan.resolve_steps(
+                self.config, epoch_steps, self.asked_steps, self.previous_steps
+            )
         self.finetuning.require_steps(self.config.max_steps)
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
@@ -290,8 +291,16 @@ class TrainingPlan:
         speed = dataclasses.replace(self.speed, compile=False)
         usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
         run = self.active
-        trained = (self.model, self.config, speed, run.hw, self.finetuning)
-        rows = in_process(trial_rows, *trained, [*usual, *usual], int(run.threads.value))
+        rows = in_process(
+            trial_rows,
+            self.model,
+            self.config,
+            speed,
+            run.hw,
+            self.finetuning,
+            [*usual, *usual],
+            int(run.threads.value),
+        )
         return rows[len(usual) :]
 
     @once
