@@ -347,8 +347,7 @@ class Interrupts:
         several = self.ranks is not None and self.ranks.several
         why = "Stopped"
         if several and signal.SIGTERM in self.signals:
-            others = f"another of the {self.ranks.world} processes has ended"
-            why = f"Stopped: {others}, or torchrun was stopped"
+            why += f": another of the {self.ranks.world} processes ended, or torchrun was stopped"
         print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
         if several:
             return 0

@@ -68,9 +68,13 @@ def error_rate(rate: Distance, spoken: list[tuple[str, str]], edit_distance: Dis
     """Notebook 03: `rate(text, transcript)` is the share of letters to correct."""
     letters = [("voice", "oice"), ("voice", "vvoice"), ("voice", "voices")]
     empty = [("", ""), ("voice", ""), ("", "oh")]
-    kinds = ("the run's transcripts", "an added or missing letter", "empty strings")
+    kinds = {
+        "the run's transcripts": spoken,
+        "an added or missing letter": letters,
+        "empty strings": empty,
+    }
     checks = []
-    for kind, pairs in zip(kinds, (spoken, letters, empty)):
+    for kind, pairs in kinds.items():
         got = f"all {len(pairs)} right"
         for text, transcript in pairs:
             wanted = edit_distance(transcript, text) / max(1, len(text))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's, with three colours darker: the colour-blind can distinguish them all, and each
-# stands out from white (WCAG 2: 3 to 1).
+# stands out from white (WCAG 2: 3 to 1). Lines and bars of several kinds also differ in style.
 PALETTE = ("#0072B2", "#D97700", "#009E73", "#C43C00", "#CC79A7", "#1998EF")
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE
 INK = "#333333"
@@ -77,7 +77,10 @@ def show(figure: Figure) -> None:
 
 
 def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
-    """`picture` as an image, sharp and no wider than the cell; read aloud with `lines`, HTML."""
+    """`picture` as an image that is sharp on dense screens and never wider than the cell.
+
+    Read aloud, it is its description and `lines`, which are HTML.
+    """
     words = ". ".join(filter(None, [html.escape(describe(picture)), *lines]))
     words = words.replace("\n", " ").replace("'", "&#x27;")
     data = base64.b64encode(png(picture)).decode()
@@ -94,7 +97,8 @@ def describe(figure: Figure) -> str:
         bar_names = [label.get_text() for label in axes.get_yticklabels()]
         bar_values = [text.get_text() for text in axes.texts]
         if bar_values and len(bar_names) == len(bar_values):
-            parts.append(", ".join(map(" ".join, zip(bar_names, bar_values))))
+            bars_read = [f"{name} {value}" for name, value in zip(bar_names, bar_values)]
+            parts.append(", ".join(bars_read))
         parts.append(" by ".join(filter(None, [axes.get_ylabel(), axes.get_xlabel()])))
         if axes.get_legend():
             names = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -102,7 +106,9 @@ def describe(figure: Figure) -> str:
     return ". ".join(filter(None, parts))
 
 
-def histogram(values, label: str = "", unit: str = "", marks: dict | None = None) -> Figure:
+def histogram(
+    values, label: str = "", unit: str = "", marks: dict[str, Sequence[float]] | None = None
+) -> Figure:
     """How `values` are spread; the median is marked. A dict name -> values gives one axes each.
 
     `marks` are lists of values to draw a thin line at, by name.
@@ -131,7 +137,10 @@ def bars(
     title: str = "",
     errors: Sequence[float] = (),
 ) -> Figure:
-    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so."""
+    """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so.
+
+    `errors` are drawn to both sides of the bars' ends.
+    """
     numbers = [math.nan if v is None else float(v) for v in values]
     figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
     axes = figure.subplots()
@@ -196,8 +205,13 @@ def memory_bars(
     return figure
 
 
-def heatmaps(maps: dict, xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0) -> Figure:
-    """Grids (ys, xs) by name, on one colour scale from `low` up; a column is `width` wide."""
+def heatmaps(
+    maps: dict[str, np.ndarray], xlabel: str, ylabel: str, low: float = 0.0, width: float = 1.0
+) -> Figure:
+    """Grids (ys, xs) of numbers by name, one picture each, on one colour scale from `low` up.
+
+    A column is `width` wide.
+    """
     highest = max(float(grid.max()) for grid in maps.values())
     columns = min(4, len(maps))
     lines = math.ceil(len(maps) / columns)
@@ -213,8 +227,15 @@ def heatmaps(maps: dict, xlabel: str, ylabel: str, low: float = 0.0, width: floa
     return figure
 
 
+def mel_picture(waves: dict, sample_rate: int, front_end) -> Figure:
+    """Log-mel spectrograms by `front_end`, a Mel, of `waves` (L,) by name, side by side."""
+    mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
+    low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
+    return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
+
+
 def grouped_bars(
-    names: Sequence[str], groups: dict[str, list], unit: str = "", title: str = ""
+    names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
 ) -> Figure:
     """Horizontal bars from the top down, for each name one of every group, with their values."""
     figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
@@ -280,9 +301,9 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
 
 
 def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> None:
-    most = max([1, *ids])
+    highest = max([1, *ids])
     for place, number in enumerate(ids, start):
-        axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)
+        axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / highest, **CELL)
     look = {"ha": "center", "va": "bottom", "fontsize": 9, "color": INK}
     axes.text(start + len(ids) / 2, 1.1, f"{len(ids)} {name}", **look)
 
@@ -303,11 +324,11 @@ def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> F
     return figure
 
 
-def thin(rows: list[dict], most: int = 400) -> list[dict]:
-    """About `most` rows: every n-th, the last, and each one with a validation loss or a note."""
-    if len(rows) <= most:
+def thin(rows: list[dict], max_rows: int = 400) -> list[dict]:
+    """About `max_rows`: every n-th, the last, and each one with a validation loss or a note."""
+    if len(rows) <= max_rows:
         return rows
-    kept = {*range(0, len(rows), math.ceil(len(rows) / most)), len(rows) - 1}
+    kept = {*range(0, len(rows), math.ceil(len(rows) / max_rows)), len(rows) - 1}
     kept |= {i for i, r in enumerate(rows) if r.get("val_loss") is not None or r.get("note")}
     return [rows[i] for i in sorted(kept)]
 
@@ -426,7 +447,7 @@ def _ratio(axes, rows: list[dict], steps: np.ndarray) -> None:
 def _dots(
     axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "", marker: str = "o"
 ) -> None:
-    there = np.isfinite(values)
-    if there.any():
+    finite = np.isfinite(values)
+    if finite.any():
         look = {"linewidth": 1.4, "marker": marker, "markersize": 4}
-        axes.plot(steps[there], values[there], label=label, color=colour, **look)
+        axes.plot(steps[finite], values[finite], label=label, color=colour, **look)

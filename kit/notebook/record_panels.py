@@ -276,8 +276,8 @@ class UploadPanel(Panel):
     def __init__(
         self,
         folder: Path,
-        receive: Callable,
-        content: Callable,
+        receive: Callable[[Path], None],
+        content: Callable[[Path], str],
         drive: Path | None = None,
         colab: bool = False,
     ):
@@ -343,7 +343,7 @@ class UploadPanel(Panel):
 
 
 def drive_folders(drive: Path) -> list[tuple[str, str]]:
-    """(name, path) of the folders of `drive` and of those in them, 300 at most: it takes time."""
+    """(name, path) of up to 300 folders of `drive` and in those: listing them takes its time."""
     folders = []
     level = [drive]
     for _ in range(2):

@@ -1,4 +1,8 @@
-"""The result of a step of a recipe, drawn in a notebook and printed as a line elsewhere; errors."""
+"""The result of a step of a recipe, and how a notebook shows results and errors.
+
+Drawn in a notebook, printed as one line elsewhere. A link comes first, then pictures, sounds, and
+tables.
+"""
 
 import base64
 import dataclasses
@@ -11,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from IPython import get_ipython
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
@@ -26,7 +31,16 @@ class Sound:
     sample_rate_hz: int
 
     def wav_bytes(self) -> bytes:
+        """A 16-bit WAV file."""
         return encode_wav(np.asarray(self.wave), self.sample_rate_hz)
+
+
+def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
+    """Sounds of `waves` (L,) under their captions."""
+    return [
+        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
+        for caption, wave in waves.items()
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,12 @@ class SpeakPanel(Panel):
     `reference` is the path of a recording that was uploaded or named, "" where there is none.
     """
 
-    def __init__(self, speak: Callable, sentence: str, choices: dict[str, list | tuple | bool]):
+    def __init__(
+        self,
+        speak: Callable[[str, dict, str], tuple[bytes, str]],
+        sentence: str,
+        choices: dict[str, list | tuple | bool],
+    ):
         self.speak = speak
         self.recording = Recording()
         look = {"rows": 3, "layout": {"width": "100%", "margin": "0"}}
@@ -185,8 +190,10 @@ class OneByOne(Panel):
 
 
 class ListenPanel(OneByOne):
-    """Which of two recordings of a text is better? `answer(number of the pair, 0, 1 or None)`
-    returns what to show at the end.
+    """Two recordings of one text without names, and which of them is better.
+
+    `answer` gets the number of the pair and 0, 1 or None (no preference), and returns what to show
+    at the end.
     """
 
     what = "pairs to listen to"
@@ -208,7 +215,9 @@ class ListenPanel(OneByOne):
         return summary if self.number + 1 == len(self.items) else ""
 
     def show_item(self, pair: Pair) -> str:
-        text, self.players[0].value, self.players[1].value = pair
+        text, *wavs = pair
+        for each, wav in zip(self.players, wavs):
+            each.value = wav
         return text
 
 

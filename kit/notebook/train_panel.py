@@ -49,7 +49,8 @@ class TrainPanel:
     fields: list[Field] = ()
     resumable: bool = False  # there is an unfinished checkpoint, so it starts at once
     finished: bool = False
-    # Of values: the memory and time they take, and whether the memory is there, or raises.
+    # Of values: what memory and time they take, and whether the memory is there; or raises what is
+    # wrong with them.
     plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True)
     players: Callable[[], str] = str  # HTML of what the run has spoken so far
     profile: Callable[[], str] = str  # describes the newest profile
@@ -143,7 +144,8 @@ class TrainPanel:
                 running = self.process.running
                 self._read_log()
                 lines.show(self.latest, self._texts(), self.unprinted_notes)
-                time.sleep(0.1 if running else 0)
+                if running:
+                    time.sleep(0.1)
 
         self._interruptible(work)
         print(self._conclude(), flush=True)
@@ -170,7 +172,7 @@ class TrainPanel:
             self.error = error
             self.view.say(f"This panel stopped; training continues. {describe_error(error)}", "bad")
         if self.retired.is_set():
-            self.view.enable()  # nothing: all is left to be read
+            self.view.enable()  # nothing: it can only be read
             self.view.say("This run is shown in the newer panel.")
 
     def _is_due(self) -> bool:
@@ -381,7 +383,7 @@ class Clicks:
         kernel._publish_status("busy", "shell", parent=message)
         try:
             answer = kernel.shell_handlers[kind](self.replies, ident, message)
-            if inspect.isawaitable(answer):  # of what waits for nothing: the event loop is busy
+            if inspect.isawaitable(answer):  # run to its end here: the event loop is busy
                 with suppress(StopIteration):
                     answer.send(None)
                     raise RuntimeError("The kernel did not answer at once: reload the page.")

@@ -41,6 +41,7 @@ class Panel:
 
     @contextmanager
     def errors_as_sentences(self) -> Iterator[None]:
+        """Show an error of the block that follows instead of raising it."""
         try:
             yield
         except Exception as error:
@@ -124,9 +125,11 @@ class View:
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
         set_tooltip(self.bar, "Share of the steps that are done")
-        self.plan, self.status, self.tiles, self.players, self.notes = (
-            widgets.HTML() for _ in range(5)
-        )
+        self.plan = widgets.HTML()
+        self.status = widgets.HTML()
+        self.tiles = widgets.HTML()
+        self.players = widgets.HTML()
+        self.notes = widgets.HTML()
         curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
         self.image = widgets.Image(format="png", layout=curve)
         cell = {"overflow": "hidden"}  # no scroll bars for a pixel too many
@@ -138,7 +141,9 @@ class View:
         self.more.selected_index = None
         pressed = [self.start, self.stop, self.profile, self.bar]
         buttons = widgets.HBox(pressed, layout={"align_items": "center"})
-        settings = [_grid(cells), _grid(shown), *([self.more] if folded else [])]
+        settings = [_grid(cells), _grid(shown)]
+        if folded:
+            settings.append(self.more)
         outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
         rows = [*settings, buttons, *outputs]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
@@ -172,13 +177,17 @@ class View:
         self.start.description = start_label
 
     def count_down(self, left_s: float) -> None:
+        """Announce that training starts in `left_s` seconds, and how to stop that."""
         self.start.description = "Start now"
         self.stop.description = "Wait"
         self.stop.disabled = False
         self.say(f"Training starts in {left_s:.0f} s. Change a setting or press Wait to hold it.")
 
     def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
-        """Show what the settings would take, or what is wrong ("bad": Start is off), and where."""
+        """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.
+
+        With something wrong (`kind` "bad") Start is off.
+        """
         for name, box in self.fields.items():
             box.show_problem(text if name == wrong_field else "")
         if wrong_field in self.fields:
@@ -198,7 +207,15 @@ class View:
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
-    def show(self, rows: list, latest: dict, texts: dict, png: bytes, players: str, more: str):
+    def show(
+        self,
+        rows: list[dict],
+        latest: dict,
+        texts: dict[str, str],
+        png: bytes,
+        players: str,
+        more: str,
+    ) -> None:
         """The curve, the `latest` numbers, `players`, and the newest notes with `more` below."""
         self.image.value = png
         self.image.layout.display = None if rows else "none"

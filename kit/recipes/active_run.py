@@ -1,20 +1,9 @@
-"""A run with the machine it works on, and what it is made from: recordings, a base model.
-
-With it, pictures that recipes share. Shapes: L samples.
-"""
+"""A run with the machine it works on, and what it is made from: recordings, a base model."""
 
 import dataclasses
-import itertools
-import json
-import re
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from kit.audio.spectrogram import Mel
 from kit.base import hardware
 from kit.base import run as runs
 from kit.base.config import build, merge
@@ -27,8 +16,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_model, saved_config, warm_start_model
-from kit.notebook.plots import Figure, heatmaps
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result
 from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
 from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
@@ -116,42 +104,15 @@ class RunSource:
         run.record(data={"source": dataclasses.asdict(self)})
 
     def section(self, run: ActiveRun, name: str) -> dict:
-        """The run's section `name`; of people's recordings, with the preset's changes for them."""
+        """The run's section `name`, with the preset's changes for recordings of people.
+
+        The run's own settings override both.
+        """
         own = run.settings.get(name, {})
         if not self.data or (name == "codec" and "kind" in own):  # the changes suit the mel codec
             return run.section(name)
         changes = run.section("recordings").get(name, {})
         return merge(merge(run.section(name), changes), own)
-
-
-# Names of folders and tables that say nothing about the data: the folder above them does.
-COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
-
-
-def name_for_data(data: str, language: str) -> str:
-    """Return the name of the run that has `data` ("record" and "upload", too), or of a new one."""
-    code = language_code(language or "am")
-    if data in ("record", "upload"):
-        return "my-voice"
-    name = "demo" if code == "am" else f"demo-{code}"
-    if data.startswith("hf://"):
-        name = data.removeprefix("hf://")
-    elif data:
-        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
-        common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
-        name = next((n for n in names if n.lower() not in common), "")
-    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
-    names = itertools.chain([name], runs.numbered(name))
-    return next(each for each in names if _source_of(each) in (None, (data, code)))
-
-
-def _source_of(name: str) -> tuple[str, str] | None:
-    """The data and the language of the run `name`; None before 01_data_prep."""
-    for place in runs.places_of_runs():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
-            return source["data"], language_code(source["language"])
-    return None
 
 
 def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
@@ -192,7 +153,10 @@ def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first step. DamagedFileError if `config` is not the base model's."""
+    """The model before its first training step: the base model's weights, or random ones.
+
+    Raises DamagedFileError if `config` is no longer that of the base model.
+    """
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)
@@ -227,22 +191,11 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
 
 
 def workload(run: ActiveRun, **parts) -> Workload:
-    """A training step of `run`, the fields `parts` replaced; by default of the longest lengths."""
+    """A training step of `run` as its settings say; `parts` are fields that replace them.
+
+    Without lengths in `parts` it has the longest that the model has positions for.
+    """
     classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
     settings = {name: build(cls, run.section(name)) for name, cls in classes.items()}
     settings |= {"hw": run.hw, "precision": run.precision.value}
     return Workload(**settings | run.section("memory") | parts)
-
-
-def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
-    """Log-mel spectrograms of `waves` (L,) by name, side by side."""
-    mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
-    low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
-    return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
-
-
-def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
-    return [
-        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
-        for caption, wave in waves.items()
-    ]

@@ -76,7 +76,7 @@ XTTS_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
 }
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
-FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements.md
+FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements-archive.md
 # Of a person's recordings, to train from scratch. An estimate: 1.5 hours were measured, and were
 # too few (docs/measurements.md, "A person's voice"); the built-in corpus has more and needs no base
 # model, but its speech is synthetic and its sentences simple.
@@ -146,7 +146,10 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
 
 
 def too_few_hours(run: Run, hours: float) -> str:
-    """Why `hours` are few, and what to do; "" if enough, of the built-in corpus or with a base."""
+    """What to expect of `hours` of recordings, and what to do; "" if they are enough.
+
+    The built-in corpus is, and so is anything beside a base model.
+    """
     recorded = (run.figure("data", "source") or {}).get("data")
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
         return ""
@@ -162,7 +165,10 @@ def too_few_hours(run: Run, hours: float) -> str:
 
 
 def repository_of(name: str) -> tuple[str, str]:
-    """Split `hf://OWNER/NAME@REVISION` (by default PINNED's) at the @. Raises KitError."""
+    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that in PINNED.
+
+    Raises KitError if there is none, and for a repository of another kind of model.
+    """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     if repository.startswith(f"{indextts2.INDEXTTS2_REPOSITORY}."):
         raise KitError(f"BASE_MODEL = {name}: {indextts2.describe_version_2_5(repository)}")
@@ -232,9 +238,10 @@ def fetch_once(
     optional: tuple[str, ...],
     listing: tuple | None = None,
 ) -> dict:
-    """Download as `fetch_model` does unless `names` are there; return the download's record.
+    """Download `names`, and those in `optional` that exist, unless they are there.
 
-    Waits while another process downloads them. Raises KitError and DiskError.
+    Returns the download's record. Waits while another process downloads them. `listing` is what
+    `list_files` has answered, if it was asked. Raises KitError and DiskError if the download fails.
     """
     record = fetched(folder, names)
     if record:
@@ -338,10 +345,19 @@ def released(
     defaults: dict,
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are."""
-    record = {"licence": ACCEPTED[licence]} | dataclasses.asdict(release.source)
-    record["notes"] = list(release.notes)
-    parts = {"model": release.model, "codec": codec, "tokenizer": tokenizer, "front_end": front_end}
-    return BaseModel(**parts, kept=TRAINED_WITH, record=record, defaults=defaults)
+    return BaseModel(
+        model=release.model,
+        codec=codec,
+        tokenizer=tokenizer,
+        front_end=front_end,
+        kept=TRAINED_WITH,
+        record={
+            "licence": ACCEPTED[licence],
+            **dataclasses.asdict(release.source),
+            "notes": list(release.notes),
+        },
+        defaults=defaults,
+    )
 
 
 def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
@@ -365,7 +381,10 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
 
 
 def settings_for(run: ActiveRun, base: BaseModel) -> dict:
-    """The settings of a run from `base`: its sizes, the user's, then what suits fine-tuning."""
+    """The settings of a run that starts from `base`: its sizes, and what suits fine-tuning.
+
+    Settings that the user has given win over what suits fine-tuning.
+    """
     # A trained model has heads that follow the text.
     defaults = merge({"train": {"guided_attention_weight": 0.0}}, base.defaults)
     finetune = dict(run.section("finetune"))

@@ -1,7 +1,8 @@
 """Notebook 05: which switches pay off on this device, and which settings train fastest.
 
 Every variant trains on the same batches in a process of its own, and its result is cached. What
-pays off is written to a file for notebook 02. `python -m kit check` and `tune` need no data.
+pays off is written to a file for notebook 02. `python -m kit check` and `tune` need no prepared
+data: with a run that has codes the rows are as long as its recordings.
 """
 
 import dataclasses
@@ -32,7 +33,8 @@ from kit.tuning.preflight import Workload, changed_settings, limit_memory
 
 START_S = 3.0  # to start a trial's process and draw its weights
 COMPILE_S = 30.0
-HEAD = "what, threads|settings|a step|faster|tokens/s|MFU|memory|measured".split("|")  # of devices
+DEVICE_HEAD = ("what, threads", "settings", "a step", "faster", "tokens/s", "MFU")
+DEVICE_HEAD += ("memory", "measured")
 SEARCH_SHARE = 0.75  # of the minutes; the rest is for the comparison with the start
 PAIRS = 3  # of trials in turns, start and best
 DEVICES_NOTE = (
@@ -72,8 +74,8 @@ class Benchmark:
         self.active = run
         self.model = model
         self.goal = goal
-        given = {"steps": steps} if steps else {}
-        given |= {"rounds": rounds} if rounds else {}
+        asked = {"steps": steps, "rounds": rounds}
+        given = {name: number for name, number in asked.items() if number}
         self.config = build(trials.TrialConfig, run.section("trials"), **given)
         # A resumed benchmark keeps its number of threads, so that timings can be compared.
         threads = run.figure("bench", "threads") or int(run.threads.value)
@@ -108,7 +110,10 @@ class Benchmark:
         return Result(line=line, figures=figures)
 
     def measure(self) -> Result:
-        """Train every variant that was not measured before; one that cannot run has a reason."""
+        """Train every variant that was not measured before.
+
+        A switch that is not available here becomes a row with the reason.
+        """
         self.measured = self._trials(self.variants, "trials")
         return Result(line=f"{len(self.ran)} of {len(self.measured)} variants ran")
 
@@ -136,7 +141,10 @@ class Benchmark:
         return trials.run_trials(self.task, config, folder, sets, Ticker(label))
 
     def speed(self) -> Result:
-        """Tokens a second; rounds differ by as much as the lines at the bars' ends are long."""
+        """Tokens a second, from the baseline at the top to the chosen set at the bottom.
+
+        Their rounds differ by as much as the lines at the bars' ends are long.
+        """
         names = [row.label for row in self.ran]
         tokens_per_s = [row.tokens_per_s for row in self.ran]
         errors = [row.spread / 2 * row.tokens_per_s for row in self.ran]
@@ -215,12 +223,12 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
     if not files:
         raise KitError(f"{folder} has no measurements: `benchmark` and `tune` write them.")
     lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]
-    grid = [("device", *HEAD)]
+    grid = [("device", *DEVICE_HEAD)]
     for file in files:
         device = file.pop("device")
         rows = [device_cells(what, row) for what, row in file.items()]
         grid += [(device, *row) for row in rows]
-        table = [HEAD, ["---"] * len(HEAD), *rows]
+        table = [DEVICE_HEAD, ["---"] * len(DEVICE_HEAD), *rows]
         lines += [f"## {device}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
     path = Path(folder) / "README.md"
     write_atomic(path, "\n".join(lines))
@@ -361,9 +369,12 @@ class Tuning:
     def search(self) -> Result:
         """Vary one setting after the other. Raises KitError if the target is not reached."""
         self.started_s = time.monotonic()
-        given = (self.start, self.axes, self.measure, self.target)
-        for best in recommend.search(*given, self.config.steps, self.tried):
+        steps = self.config.steps
+        for best in recommend.search(
+            self.start, self.axes, self.measure, self.target, steps, self.tried
+        ):
             self.best = best
+        best = self.best
         if best.excess:
             raise KitError(
                 f"No setting tried ({len(self.tried)}) reaches {self.target_text}. The nearest "

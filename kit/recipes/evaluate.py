@@ -30,15 +30,16 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
-from kit.notebook.plots import Figure, bars, curves, grouped_bars
+from kit.notebook.plots import Figure, bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
+from kit.notebook.result import Result, players_of
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
 from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings saved to samples/
+PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
 # Splits: words that training never saw, long sentences, and known words in any order.
@@ -99,7 +100,10 @@ class EvaluationData:
         )
 
     def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
-        """Speak `split` and score the transcripts; the first few are samples, named by `label`."""
+        """Speak the texts of `split` with `weights`, and transcribe and score them.
+
+        The first few are saved in samples/, with `label` in the names of the files.
+        """
         rows = self.splits[split]
         model = file_digest(self.run.folder / WEIGHTS[weights])
 
@@ -152,7 +156,10 @@ class EvaluationData:
         return spoken
 
     def word_pairs(self, of_codec: bool = False) -> list[scoring.WordPair]:
-        """All texts' words, aligned with transcripts of the voice, or of the codec's recordings."""
+        """The words of all texts, aligned with the transcripts of the voice.
+
+        `of_codec`: with those of the recordings after the codec.
+        """
         pairs = []
         for split, spoken in self.spoken.items():
             source = self.floor(split) if of_codec else spoken.scores
@@ -198,7 +205,10 @@ class LabeledClip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeakerLoss:
-    """Loss in nats a code over a speaker's clips; both are the same if references are ignored."""
+    """Loss in nats a code over a speaker's recordings.
+
+    A model that ignores references has the same loss with every reference.
+    """
 
     own: float  # with a reference of that speaker
     other: float  # with a reference of another speaker
@@ -255,7 +265,11 @@ def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker
 
 
 class Evaluation:
-    """The evaluation of a run; `run()` is all of it. `sentences`: 0 takes the preset's number."""
+    """The evaluation of a run; `run()` is all of it.
+
+    `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
+    not run yet, and for missing or damaged files.
+    """
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
@@ -395,12 +409,15 @@ class Evaluation:
         return dataclasses.replace(result, failed=bool(scoring.problems_of(checks)))
 
     def spoken_by_package(self) -> Result:
-        """The CER of an exported IndexTTS2 as its package speaks; or what it lacks to speak."""
+        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
+
+        Says what is missing where it cannot speak.
+        """
         try:
             speaker = PackageSpeaker(self.active_run.folder / EXPORT_FOLDER)
         except KitError as error:
             return Result(line=f"The CER was not measured: {error}")
-        texts = [row.text for row in self.data.held_out[:24]]  # one after the other
+        texts = [row.text for row in self.data.held_out[:PACKAGE_SENTENCES]]
         waves = [speaker.speak(text) for text in texts]
         spoken = scoring.transcribe(self.data.recognizer, waves, speaker.sample_rate)
         figures = {"cer": cer(spoken, texts)}
@@ -422,7 +439,7 @@ class Evaluation:
         for word in scoring.word_stats(pairs)[:WORST_WORDS]:
             if word.wrong:
                 numbers = map(str, (word.count, word.wrong, wrong_on_codec[word.word]))
-                recognized = " | ".join(words or "nothing" for words in word.recognized[:3])
+                recognized = " | ".join(read or "nothing" for read in word.recognized[:3])
                 grid.append((word.word, *numbers, ", ".join(word.kinds), recognized))
         line = f"{sum(counts.values()):,} errors among {words:,} words; held-out sentence number "
         line += f"{self.data.worst_sentence()} has the most"

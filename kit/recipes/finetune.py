@@ -57,7 +57,8 @@ from kit.tuning.memory_plan import count_parameters
 WITHOUT_SOUND = (
     "Nothing to listen to here: the base model's own package makes its sound, after the export."
 )
-COMPARED_SENTENCES = 12  # held-out ones, for the speaker similarity
+SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
+COMPARED_SENTENCES = 12  # of them, for the speaker similarity
 COMPARED_SPEAKERS = 3  # where there are more
 UNSEEN = "unseen-speaker"  # a speaker who is not in the data
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -118,19 +119,31 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
-        base = {"base_model": base_model, "accept_license": accept_license, "tokenizer": tokenizer}
-        self.prepare = Preparation(run, data, language, **base)
+        self.prepare = Preparation(
+            run,
+            data,
+            language,
+            base_model=base_model,
+            accept_license=accept_license,
+            tokenizer=tokenizer,
+        )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
 
     def run(self) -> Iterator[Result]:
         """Run every step without a notebook; finished steps are not repeated."""
-        steps = (self.describe_base, self.recordings, self.spelling, self.grow, self.to_codes)
-        for step in (*steps, self.before):
-            yield step()
+        yield self.describe_base()
+        yield self.recordings()
+        yield self.spelling()
+        yield self.grow()
+        yield self.to_codes()
+        yield self.before()
         yield from self.training.run()
-        for step in (self.after, self.similarity, self.forgetting, self.export, self.evaluate):
-            yield step()
+        yield self.after()
+        yield self.similarity()
+        yield self.forgetting()
+        yield self.export()
+        yield self.evaluate()
 
     def describe_base(self) -> Result:
         source = self.active_run.report().get("start_from", {})
@@ -221,7 +234,10 @@ class FineTune:
 
     @cached_property
     def voice(self) -> Voice:
-        """The trained voice, by the weights that 03 chose, else EMA. Fails before training."""
+        """The trained voice, with the weights that 03 chose, else their average.
+
+        Raises SpeechError if training is not finished.
+        """
         run = self.training.active
         return load_voice(run.folder, WEIGHTS[chosen_weights(run)], self.language, run.hw.device)
 
@@ -257,7 +273,7 @@ class FineTune:
                 line="Speaker similarity is not measured: the base model has no speaker encoder. "
                 "Listen instead."
             )
-        held_out = self.training.data.held_out_sentences(1000)
+        held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
         rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
         if not rows:
@@ -269,9 +285,11 @@ class FineTune:
         recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
         before = self.spoken_vectors(self.untrained_voice(), rows)
         after = self.spoken_vectors(self.voice, rows)
-        kinds = ("before fine-tuning", "after fine-tuning", "two recordings, one person")
-        all_vectors = zip(kinds, (before, after, recorded))
-        cosines = {kind: mean_cosine(each, recorded, speakers) for kind, each in all_vectors}
+        cosines = {
+            "before fine-tuning": mean_cosine(before, recorded, speakers),
+            "after fine-tuning": mean_cosine(after, recorded, speakers),
+            "two recordings, one person": mean_cosine(recorded, recorded, speakers),
+        }
         if len(set(speakers)) > 1:
             other = mean_cosine(recorded, recorded, speakers, same_person=False)
             cosines["two recordings, two people"] = other
@@ -341,7 +359,10 @@ class FineTune:
         return Result(line=line, sounds=sounds)
 
     def made_recording(self) -> str:
-        """The path of held-out sentences in espeak-ng's last voice, which is in no corpus."""
+        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
+
+        Returns the path of the recording. Raises KitError if espeak-ng fails.
+        """
         rows = self.training.data.held_out_sentences(3)  # some six seconds
         job = {
             "folder": str(self.training.active.folder),

@@ -32,9 +32,9 @@ from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result
+from kit.notebook.result import Result, players_of
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
-from kit.recipes.active_run import ActiveRun, players_of
+from kit.recipes.active_run import ActiveRun
 from kit.releases.whisper import WhisperRecognizer, new_whisper, whisper_folder, whisper_unavailable
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer
@@ -121,7 +121,8 @@ class LongRecordings:
         spans = [(loss.start_s, loss.end_s) for loss in losses if loss.file == audio.name]
         lost = sorted(span for span in spans if span[1] > span[0])
         edges = [0.0, *itertools.chain.from_iterable(lost), duration_s(audio)]
-        clips = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 0.01]
+        between = zip(edges[::2], edges[1::2])  # from the end of a loss to the start of the next
+        clips = [(start_s, end_s) for start_s, end_s in between if end_s - start_s > 0.01]
         return timeline(clips, lost, audio.name)
 
 
@@ -152,8 +153,10 @@ def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     if not losses:
         return []
     longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]
-    rows = [(x.file, f"{x.start_s:.1f}", f"{x.end_s:.1f}", x.reason) for x in longest]
-    return [("recording", "from (s)", "to (s)", "why it is in no clip"), *rows]
+    rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
+    for loss in longest:
+        rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
+    return rows
 
 
 class MoreText:
@@ -274,7 +277,10 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
 def transcribed_parts(
     audio: Path, name: str, out: Path, recognizer: WhisperRecognizer
 ) -> Iterator[dict]:
-    """Write the clips of a recording, or find them; yield rows and losses, a few at a time."""
+    """Write the clips of a recording to wavs/; yield rows and losses of a few clips at a time.
+
+    What was written down before is read from `out`/transcribed.
+    """
     wavs = out / "wavs"
     key = digest(name, segmentation.file_state(audio), recognizer.fingerprint(), CUTS)
 
@@ -360,8 +366,10 @@ def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
 def plan_clips(pauses: list[Pause]) -> list[Span]:
     """Return clips from pause to pause, with no long pause inside; most end in longer pauses."""
     places = [
-        segmentation.Boundary(pause=p, allowed=True, ends_sentence=p.seconds >= SENTENCE_PAUSE_S)
-        for p in pauses
+        segmentation.Boundary(
+            pause=pause, allowed=True, ends_sentence=pause.seconds >= SENTENCE_PAUSE_S
+        )
+        for pause in pauses
     ]
     long = [i for i, pause in enumerate(pauses) if pause.seconds > CUTS.longest_pause_s]
     ends = sorted({0, *long, len(pauses) - 1})

@@ -1,4 +1,4 @@
-"""Open a run: check its settings, and fetch its copy from another disk.
+"""Open a run: name it, check its settings, and fetch its copy from another disk.
 
 KIT_MIRROR names the folder of the copies, on Google Drive or a share, from which a fresh machine
 resumes; without it none are made. A run's folder and the code cache beside it stay on the local
@@ -7,6 +7,8 @@ disk, so training never waits for a network.
 
 import atexit
 import dataclasses
+import itertools
+import json
 import os
 import re
 import tarfile
@@ -42,7 +44,8 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
-from kit.recipes.active_run import ActiveRun, active_run, name_for_data
+from kit.recipes.active_run import ActiveRun, active_run
+from kit.text.normalize import language_code
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.config import FinetuneConfig, TrainConfig
 from kit.training.switches import SpeedConfig
@@ -98,6 +101,39 @@ def open_active_run(
     if settings:
         run = run.save_settings(settings)
     return active_run(run, kept)
+
+
+# Names of folders and tables that say nothing about the data: the folder above them does.
+COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train", "validated"}
+
+
+def name_for_data(data: str, language: str) -> str:
+    """Return the name of a run for `data`: of the one that has it, else a new one.
+
+    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
+    """
+    code = language_code(language or "am")
+    if data in ("record", "upload"):
+        return "my-voice"
+    name = "demo" if code == "am" else f"demo-{code}"
+    if data.startswith("hf://"):
+        name = data.removeprefix("hf://")
+    elif data:
+        names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
+        common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
+        name = next((n for n in names if n.lower() not in common), "")
+    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
+    names = itertools.chain([name], runs.numbered(name))
+    return next(each for each in names if _source_of(each) in (None, (data, code)))
+
+
+def _source_of(name: str) -> tuple[str, str] | None:
+    """The data and the language of the run `name`; None before 01_data_prep."""
+    for place in runs.places_of_runs():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
+            return source["data"], language_code(source["language"])
+    return None
 
 
 def parse_settings(words: list[str]) -> dict:

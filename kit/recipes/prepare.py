@@ -36,12 +36,12 @@ from kit.dataset.manifest import Utterance, write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
-from kit.notebook.plots import bars, curves, histogram
+from kit.notebook.plots import bars, curves, histogram, mel_picture
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result, Sound, players_of
 from kit.recipes import active_run
 from kit.recipes import prepare_parts as parts
-from kit.recipes.active_run import START_FROM, ActiveRun, RunSource, mel_picture, players_of
+from kit.recipes.active_run import START_FROM, ActiveRun, RunSource
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.training_data import TrainingData
@@ -103,8 +103,13 @@ class Preparation:
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
-        given = {"data": data, "language": language, "text": text, "tokenizer": tokenizer}
-        asked = RunSource(phonemes=phonemes or pieces.get("phonemes", ""), **given)
+        asked = RunSource(
+            data=data,
+            language=language,
+            text=text,
+            phonemes=phonemes or pieces.get("phonemes", ""),
+            tokenizer=tokenizer,
+        )
         self.source, self.source_line = active_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
@@ -117,8 +122,10 @@ class Preparation:
         self.data_config = build(DataConfig, run.section("data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
-        given = {"max_rejected_percent": max_rejected_percent, "columns": columns or None}
-        limits |= {name: value for name, value in given.items() if value is not None}
+        if max_rejected_percent is not None:
+            limits["max_rejected_percent"] = max_rejected_percent
+        if columns:
+            limits["columns"] = columns
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -222,7 +229,10 @@ class Preparation:
         return Result(line=line)
 
     def train_tokenizer(self) -> Result:
-        """Train, extend (for a base voice) or take over a tokenizer; judge it on held-out text."""
+        """Train, extend (with a base voice) or take over the tokenizer; judge it on held-out text.
+
+        It is trained again only when the texts or the settings have changed.
+        """
         run = self.active_run
         language = self.source.language
         rows = self.checked.kept
@@ -370,7 +380,6 @@ class Preparation:
     def encode(self) -> Result:
         """Encode every recording once, into the code cache that all runs share."""
         run = self.active_run
-        tools = (self.codec, self.front_end, self.tokenizer)
         config = self.data_config
         key = cache_key(run.path("codec.safetensors"), self.front_end.config, config)
         folder = run.folder.parent / "codes"
@@ -378,7 +387,16 @@ class Preparation:
         group = parts.encoding_group(run, self.front_end.config)
         with on_device(run.hw.device, self.codec, self.front_end):
             index = build_cache(
-                self.rows, *tools, folder, key, config, Ticker("encoded"), digests, group=group
+                self.rows,
+                self.codec,
+                self.front_end,
+                self.tokenizer,
+                folder,
+                key,
+                config,
+                Ticker("encoded"),
+                digests,
+                group=group,
             )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})

@@ -170,7 +170,10 @@ def train_or_load_codec(
 def trained_codec(
     run: ActiveRun, codec: Codec, fit_schedule: FitSchedule, waves: list[Tensor]
 ) -> Codec:
-    """Train `codec` on `waves` (L,) in up to three stages; record and save each."""
+    """Train `codec` on `waves` (L,) in up to three stages; record and save each.
+
+    What the first two leave is deleted when all are done.
+    """
     device = run.hw.device
 
     def fit(codec: Codec) -> dict:

@@ -97,8 +97,11 @@ class RecordingFolder:
         skipped = folder / "skipped.txt"
         self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
         self.sentences = choose_sentences(pool, code, count)
-        files = {name: self._wav(name) for name in self.texts}
-        self.seconds = {n: measure_clip(str(p)).seconds for n, p in files.items() if p.is_file()}
+        self.seconds = {}
+        for name in self.texts:
+            path = self._wav(name)
+            if path.is_file():
+                self.seconds[name] = measure_clip(str(path)).seconds
         self.letters = _letters_of(self.sentences, self.language)
 
     def done(self, sentence: str) -> bool:
@@ -124,7 +127,10 @@ class RecordingFolder:
         faults = dict(own_faults(row, measure, ManifestConfig()))
         if "silent" in faults:
             faults = {"silent": faults["silent"]}  # nothing else matters then
-        problems = [f"{f[0].upper()}{f[1:]}. {FIXES.get(kind, '')}" for kind, f in faults.items()]
+        problems = [
+            f"{fault[0].upper()}{fault[1:]}. {FIXES.get(kind, '')}"
+            for kind, fault in faults.items()
+        ]
         if not problems:
             problems = doubts(measure, wave, rate_hz, len(letters(text)))
         return Take(seconds=measure.seconds, problems=tuple(problems), usable=not faults)

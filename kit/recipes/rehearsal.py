@@ -17,10 +17,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from kit.base.config import CONFIGS, build
+from kit.base.config import CONFIGS, build, by_former_names
 from kit.base.errors import DamagedFileError, KitError, SpeechError
+from kit.base.files import digest, write_atomic
 from kit.base.formatting import clock, shorten
 from kit.base.hardware import on_device
+from kit.base.run import read_run_file
+from kit.base.tensor_file import arrays_digest, pack_tensors
+from kit.batches import code_cache
 from kit.batches.batching import chunks
 from kit.inference.decoder import Decoder
 from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode, generate
@@ -30,14 +34,13 @@ from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig, pack
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result, Sound
-from kit.recipes import training_data
-from kit.recipes.active_run import MODEL, ActiveRun, load_base_tokenizer, players_of
-from kit.recipes.training_data import RehearsalRow
+from kit.notebook.result import Result, Sound, players_of
+from kit.recipes.active_run import MODEL, START_FROM, ActiveRun, load_base_tokenizer, sampling_of
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.config import FinetuneConfig
 
+REHEARSAL = "rehearsal.safetensors"  # in a run's folder
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"  # that forgetting is measured with
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"
 PLAYED_LANGUAGES = 3  # with a sentence to listen to
@@ -121,8 +124,13 @@ class BaseLanguages:
             own = self.own_tokenizer(language)
             samples = []
             for text, row in zip(self.texts[language], spoken):
-                ids = {"base_ids": base.encode_checked(text), "tuned_ids": own.encode_checked(text)}
-                samples.append(BaseSample(**ids, spoken=row, mel=mel))
+                sample = BaseSample(
+                    base_ids=base.encode_checked(text),
+                    tuned_ids=own.encode_checked(text),
+                    spoken=row,
+                    mel=mel,
+                )
+                samples.append(sample)
             divergences[language] = measure_divergence(self.model, tuned, samples)
         return divergences
 
@@ -136,8 +144,10 @@ class BaseLanguages:
             )
         forgotten = {language: each.forgotten for language, each in divergences.items()}
         self.run.record(finetune={"forgotten_nats": forgotten})
-        groups = {"base model": [each.base for each in divergences.values()]}
-        groups["fine-tuned"] = [each.tuned for each in divergences.values()]
+        groups = {
+            "base model": [each.base for each in divergences.values()],
+            "fine-tuned": [each.tuned for each in divergences.values()],
+        }
         title = "Cross-entropy of what the base model would say next"
         worst = max(forgotten, key=forgotten.get)
         mean = sum(forgotten.values()) / len(forgotten)
@@ -165,8 +175,47 @@ def sentences_in(path: Path) -> dict[str, list[str]]:
         ) from error
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RehearsalRow:
+    """A sentence for the base voice to speak, for the `number`-th time."""
+
+    language: str
+    text: str
+    speaker: str
+    number: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rehearsed:
+    """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
+
+    codes: dict[RehearsalRow, np.ndarray | None]
+    seconds: float  # spent on speaking
+
+    @property
+    def whole(self) -> dict[RehearsalRow, np.ndarray]:
+        """The rows to train on: those where the voice stopped."""
+        return {row: codes for row, codes in self.codes.items() if codes is not None}
+
+    def save(self, path: Path, key: str) -> None:
+        rows = [{**vars(row), "whole": codes is not None} for row, codes in self.codes.items()]
+        empty = np.zeros(0, np.int32)
+        arrays = [empty if codes is None else codes for codes in self.codes.values()]
+        tensors = {
+            "key": code_cache.as_bytes(key),
+            "rows": code_cache.as_bytes(rows),
+            "codes": np.concatenate(arrays),
+            "code_counts": np.array([len(codes) for codes in arrays]),
+            "seconds": np.array([self.seconds]),
+        }
+        write_atomic(path, pack_tensors(tensors))
+
+
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
-    """`count` rows spread evenly over languages, `texts` and `speakers`; texts may repeat."""
+    """`count` rows spread evenly over languages, `texts` (by language) and `speakers`.
+
+    Fewer texts than `count` are repeated, in other voices.
+    """
     by_turns = itertools.zip_longest(*([(lang, t) for t in known] for lang, known in texts.items()))
     once = [pair for turn in by_turns for pair in turn if pair]
     rows = []
@@ -185,20 +234,20 @@ class Rehearsal:
         self.run = run
         self.voice = voice
         self.config = build(FinetuneConfig, run.section("finetune"))
-        self.sampling = training_data.rehearsal_sampling(run)
+        self.sampling = rehearsal_sampling(run)
         sentences = Path(self.config.rehearsal_sentences or REHEARSED)
         self.base = BaseLanguages(run, voice, self.sampling, sentences)
-        self.key = training_data.rehearsal_key(run, voice.references)
+        self.key = rehearsal_key(run, voice.references)
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
         """Speak the rows that are missing; interrupted, it resumes."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
-        path = self.run.path(training_data.REHEARSAL)
-        rehearsed = training_data.Rehearsed(codes={}, seconds=0.0)
+        path = self.run.path(REHEARSAL)
+        rehearsed = Rehearsed(codes={}, seconds=0.0)
         if path.is_file():
             try:
-                rehearsed = training_data.load_rehearsal(path, self.key)
+                rehearsed = load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
         rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
@@ -225,7 +274,7 @@ class Rehearsal:
             codes.append(output.codes.numpy().astype(np.int32) if usable else None)
         return codes
 
-    def record(self, rehearsed: training_data.Rehearsed) -> Result:
+    def record(self, rehearsed: Rehearsed) -> Result:
         """Record and describe what training can mix in."""
         rows = len(rehearsed.whole)
         spoken = len(rehearsed.codes)
@@ -304,3 +353,56 @@ def code_log_probs(model: SpeechGPT, ids: list[int], sample: BaseSample) -> Tens
     indices = batch.code_indices[: len(codes) + sample.spoken.stopped]
     states = model.hidden(batch).flatten(0, 1)[indices]
     return model.code_head(states).float().log_softmax(-1).cpu()
+
+
+def load_rehearsal(path: Path, key: str) -> Rehearsed:
+    """Load the rows saved at `path`; none if they were saved under another key.
+
+    Raises DamagedFileError for a file that is missing or damaged.
+    """
+    table = code_cache.load_tensors(path)
+    if code_cache.from_bytes(table["key"]) != key:
+        return Rehearsed(codes={}, seconds=0.0)
+    codes_by_row = {}
+    arrays = code_cache.split_by(table["codes"], table["code_counts"])
+    for fields, codes in zip(code_cache.from_bytes(table["rows"]), arrays):
+        stopped = fields.pop("whole")
+        codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
+    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
+
+
+def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
+    """Sample from the voice's unchanged distribution.
+
+    A lower temperature or a cut tail would teach a narrower distribution than the one to keep
+    (docs/measurements-archive.md).
+    """
+    unchanged = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    return sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
+
+
+def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
+    """A digest of the base voice, its sampling and the reference clips."""
+    arrays = {name: mel.numpy() for name, mel in references.items()}
+    sampling = by_former_names("generate", rehearsal_sampling(run))
+    return digest(read_run_file(run.folder / START_FROM), arrays_digest(arrays), sampling)
+
+
+def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
+    """Load what was spoken for `run`, in the voices of `references`.
+
+    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
+    """
+    fix = (
+        "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
+        "finetune.rehearsal to 0."
+    )
+    if not run.figure("finetune", "rehearsal"):
+        raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
+    rehearsed = load_rehearsal(run.folder / REHEARSAL, rehearsal_key(run, references))
+    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
+        raise KitError(
+            "The rehearsal rows were spoken by another voice, other recordings or another "
+            f"`generate`: {fix}"
+        )
+    return rehearsed

@@ -102,7 +102,10 @@ class Checklist:
         ]
 
     def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: figures and a fix or "". `command` records what is missing."""
+        """Check by `measure()`: the figures, and what to do ("": it passes).
+
+        If it asks for a figure that is not in the report, `command` is what records it.
+        """
         try:
             measured, problem = measure()
         except KeyError:
@@ -240,8 +243,9 @@ class Compare:
         """
         if len(self.runs) == 1:
             return Result(line=SKIPPED)
-        runs = self.runs.values()
-        voices = [Speaking(r if isinstance(r, ActiveRun) else active_run(r)) for r in runs]
+        voices = []
+        for run in self.runs.values():
+            voices.append(Speaking(run if isinstance(run, ActiveRun) else active_run(run)))
         texts = [row.text for row in voices[0].held_out if voices[1].voice.can_speak(row.text)]
         if not texts:
             raise KitError(

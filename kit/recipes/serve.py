@@ -105,7 +105,10 @@ class RequestError(KitError):
 def serve(
     run: str = "", voice: str = "", host: str = "127.0.0.1", port: int = 7860, api_key: str = ""
 ) -> tuple:
-    """Serve the exported `voice` ("": that of `run`) until Ctrl-C; KitError without Gradio."""
+    """Serve the exported `voice` ("": that of `run`) until Ctrl-C. Raises KitError without Gradio.
+
+    There is no result: ().
+    """
     try:
         import uvicorn
     except ImportError as error:
@@ -260,7 +263,10 @@ def submit(speech: SpeechQueue, *request, **how) -> Job:
 
 
 def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
-    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length."""
+    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
+
+    Ends early if a part had no end: the status was sent already.
+    """
     header = b""
     if format == "wav":
         empty, unknown = encode_wav(np.zeros(0), rate), b"\xff" * 4
@@ -270,7 +276,7 @@ def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
             yield header + pcm(chunk).tobytes()
             header = b""
     except SpeechError:
-        if not job.truncated:  # a part without an end: the status was sent already
+        if not job.truncated:
             raise
     finally:
         job.cancel()

@@ -1,6 +1,4 @@
-"""Notebook 04 and `python -m kit speak`: say a text or a file of sentences, measure what each way
-of running the voice costs, and export it.
-"""
+"""Notebook 04 and `python -m kit speak`: say texts, measure what that costs, export the voice."""
 
 import csv
 import dataclasses
@@ -30,11 +28,11 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.program_export import export_onnx, export_program
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
-from kit.notebook.plots import bars, curves
+from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, mel_picture, players_of, sampling_of
+from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import inherited_licence, voice_folder
 from kit.recipes.start import is_colab
 from kit.releases.indextts2.model import indextts2_in
@@ -53,6 +51,7 @@ SETTINGS = {  # of GenerateConfig
     "retries": "of a candidate that never ended, each at half the temperature",
     "seed": "another number gives another candidate",
 }
+# Of a file of sentences.
 BATCH = 64  # candidates that are spoken together
 INDEX = "index.csv"
 COLUMNS = ("audio", "text", "speaker", "seconds", "ended", "key")
@@ -155,8 +154,8 @@ class Speaking:
     ) -> Speech:
         """Speak `text` with `sampling` (None: the preset's), in the number format `dtype`.
 
-        With `reference`, the path of a recording, its speaker replaces `speaker`. Raises
-        SpeechError and DatasetError.
+        Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
+        path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
         """
         voice = self.voice_in(dtype)
         if reference:
@@ -201,10 +200,10 @@ class Speaking:
         return sound_of(self.voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
-        rows = [(name, str(getattr(self.sampling, name)), SETTINGS[name]) for name in SETTINGS]
-        return Result(
-            line="How codes are sampled", grid=[("setting", "now", "what it does"), *rows]
-        )
+        grid = [("setting", "now", "what it does")]
+        for name, meaning in SETTINGS.items():
+            grid.append((name, str(getattr(self.sampling, name)), meaning))
+        return Result(line="How codes are sampled", grid=grid)
 
     def formats(self) -> Result:
         ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
@@ -287,7 +286,10 @@ class Speaking:
         return Result(line=f"{folder}: {megabytes(folder)}; {same}", sounds=[sound])
 
     def download(self) -> Result:
-        """The export as a zip file with a link or Colab's button. SpeechError if there is none."""
+        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
+
+        Raises SpeechError if nothing was exported.
+        """
         run = self.active_run
         folder = run.path("export")
         if not (folder / CARD).is_file():
@@ -448,7 +450,8 @@ class SpeakingCosts:
             bars(names, errors_percent, "%", error_title),
         ]
         line = f"{chosen.name} ({chosen.ran}): {chosen.speedup:.2f} times fp32"
-        line += f". {objection}" if objection else ""
+        if objection:
+            line += f". {objection}"
         figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
         for each in formats:
             figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
@@ -478,11 +481,14 @@ class SpeakingCosts:
 
 
 def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
-    """Write onnx/ in the export `voice` ("": of `run`). KitError if that fails, or without ONNX."""
+    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
+
+    Raises KitError for a missing package and for a voice that ONNX cannot hold.
+    """
     export = voice_folder(voice, run)
     folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
-    speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
-    return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
+    how = 'Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=f"{folder}: {megabytes(folder)}. {how}")
 
 
 def speak(
@@ -497,7 +503,7 @@ def speak(
 ) -> Iterator[Result]:
     """Say `text` or the sentences of `file`; without both, take all steps of 04_inference.
 
-    By the run's voice, or by the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
+    In the run's voice, or in the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
     options that do not belong together.
     """
     if text is None and file is None:
@@ -604,9 +610,9 @@ def speak_lines(
     voice.reference(speaker)
     require_speakable(voice, sentences)
     folder = files.make_folder(folder.expanduser())
-    keys = {
-        f"{n}.wav": files.digest(text, speaker, config, made_by) for n, text in sentences.items()
-    }
+    keys = {}  # of each WAV file
+    for name, text in sentences.items():
+        keys[f"{name}.wav"] = files.digest(text, speaker, config, made_by)
     rows = {}
     for row in read_index(folder / INDEX):
         audio = row["audio"]

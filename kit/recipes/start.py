@@ -68,8 +68,9 @@ def install_missing() -> None:
     if not missing:
         return
     command = [sys.executable, "-m", "pip", "install", "-q", *missing]
-    as_text = {"text": True, "encoding": "utf-8", "errors": "replace"}
-    done = subprocess.run(command, capture_output=True, **as_text)
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         output = (done.stderr.strip() or done.stdout.strip()).splitlines()
         print(

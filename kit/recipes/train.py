@@ -2,6 +2,12 @@
 
 `Training(run)` plans: will it fit, how long does it take, which switches are on? `panel()` starts
 `python -m kit train` in a process of its own and follows it; in that process `fit` trains.
+
+Two more are trained after the model. A reader transcribes codes, so that the best of several
+candidates can be chosen. The codec's decoder learns to use the model's hidden states beside the
+codes, as XTTS-v2's vocoder does (Casanova et al. 2024); the codes, and all that was prepared with
+them, stay.
+
 Shapes: N codes, T text tokens with START and STOP.
 """
 
@@ -10,6 +16,9 @@ import html
 import io
 import json
 import os
+import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,26 +28,33 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.base.config import ROOT
+from kit.audio.clip import load_speech
+from kit.audio.codec import ClipWithStates, Codec
+from kit.audio.recognizer import alphabet_of, recognizer_schedule, train_recognizer
+from kit.base.config import ROOT, build
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.base.run import read_run_file
+from kit.batches.batching import chunks
+from kit.batches.code_cache import speaker_references
 from kit.batches.code_stream import made_ahead, validation_batches
-from kit.dataset.manifest import Utterance
+from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference import candidates, voice_files
+from kit.inference.candidates import CodeReader
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
-from kit.model.sequence import Batch
+from kit.model.sequence import Batch, pack
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import heatmaps, pixels, run_curves
-from kit.notebook.progress import Lines, Pace, newest, progress_texts
-from kit.notebook.result import Result, Sound, sound_html
+from kit.notebook.plots import heatmaps, mel_picture, pixels, run_curves
+from kit.notebook.progress import Lines, Pace, Ticker, newest, progress_texts
+from kit.notebook.result import Result, Sound, players_of, sound_html
 from kit.notebook.train_panel import TrainPanel
-from kit.recipes.active_run import ActiveRun, first_model, mel_picture, sampling_of
-from kit.recipes.training_data import learn_reader, learn_sound
+from kit.recipes.active_run import ActiveRun, first_model, sampling_of, section_for_run
+from kit.recipes.training_data import TrainingData
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
 from kit.training import checkpoint, logs
 from kit.training import run as training_runs
@@ -56,6 +72,13 @@ ALIGNED_ROWS = 4  # training rows that show which head follows the text
 ATTENTION = "attention"
 SPOKEN = "training-samples"
 PROFILES = "profile"
+
+# Of what is trained after the model.
+MIN_CLIPS = 20  # to train on
+READER_HELD_OUT_ROWS = 64  # to measure the reader on
+SHOWN_ROWS = 5  # of them
+STATES_BATCH = 16
+SOUND_HELD_OUT_CLIPS = 32  # to measure the sound on
 
 
 class Training(TrainingPlan):
@@ -94,17 +117,21 @@ class Training(TrainingPlan):
 
     def pads(self) -> bool:
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""
-        trainer = self.job and self.job.trainer
+        trainer = self.job.trainer if self.job else None
         return trainer is not None and wants_few_shapes(
             self.active.hw.device, trainer.applied.precision, trainer.applied.on("compile")
         )
 
     def panel(self) -> None:
-        """Make missing checks; show settings, Start, Stop and Profile. A stopped run resumes."""
+        """Show settings, Start, Stop and Profile; an unfinished run resumes.
+
+        Checks that were not made before are made now, with a line each.
+        """
         for step in self.checks():
             if step.__name__ not in self.results:
                 print(step())
-        sentence = "".join(row.text for row in self.data.held_out_sentences(1))
+        sentences = self.data.held_out_sentences(1)
+        sentence = sentences[0].text if sentences else ""
         self.shown = TrainPanel(
             self.process,
             self.start,
@@ -141,6 +168,7 @@ class Training(TrainingPlan):
         self.keep(work, values)
         gpus = int(values.get(GPUS, 1))
         write_atomic(run.path(GPUS), str(gpus))
+        # What leads a new process to this kit and to the run.
         environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
         environment.pop("KIT_PRESET", None)  # the run has its own
         paths = (str(ROOT), environment.get("PYTHONPATH", ""))
@@ -180,10 +208,10 @@ class Training(TrainingPlan):
             training_runs.clear_requests(run.folder)
         limit_memory(run.hw, run.section("memory")["max_memory_fraction"])
         self.judge()
-        own = {"switches": self.speed, "train": self.config, "data": self.data.config}
+        configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
         along = TrainAlong(
             run=dataclasses.replace(run, kept=None, ranks=Ranks()),
-            settled={name: vars(config) for name, config in own.items()},
+            settled={name: vars(config) for name, config in configs.items()},
             evaluates=self.gate is not None,
         )
         broadcast_order(run.ranks, along)  # the other processes of torchrun, if there are any
@@ -196,8 +224,11 @@ class Training(TrainingPlan):
         self.job.listeners = self.listeners()
         lines, pace, latest = Lines(), Pace(), {}
         with training_runs.stop_signals() as signals, monitor, profiler:
-            asked = partial(training_runs.is_requested, run.folder, training_runs.STOP)
-            for event in self.job.events(lambda: bool(signals) or asked()):
+
+            def should_stop() -> bool:
+                return bool(signals) or training_runs.is_requested(run.folder, training_runs.STOP)
+
+            for event in self.job.events(should_stop):
                 if training_runs.take_request(run.folder, training_runs.PROFILE):
                     profiler.request()
                 profiler(event)
@@ -216,10 +247,11 @@ class Training(TrainingPlan):
         run = self.active
         listeners = [AttentionLog(self.job, self.data.middle_row(), run.folder / ATTENTION)]
         spoken = None
-        for sentence in self.data.held_out_sentences(1):
+        sentences = self.data.held_out_sentences(1)
+        if sentences:
             sampling = sampling_of(run, best_of=1)
             voice = self.data.voice()
-            spoken = SampleLog(self.job, voice, sentence, sampling, run.folder / SPOKEN)
+            spoken = SampleLog(self.job, voice, sentences[0], sampling, run.folder / SPOKEN)
             listeners.append(spoken)
 
         def newest_sample() -> logs.SpokenSample | None:
@@ -297,7 +329,10 @@ class Training(TrainingPlan):
         return Result(line=line, pictures=(picture,))
 
     def trained(self) -> SpeechGPT:
-        """The model as training left it, averaged if it can be, or the newest checkpoint's."""
+        """The model as training left it: the average of its weights where a finished run has one.
+
+        Of an unfinished run it is that of the newest checkpoint.
+        """
         if not self.finished:
             return self.training_run().load_newest().cpu().eval()
         ema, raw = (self.active.folder / WEIGHTS[kind] for kind in ("ema", "raw"))
@@ -367,16 +402,23 @@ class TrainAlong:
 
 def verdict_figures(verdict: Verdict) -> dict:
     """What a check of the longest step measured, for the record."""
-    names = ("planned", "measured", "limit", "reserved")
-    figures = {name: getattr(verdict, f"{name}_bytes") for name in names}
-    if verdict.reserved_bytes is None:
-        del figures["reserved"]
+    figures = {
+        "planned": verdict.planned_bytes,
+        "measured": verdict.measured_bytes,
+        "limit": verdict.limit_bytes,
+    }
+    if verdict.reserved_bytes is not None:
+        figures["reserved"] = verdict.reserved_bytes
     return figures
 
 
 @dataclasses.dataclass
 class AttentionLog:
-    """A listener that saves how the codes of `row`, a batch of one, attend to its text."""
+    """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
+
+    It does so after the first step, each validation and the last step, in the precision in which
+    the model trains.
+    """
 
     job: training_runs.TrainingRun
     row: Batch
@@ -480,7 +522,8 @@ class SamplePlayers:
             files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
             if files != self.seen:
                 players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
-                self.html = players and f"<p>{html.escape(self.sentence)}</p>{players}"
+                sentence = html.escape(self.sentence)
+                self.html = f"<p>{sentence}</p>{players}" if players else ""
                 self.seen = files
         except FileNotFoundError:
             pass  # a training that starts again deletes the old files; the next call finds the new
@@ -492,3 +535,168 @@ def monitor_fields(monitor: Monitor) -> dict:
         return {}
     newest = monitor.samples[-1]
     return {"device_bytes": newest.memory_bytes, "load": newest.load}
+
+
+def learn_reader(data: TrainingData) -> Result:
+    """Train the reader of this run's codes on its recordings, unless there is one already.
+
+    If there are too few recordings, or the preset asks for none, the result says so.
+    """
+    run = data.run
+    config = build(candidates.CodeReaderConfig, section_for_run(run, "reader"))
+    without = "Candidates are ranked without a code reader:"
+    if not config.rows:
+        return Result(line=f"{without} `reader.rows` is 0.")
+    sample = data.cache.sample_of_split("held_out", READER_HELD_OUT_ROWS)
+    held_out = texts_and_codes(data, sample.tolist())
+    try:
+        existing = candidates.load_matching_reader(run.folder, data.parts)
+    except KitError:
+        existing = None  # a damaged one is trained again
+    if existing and existing.config == config:
+        return reader_result(existing, held_out, "The reader of these codes is there already")
+    rows = data.cache.sample_of_split("train", config.rows).tolist()
+    if len(rows) < MIN_CLIPS:
+        few = f"{len(rows)} recordings are fewer than the {MIN_CLIPS} that a reader needs."
+        return Result(line=f"{without} {few}")
+    speakers = data.cache.speakers(rows).tolist()
+    texts, codes = texts_and_codes(data, balance_speakers(rows, speakers, config.most_repeats))
+    torch.manual_seed(0)
+    reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
+    fit_schedule = recognizer_schedule(reader, list(zip(held_out[1], held_out[0])))
+    device, precision = run.hw.device, run.precision.value
+    steps = train_recognizer(reader, codes, texts, device, precision, fit_schedule)
+    figures = fit_schedule.follow(steps, Ticker("reader step"))
+    candidates.save_reader(reader, run.path(candidates.READER), data.parts)
+    run.record(reader=figures | {"rows": len(rows)})
+    line = f"A reader of codes learnt from {len(rows):,} recordings {fit_schedule.ending}"
+    return reader_result(reader, held_out, line)
+
+
+def texts_and_codes(data: TrainingData, rows: list[int]) -> tuple[list[str], list[Tensor]]:
+    cache = data.cache
+    texts = [data.tokenizer.decode(cache.texts[i].tolist()) for i in rows]
+    return texts, [torch.from_numpy(cache.codes[i].astype("int64")) for i in rows]
+
+
+def balance_speakers(rows: list[int], speakers: list[str], max_repeats: int) -> list[int]:
+    """Repeat `rows` of speakers with few of them, up to `max_repeats` times, and shuffle."""
+    counts = Counter(speakers)
+    largest = max(counts.values())
+    repeats = {speaker: min(max_repeats, largest // count) for speaker, count in counts.items()}
+    balanced = [row for row, speaker in zip(rows, speakers) for _ in range(repeats[speaker])]
+    random.Random(0).shuffle(balanced)
+    return balanced
+
+
+def reader_result(
+    reader: CodeReader, held_out: tuple[list[str], list[Tensor]], line: str
+) -> Result:
+    texts, codes = (column[:SHOWN_ROWS] for column in held_out)
+    headings = ("held-out text", "read from the recording's codes")
+    grid = [headings, *zip(texts, reader.transcribe(codes))] if texts else ()
+    return Result(line=f"{line}.", grid=grid)
+
+
+def learn_sound(data: TrainingData) -> Result:
+    """Train the codec's decoder on the hidden states of the final weights, unless it is trained.
+
+    If that cannot be done, the result says why, and the voice sounds as its codec alone does.
+    """
+    run = data.run
+    config = build(voice_files.DecoderFinetuneConfig, run.section("decoder_finetune"))
+    if not config.steps:
+        return Result(line="The sound is made of codes alone: `decoder_finetune.steps` is 0.")
+    codec = data.codec.with_state_inputs(data.model.width)
+    if codec is None:
+        return Result(line="This codec's decoder cannot be trained on hidden states.")
+    paths = [run.folder / name for name in WEIGHTS.values()]
+    weights = [path for path in paths if path.is_file()]
+    models = [load_model(path) for path in weights]
+    held_out = clips_with_states(data, models, "held_out", SOUND_HELD_OUT_CLIPS)
+    existing = voice_files.load_finetuned_codec(run.folder, weights)
+    if existing is not None:
+        line = "The decoder was trained on hidden states of these weights before."
+        return compare_sounds(data, existing, held_out, line=line)
+    start_s = time.perf_counter()
+    clips = clips_with_states(data, models, "train", config.clips)
+    if len(clips) < MIN_CLIPS:
+        return Result(
+            line=f"The sound stays made of codes alone: {len(clips)} of the recordings are here, "
+            f"and it takes {MIN_CLIPS} to learn from. Bring them back and run this again."
+        )
+    figures = {"steps": config.steps, "clips": len(clips)}
+    line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
+    if held_out:
+        with on_device(run.hw.device, codec):
+            figures["error_of_codes"] = codec.decoder_error(held_out)
+    ticker = Ticker("sound step")
+    for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
+        ticker(step, steps)
+    voice_files.save_finetuned_codec(codec, run.folder, weights)
+    if held_out:
+        with on_device(run.hw.device, codec):
+            figures["error_of_states"] = codec.decoder_error(held_out)
+        before, after = figures["error_of_codes"], figures["error_of_states"]
+        line += f"; error on held-out speech {after:.3f}, {before:.3f} before"
+    figures["seconds"] = round(time.perf_counter() - start_s, 1)
+    run.record(sound=figures)
+    return compare_sounds(data, codec, held_out, line=f"{line}.", figures=figures)
+
+
+def compare_sounds(
+    data: TrainingData, codec: Codec, held_out: list[ClipWithStates], **result
+) -> Result:
+    """A held-out recording, decoded from its codes, and from codes and hidden states.
+
+    `result` are more fields of the Result.
+    """
+    if not held_out:
+        return Result(**result)
+    clip = held_out[len(held_out) // 2]
+    states = clip.states[None].float()
+    with on_device(data.run.hw.device, data.codec, codec):
+        of_codes = data.codec.decode(clip.codes[None])[0].cpu()
+        of_states = codec.decode(clip.codes[None], states=states)[0].cpu()
+    with_states = "its codes and the model's states"
+    waves = {"recording": clip.wave, "its codes": of_codes, with_states: of_states}
+    picture = mel_picture(waves, codec.sample_rate, data.front_end)
+    return Result(pictures=[picture], sounds=players_of(waves, codec.sample_rate), **result)
+
+
+def clips_with_states(
+    data: TrainingData, models: list[SpeechGPT], split: str, max_clips: int
+) -> list[ClipWithStates]:
+    """Up to `max_clips` recordings of `split` that exist, with the states of `models` in turn.
+
+    A decoder trained on the last weights and on their average fits both. The states (N, D), half
+    precision, are those that predict the codes.
+    """
+    cache = data.cache
+    rows = read_manifest(data.run.folder)
+    recordings = {row.id: row.audio for row in rows if Path(row.audio).is_file()}
+    sample = [int(i) for i in cache.sample_of_split(split)]
+    random.Random(0).shuffle(sample)
+    sample = [i for i in sample if cache.rows[i]["id"] in recordings][:max_clips]
+    sample.sort(key=lambda i: int(cache.lengths([i])[0]))  # similar lengths together
+    references = speaker_references(cache, split)
+    device = data.run.hw.device
+    models = [model.to(device) for model in models]
+    clips = []
+    tick = Ticker("hidden states")
+    for number, batch in enumerate(chunks(sample, STATES_BATCH)):
+        model = models[number % len(models)]
+        texts = [cache.texts[i].tolist() for i in batch]
+        codes = [cache.codes[i].tolist() for i in batch]
+        mels = torch.stack([references[cache.rows[i]["speaker"]].float() for i in batch])
+        packed = pack(model.config, texts, codes, mels).to(device)
+        with torch.no_grad():
+            states = model.hidden(packed).flatten(0, 1)[packed.code_indices].half().cpu()
+        lengths = [len(row) + model.config.stop_targets for row in codes]
+        for i, row, row_states in zip(batch, codes, states.split(lengths)):
+            wave = load_speech(recordings[cache.rows[i]["id"]], data.codec.sample_rate)
+            states_of_codes = row_states[: len(row)]
+            clip = ClipWithStates(wave=wave, codes=torch.tensor(row), states=states_of_codes)
+            clips.append(clip)
+        tick(len(clips), len(sample))
+    return clips

@@ -120,8 +120,9 @@ class TrainingPlan:
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
         self.config = build(TrainConfig, plan.get("train", run.section("train")))
         if "train" not in plan:
-            steps = (epoch_steps, self.asked_steps, self.previous_steps)
-            self.config = session_plan.resolve_steps(self.config, *steps)
+            self.config = session_plan.resolve_steps(
+                self.config, epoch_steps, self.asked_steps, self.previous_steps
+            )
         self.finetuning.require_steps(self.config.max_steps)
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
@@ -290,8 +291,16 @@ class TrainingPlan:
         speed = dataclasses.replace(self.speed, compile=False)
         usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
         run = self.active
-        trained = (self.model, self.config, speed, run.hw, self.finetuning)
-        rows = in_process(trial_rows, *trained, [*usual, *usual], int(run.threads.value))
+        rows = in_process(
+            trial_rows,
+            self.model,
+            self.config,
+            speed,
+            run.hw,
+            self.finetuning,
+            [*usual, *usual],
+            int(run.threads.value),
+        )
         return rows[len(usual) :]
 
     @once
@@ -347,13 +356,18 @@ class TrainingPlan:
         if gpus:
             values[GPUS] = gpus
         presets = values | {GPUS: 1} | self._unchanged()
-        fields = []
-        for name, (label, comment) in FIELDS.items():
-            if name in values:
-                numbers = {"value": values[name], "preset": presets[name]}
-                more = name in MORE_FIELDS
-                fields.append(Field(name=name, label=label, comment=comment, more=more, **numbers))
-        return fields
+        return [
+            Field(
+                name=name,
+                label=label,
+                value=values[name],
+                preset=presets[name],
+                comment=comment,
+                more=name in MORE_FIELDS,
+            )
+            for name, (label, comment) in FIELDS.items()
+            if name in values
+        ]
 
     def _unchanged(self) -> dict:
         """What the fields were that a panel has changed."""
@@ -371,7 +385,10 @@ class TrainingPlan:
         return {switch.name: switch.on for switch in self.offered} | self._field_values()
 
     def planned(self, values: dict) -> tuple[str, bool]:
-        """Memory and time of `values` by the plan alone, and whether they fit. Raises KitError."""
+        """Memory and time with these switches and fields, and whether the memory is there.
+
+        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
+        """
         limit_bytes = self.verdict.limit_bytes
         work = self.workload_of(values)
         needed_bytes = work.planned_bytes
@@ -485,7 +502,10 @@ def in_process(function: Callable, *arguments):
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:
-    """The effect of each switch measured alone, {"sdpa": "1.08x, -0.20 GiB here"}; {} before 05."""
+    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
+
+    {} before notebook 05 has run; a switch that did not run has no entry.
+    """
     bench = run.report().get("bench", {}).get("preset", {})
     variants = bench.get("variants", {})
     device = bench.get("device", "another machine")

@@ -18,7 +18,8 @@ from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import EvaluationData
-from kit.recipes.training_data import TrainingData, balance_speakers, learn_reader, learn_sound
+from kit.recipes.train import balance_speakers, learn_reader, learn_sound
+from kit.recipes.training_data import TrainingData
 
 BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
 

@@ -86,7 +86,7 @@ def test_a_killed_process_ends_all_with_a_sentence_and_the_files_are_those_of_on
         time.sleep(0.02)
     process_of(process, 1).kill()
     assert process.wait(60) != 0
-    assert "another of the 2 processes" in said(runs)
+    assert "nother of the 2 processes" in said(runs)
     assert "the same command" in said(runs)
     assert said(runs).count("Traceback") == 1, "torchrun's own"
     same(done(runs, 2), alone)

@@ -8,13 +8,22 @@ from helpers import corpus, unchecked
 from xtts_texts import write_readers_release
 
 from kit.base.errors import DamagedFileError, KitError
-from kit.recipes import rehearsal, training_data
+from kit.recipes import rehearsal
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare import Preparation
-from kit.recipes.rehearsal import REHEARSED, SENTENCES, Rehearsal, readings, sentences_in
+from kit.recipes.rehearsal import (
+    REHEARSAL,
+    REHEARSED,
+    SENTENCES,
+    Rehearsal,
+    RehearsalRow,
+    Rehearsed,
+    readings,
+    sentences_in,
+)
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.recipes.training_data import REHEARSAL, RehearsalRow, Rehearsed, TrainingData
+from kit.recipes.training_data import TrainingData
 from kit.text.normalize import normalize
 from kit.training.config import FinetuneConfig, Finetuning
 
@@ -75,11 +84,11 @@ def voice(run):
 
 def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(run, voice, monkeypatch):
     path = run.folder / REHEARSAL
-    key = training_data.rehearsal_key(run, voice.references)
+    key = rehearsal.rehearsal_key(run, voice.references)
     monkeypatch.setattr(rehearsal, "ROWS_AT_ONCE", 4)
     path.unlink()
     Rehearsal(run, voice).speak()
-    wanted = training_data.load_rehearsal(path, key)
+    wanted = rehearsal.load_rehearsal(path, key)
     path.unlink()
     read = Rehearsal.read
     parts = []
@@ -93,11 +102,11 @@ def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(run, voice, mo
     monkeypatch.setattr(Rehearsal, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Rehearsal(run, voice).speak()
-    before = training_data.load_rehearsal(path, key)
+    before = rehearsal.load_rehearsal(path, key)
     assert len(before.codes) == 8
     Rehearsal(run, voice).speak()
     assert len(parts) == 3 + 3, "twelve were left, four at once"
-    found = training_data.load_rehearsal(path, key)
+    found = rehearsal.load_rehearsal(path, key)
     assert list(found.codes) == list(wanted.codes)
     assert all(np.array_equal(found.codes[r], codes) for r, codes in wanted.codes.items())
     assert found.seconds > before.seconds
@@ -114,7 +123,7 @@ def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(run, voice
     with pytest.raises(DamagedFileError, match="damaged"):
         TrainingData(run)
     Rehearsal(run, voice).speak()
-    assert reading not in training_data.load_rehearsal_rows(run, voice.references).codes
+    assert reading not in rehearsal.load_rehearsal_rows(run, voice.references).codes
 
 
 def test_where_no_reading_found_its_end_it_says_so_and_trains_without(run, voice):
