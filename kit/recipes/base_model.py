@@ -61,11 +61,10 @@ TERMS = {
 }
 # Nothing is spoken in training: the kit does not make its sound.
 NOT_SPOKEN = {"train": {"gate_every": 0}, "decoder_finetune": {"steps": 0}, "reader": {"rows": 0}}
-# As a run records it; the name comes first.
-ACCEPTED = {
-    LICENCE: f"{LICENCE}, accepted: neither the model nor its speech may be sold",
-    BILIBILI: f"{BILIBILI}, accepted: its conditions go with the model",
-}
+# As a run records it, after the licence's name.
+ACCEPTED = ", accepted"
+CONDITIONS = {LICENCE: "neither the model nor its speech may be sold"}
+OTHER_CONDITIONS = "its conditions go with the model"
 
 CODEC = "codec.safetensors"
 
@@ -205,7 +204,7 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
             listing = list_files(repository, revision)
         if not listing or CARD in listing[1]:
             fetch_once(repository, revision, folder, (CARD,), (), listing)
-            needed_licence = LICENCE if read_card(folder).licence else ""
+            needed_licence = read_card(folder).licence
             names = (EXPORT_FILES, BESIDE_THEM)
     if needed_licence:
         require_licence(name, licence, needed_licence)
@@ -263,15 +262,21 @@ def require_licence(name: Path | str, licence: str, needed: str) -> None:
     if licence == needed:
         return
     given = f", not {licence!r}" if licence else ""
+    terms = TERMS.get(needed, f"is under the licence {needed!r}, and so is what is made from it")
     raise KitError(
-        f"{name} {TERMS[needed]}. Read the licence where the model was published; to accept it, "
+        f"{name} {terms}. Read the licence where the model was published; to accept it, "
         f'give `accept_license="{needed}"` (--accept-license {needed}){given}.'
     )
 
 
+def accepted(licence: str) -> str:
+    """What a run records of a licence that was accepted."""
+    return f"{licence}{ACCEPTED}: {CONDITIONS.get(licence, OTHER_CONDITIONS)}"
+
+
 def inherited_licence(run: Run) -> str:
     """The licence that the base model of `run` passes on; "" if none is known."""
-    return (run.figure("start_from", "licence") or "").partition(",")[0]
+    return (run.figure("start_from", "licence") or "").partition(ACCEPTED)[0]
 
 
 def release_weights(folder: Path) -> str:
@@ -352,7 +357,7 @@ def released(
         front_end=front_end,
         kept=TRAINED_WITH,
         record={
-            "licence": ACCEPTED[licence],
+            "licence": accepted(licence),
             **dataclasses.asdict(release.source),
             "notes": list(release.notes),
         },
@@ -376,7 +381,7 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
         tokenizer=voice.tokenizer.file_bytes(),
         front_end=voice.front_end.config,
         phonemes=voice.tokenizer.phonemes,
-        record={"licence": ACCEPTED[bound]} if bound else {},
+        record={"licence": accepted(bound)} if bound else {},
     )
 
 

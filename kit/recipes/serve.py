@@ -35,7 +35,7 @@ from kit.inference.export import CARD, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
 from kit.notebook.result import Result
-from kit.recipes.base_model import EXPORT_FILES, HUB, voice_folder
+from kit.recipes.base_model import EXPORT_FILES, HUB, LICENCE, inherited_licence, voice_folder
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
 MAX_REQUEST_BYTES = 64 * 1024
@@ -436,10 +436,14 @@ def write_voice(
     header = {"language": card.language}
     header |= {"pipeline_tag": "text-to-speech", "library_name": "voicekit"}
     base = report.get("start_from") or {}
-    if "licence" in base or card.licence:  # of XTTS-v2 and of all that is made from it
+    inherited = card.licence or inherited_licence(run)
+    if inherited == LICENCE:
         header |= {"license": "other", "license_name": "coqui-public-model-license"}
         header["license_link"] = "https://coqui.ai/cpml"
         license = "Coqui Public Model License: no commercial use of the model or its speech."
+    elif inherited:
+        header |= {"license": "other", "license_name": inherited}
+        license = f"{inherited}, the licence of the base model."
     elif license:
         header["license"] = license
     if "repository" in base.get("download", {}):

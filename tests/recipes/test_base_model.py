@@ -172,19 +172,23 @@ def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported
     assert (run.folder / MODEL).is_file()
 
 
-def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(base, tmp_path, monkeypatch):
-    folder = export_voice(load_voice(base), tmp_path, licence="CPML")
-    run = start("licensed", settings=FEW)
-    with serving(folder, "someone/tuned", "v1") as hub:
+@pytest.mark.parametrize("licence", ["CPML", "bilibili", "CC-BY 4.0, with a condition"])
+def test_a_voice_asks_for_the_licence_of_its_card_whoever_pushed_it(
+    licence, base, tmp_path, monkeypatch
+):
+    folder = export_voice(load_voice(base), tmp_path, licence=licence)
+    run = start(f"licensed {licence}", settings=FEW)
+    repository = f"someone/tuned-{len(licence)}"
+    with serving(folder, repository, "v1") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        for name in ("hf://someone/tuned@v1", str(folder)):
-            with pytest.raises(KitError, match="Coqui Public Model License"):
+        for name in (f"hf://{repository}@v1", str(folder)):
+            with pytest.raises(KitError, match=f'accept_license="{licence}"'):
                 start_from_base(run, name)
         assert not any("model.safetensors" in path for path, _ in hub.asked), "no weights before"
-        start_from_base(run, "hf://someone/tuned@v1", "CPML")
-    assert inherited_licence(run) == "CPML", "what is made from this run has it, too"
+        start_from_base(run, f"hf://{repository}@v1", licence)
+    assert inherited_licence(run) == licence, "what is made from this run has it, too"
     passed_on = export_voice(load_voice(base), tmp_path / "next", licence=inherited_licence(run))
-    assert read_card(passed_on).licence == "CPML" and load_export(passed_on).speakers
+    assert read_card(passed_on).licence == licence and load_export(passed_on).speakers
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,14 @@ def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run
         push(run, NAME, space=True)
 
 
+def test_another_licence_of_the_base_model_is_named_in_the_card(hub, run):
+    run.record(start_from={"licence": "bilibili, accepted: its conditions go with the model"})
+    push(run, NAME, license="mit")
+    assert header_of(hub.folder)["license_name"] == "bilibili"
+    text = (hub.folder / "README.md").read_text(encoding="utf-8")
+    assert "Coqui" not in text and "mit" not in text.split()
+
+
 def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monkeypatch):
     push(run, NAME)
     with serving(hub.folder, NAME, "main") as other:
