@@ -152,7 +152,7 @@ def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(tmp_
 def test_why_a_process_failed_is_said_in_its_own_words(tmp_path):
     process = TrainingProcess(tmp_path)
     environment = dict(os.environ, KIT_RUNS=str(tmp_path), KIT_PRESET="no such preset")
-    process.start(["train", "--run", "none"], environment)
+    process.start(["setup", "--run", "none"], environment)
     until(lambda: not process.running)
     assert "There is no preset `no such preset`" in str(process.error())
 
