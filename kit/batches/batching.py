@@ -59,10 +59,6 @@ class DataConfig:
         """Padded tokens per forward pass; 0 where utterances are counted."""
         return self.effective_tokens // self.grad_accum
 
-    def split(self, grad_accum: int) -> "DataConfig":
-        """Return the same effective batch in `grad_accum` passes. Raises KitError."""
-        return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
-
 
 def chunks(items: Sequence, size: int) -> Iterator[Sequence]:
     return (items[i : i + size] for i in range(0, len(items), size))

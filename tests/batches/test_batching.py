@@ -68,7 +68,7 @@ def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
 @pytest.mark.parametrize("grad_accum", [1, 2, 4])
 def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
     lengths = [*toy_lengths(300), 700, 900]
-    c = config(effective_tokens=600, effective_batch=8, micro_batch=8).split(grad_accum)
+    c = config(effective_tokens=600, effective_batch=8, micro_batch=8 // grad_accum)
     sizes = (grad_accum, 8 // grad_accum, 600 // grad_accum)
     assert (c.grad_accum, c.micro_batch, c.micro_tokens) == sizes
     for part in passes(lengths, c):

@@ -42,9 +42,11 @@ def one_step(task: Task, ranks: Ranks):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=40, help="of steps, one each way")
+    parser.add_argument("--pairs", type=int, default=40, help="of steps, one each way (2 or more)")
     parser.add_argument("--preset", default="cpu")
     options = parser.parse_args()
+    if options.pairs < 2:
+        parser.error(f"--pairs {options.pairs}: give 2 or more, of which quartiles are taken.")
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
     model, data = build(sequence.GPTConfig, preset["model"]), build(DataConfig, preset["data"])
