@@ -53,6 +53,7 @@ class Command:
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
     takes: str = "run"  # or "preset": a run or a preset alone, or "name": a run's name
+    begins: bool = False  # whether it may begin a run: a misspelt name is refused by the others
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
@@ -114,6 +115,7 @@ COMMANDS = (  # in the order in which they are used
         "setup:Setup",
         "what suits this machine, and whether the run fits",
         "the choices for this machine to the run's report",
+        begins=True,
     ),
     Command(
         "prepare",
@@ -134,6 +136,7 @@ COMMANDS = (  # in the order in which they are used
         example="--data recordings/",
         shared=True,
         own_gpu=False,
+        begins=True,
     ),
     Command(
         "benchmark",
@@ -146,6 +149,7 @@ COMMANDS = (  # in the order in which they are used
             ("model", str, "xtts", "the released XTTS-v2's size (the preset's)"),
             ("goal", str, "GOAL", "speed, or memory (speed)"),
         ),
+        begins=True,
     ),
     Command(
         "check",
@@ -196,6 +200,7 @@ COMMANDS = (  # in the order in which they are used
             *DURATION,
         ),
         example="--accept-license CPML",
+        begins=True,
     ),
     Command(
         "evaluate",
@@ -451,7 +456,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
             "without torchrun. Only `prepare` and `train` can be shared, with a base model, too "
             "(`prepare --base-model`)."
         )
-    run = dataclasses.replace(start(*chosen), ranks=ranks)
+    run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)
     answer.fields |= {"run": run.name, "folder": str(run.folder)}
     print_results(command.results(run, options), options.tables, interrupts, answer)

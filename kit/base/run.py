@@ -21,7 +21,7 @@ from kit.base import config
 from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
-from kit.base.formatting import report_page, shorten
+from kit.base.formatting import nearest, report_page, shorten
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
 
@@ -102,7 +102,7 @@ class Run:
         """Return a figure that `notebook` (a key of COMMANDS) recorded; KitError without it."""
         value = self.figure(section, name)
         if value is None:
-            # Any command makes the folder of a run, also of one whose name is misspelt.
+            # A notebook makes the folder of a run, also of one whose name is misspelt.
             others = [path.parent.name for path in self.folder.parent.glob("*/report.json")]
             close = difflib.get_close_matches(self.name, set(others) - {self.name}, n=1)
             another = f" Or did you mean the run `{close[0]}`?" if close else ""
@@ -165,6 +165,20 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)
     return dataclasses.replace(run, preset=sections, use=use, settings=settings)
+
+
+def require_run(name: str = "") -> Path:
+    """Return the folder of the run `name`; KitError with the nearest name where there is none."""
+    folder = run_folder(name)
+    places = places_of_runs()
+    if not any((place / folder.name / "preset").is_file() for place in places):
+        names = {path.parent.name for place in places for path in place.glob("*/preset")}
+        close = nearest(folder.name, sorted(names)) if names else ""
+        raise KitError(
+            f"There is no run `{folder.name}` in {' or '.join(map(str, places))}.{close} To begin "
+            f"it, run 01_data_prep, or python -m kit prepare --run {shlex.quote(folder.name)}."
+        )
+    return folder
 
 
 def load_use(name: str) -> dict:

@@ -78,7 +78,13 @@ SECTIONS = {
 
 
 def open_active_run(
-    name: str, preset: str, use: str, settings: dict, data: str | None, language: str
+    name: str,
+    preset: str,
+    use: str,
+    settings: dict,
+    data: str | None,
+    language: str,
+    create: bool,
 ) -> ActiveRun:
     """Open or create a run, as `start` describes, on a machine that is prepared."""
     hardware.allow_expandable_segments()
@@ -89,8 +95,9 @@ def open_active_run(
             chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
             preset = preset or chosen  # in 00_setup, a moment ago
             use = use or read_run_file(last / "use")
-    folder = runs.run_folder(name)
-    kept = open_run_copy(folder)
+    mirror = find_mirror()
+    folder = runs.run_folder(name) if create else runs.require_run(name)
+    kept = open_run_copy(folder, mirror) if mirror else None
     run = find_run(preset, use, folder.name)
     settings = rename_settings(settings)
     check_settings(settings, run.preset)  # before anything is written
@@ -164,6 +171,7 @@ def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun
     """
     show_plain_notes()
     if name:
+        runs.require_run(name)
         run = find_run(preset, use, name)
     else:
         preset = preset or os.environ.get("KIT_PRESET")
@@ -221,12 +229,8 @@ CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
 
 
-def open_run_copy(folder: Path) -> "RunCopy | None":
-    """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
-
-    Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
-    folder, and OSError if it cannot be read: starting the run from scratch would be worse.
-    """
+def find_mirror() -> Path | None:
+    """Return the folder of the copies; None without KIT_MIRROR, KitError if it is not usable."""
     mirror = os.environ.get("KIT_MIRROR")
     if not mirror:
         return None
@@ -235,13 +239,22 @@ def open_run_copy(folder: Path) -> "RunCopy | None":
             f"KIT_MIRROR = {mirror}: there is no such folder. Is the disk mounted? Create the "
             "folder if runs are to be kept there."
         )
-    if Path(mirror).resolve() == folder.parent.resolve():
+    if Path(mirror).resolve() == runs.runs_folder().resolve():
         raise KitError(
             f"KIT_MIRROR = {mirror} is the folder that holds the runs themselves: name one on "
             "another disk, or none."
         )
+    return Path(mirror)
+
+
+def open_run_copy(folder: Path, mirror: Path) -> "RunCopy":
+    """Fetch the run in `folder` from its copy in `mirror`, and start copying.
+
+    Checkpoints and the code cache are fetched later. Raises OSError if the copy cannot be read:
+    starting the run from scratch would be worse.
+    """
     if folder not in _COPIES:
-        _COPIES[folder] = RunCopy(folder, Path(mirror))
+        _COPIES[folder] = RunCopy(folder, mirror)
     _COPIES[folder].begin()
     return _COPIES[folder]
 

@@ -14,8 +14,8 @@ import numpy as np
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import encode_wav, write_atomic
-from kit.base.formatting import figure_text, flat, format_gib, nearest, text_grid
-from kit.base.run import Run, find_run, read_run_file, run_folder
+from kit.base.formatting import figure_text, flat, format_gib, text_grid
+from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import Check, Scores, problems_of
 from kit.notebook.plots import column, curves, smooth, thin
@@ -299,11 +299,8 @@ def write_comparison(run: str, **other: str) -> Result:
 
 
 def existing_run(name: str) -> Run:
-    """Return the run `name`. Raises KitError where there is none, with the names of those."""
-    folder = run_folder(name)
-    if not (folder / "preset").is_file():
-        names = sorted(path.parent.name for path in folder.parent.glob("*/preset"))
-        raise KitError(f"There is no run `{folder.name}` in {folder.parent}.{nearest(name, names)}")
+    """Return the run `name`. Raises KitError where there is none, with the nearest name."""
+    folder = require_run(name)
     return find_run(read_run_file(folder / "preset").strip(), name=name)
 
 

@@ -23,9 +23,11 @@ def start(
     settings: dict | None = None,
     data: str | None = None,
     language: str = "",
+    create: bool = True,
 ):
-    """Open the run `name` on this machine as an `ActiveRun`; creates it if it does not exist.
+    """Open the run `name` on this machine as an `ActiveRun`.
 
+    It is created if it does not exist, unless `create` is False: then KitError.
     An empty `name` is KIT_RUN's, else what suits `data` and `language` if `data` is given, else
     the run that was opened last. `preset` and `use` are as `find_run` takes them; `settings`
     ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
@@ -43,7 +45,7 @@ def start(
 
     plain_errors()
     print_results()
-    return open_active_run(name, preset, use, settings or {}, data, language)
+    return open_active_run(name, preset, use, settings or {}, data, language, create)
 
 
 def set_thread_waiting() -> None:

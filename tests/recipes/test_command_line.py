@@ -21,7 +21,10 @@ NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory, processes) -> Terminal:
     """All commands of this file are given here; the run `mine` goes all the way."""
-    return Terminal(tmp_path_factory.mktemp("runs"), processes)
+    runs = tmp_path_factory.mktemp("runs")
+    (runs / "amharic").mkdir()
+    (runs / "amharic" / "preset").write_text("tiny", encoding="utf-8")
+    return Terminal(runs, processes)
 
 
 @pytest.fixture
@@ -61,14 +64,22 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("finetune", "--run", "unlicensed"), "is under the Coqui Public Model License"),
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
-        (("train",), "run 01_data_prep first"),
-        (("speak", "--speaker", "alma"), "Add a --text to say"),
+        (("train", "--run", "amharic"), "run 01_data_prep first"),
+        (("speak", "--run", "amharic", "--speaker", "alma"), "Add a --text to say"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, reported, terminal):
     code, _, err = terminal.run(*words)
     assert code == 2
     assert reported in err and len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "speak", "checklist", "check"])
+def test_a_misspelt_run_leaves_nothing_behind(command, terminal, runs):
+    before = {path.name for path in runs.iterdir()}
+    code, _, err = terminal.run(command, "--run", "amharik")
+    assert code == 2 and "Did you mean `amharic`?" in err and len(err.splitlines()) == 1
+    assert {path.name for path in runs.iterdir() if path.name[0] != "."} <= before
 
 
 def make(*words: str) -> subprocess.CompletedProcess:
@@ -121,7 +132,7 @@ def test_json_is_all_that_stdout_gets(terminal, runs):
     lines = [result["line"] for result in answer["results"]]
     assert answer["figures"]["preset"] == "tiny" and any("It fits." in line for line in lines)
     for words, reported in (
-        (("train", "--run", "early", "--json"), "run 01_data_prep first"),
+        (("train", "--run", "plain", "--json"), "run 01_data_prep first"),
         (("speak", "--text", "a", "--voice", str(runs), "--json"), "no exported voice"),
         (("train", "--json", "--max-step", "x"), "max-step"),
     ):

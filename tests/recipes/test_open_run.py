@@ -66,6 +66,11 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
         again.set_permanent("data", "another")
     first, second = machine("a"), start("my-voice")
     assert first.kept is second.kept
+    machine("c", "")
+    assert start("my-voice", create=False).report()["data"] == {"hours": 2.5}
+    with pytest.raises(KitError, match="Did you mean `my-voice`"):
+        start("my-vioce", create=False)
+    assert not list(tmp_path.glob("*/my-vioce"))
 
 
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
@@ -77,8 +82,9 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
     for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
         monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))
-        with pytest.raises(KitError, match=fact):
-            start("any")
+        for create in (True, False):
+            with pytest.raises(KitError, match=fact):
+                start("any", create=create)
 
 
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
