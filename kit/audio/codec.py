@@ -148,7 +148,7 @@ class Codec(Protocol):
 
 def require_codes(codes: Tensor, vocab_size: int) -> None:
     """Raise KitError for codes outside the vocabulary."""
-    if not 0 <= int(codes.min()) <= int(codes.max()) < vocab_size:
+    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < vocab_size:
         raise KitError(f"Codes must be in 0..{vocab_size - 1}, got {codes.unique()}.")
 
 

@@ -77,8 +77,9 @@ def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
 
 
 def test_passes_split_a_batch_and_never_change_it():
-    lengths, c = toy_lengths(300), config(effective_tokens=601, effective_batch=12, micro_batch=12)
-    for split in (c.split(2), c.split(3), c.split(12)):
+    sizes = {"effective_tokens": 601, "effective_batch": 12}
+    lengths, c = toy_lengths(300), config(**sizes, micro_batch=12)
+    for split in (config(**sizes, micro_batch=size) for size in (6, 4, 1)):
         assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
         for batch in plan_batches(lengths, c, 2):
             assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch

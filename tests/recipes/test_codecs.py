@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kit.audio import codec as codecs
 from kit.audio.clip import load_wave
-from kit.audio.codec import CODECS, Codec, codec_config, save_codec
+from kit.audio.codec import CODECS, Codec, codec_config, require_codes, save_codec
 from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.spectrogram import Mel
 from kit.base.config import build, load_preset, merge
@@ -68,14 +68,15 @@ class ToneCodec(nn.Module, Codec):
 
     def encode(self, wave: Tensor) -> Tensor:
         size = self.tones.shape[1]
-        frames = F.pad(wave, (0, -wave.shape[-1] % size)).unflatten(-1, (-1, size))
+        wave = F.pad(wave.to(self.tones.device), (0, -wave.shape[-1] % size))
+        frames = wave.unflatten(-1, (-1, size))
         strongest = (frames @ self.tones.mT).abs().argmax(-1)
         loudness = frames.square().mean(-1).sqrt().clamp(min=1e-4).log2()
         return (loudness.round() + 8).clamp(0, 7).long() * self.config.tones + strongest
 
     def decode(self, codes: Tensor, first: int = 0) -> Tensor:
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
-            raise KitError(f"Codes must lie in 0..{self.vocab_size - 1}.")
+        require_codes(codes, self.vocab_size)
+        codes = codes.to(self.tones.device)
         loudness = 2.0 ** (codes // self.config.tones - 8)
         return (loudness[..., None] * self.tones[codes % self.config.tones]).flatten(1)
 

@@ -59,11 +59,11 @@ def test_a_monstrous_string_is_no_trap(sign, language):
     assert normalize(sign * 20_000, language)  # a rule of quadratic cost would take minutes here
 
 
-@pytest.mark.parametrize("language", ["am", "en", "tr"])
+@pytest.mark.parametrize("language", WRITTEN)
 def test_numbers_have_words_of_their_own(language):
     rng = random.Random(0)
     numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
-    to_words = language_rules(language).number_to_words
+    to_words = getattr(language_rules(language), "number_to_words", str)
     assert len({to_words(number) for number in numbers}) == len(numbers)
 
 
