@@ -59,10 +59,13 @@ MAX_LISTED = 3  # lines that cannot be spoken, in a message
 
 
 def chosen_weights(run: ActiveRun) -> str:
-    """The weights that the evaluation chose; without one EMA, or raw. KitError before training."""
-    for weights in ("ema", "raw"):
+    """The weights that the evaluation chose, if they are still there; else EMA, or raw.
+
+    Raises KitError before training.
+    """
+    for weights in (run.figure("eval", "weights"), "ema", "raw"):
         if (run.folder / f"model-{weights}.safetensors").is_file():
-            return run.figure("eval", "weights") or weights
+            return weights
     return run.require_figure("eval", "weights", "03_evaluate_ema")
 
 

@@ -19,7 +19,15 @@ from kit.inference.export import load_export
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.speak import BREAD, STEPS, Speaking, read_sentences, speak, speak_lines
+from kit.recipes.speak import (
+    BREAD,
+    STEPS,
+    Speaking,
+    chosen_weights,
+    read_sentences,
+    speak,
+    speak_lines,
+)
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
@@ -44,6 +52,14 @@ def active_run(tmp_path_factory) -> ActiveRun:
 @pytest.fixture(scope="module")
 def speaking(active_run) -> Speaking:
     return Speaking(active_run)
+
+
+def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
+    run = dataclasses.replace(active_run, folder=tmp_path / "run")
+    shutil.copytree(active_run.folder, run.folder)
+    assert chosen_weights(run) == "ema"
+    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
+    assert chosen_weights(run) == "raw"
 
 
 def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking):
