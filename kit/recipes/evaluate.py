@@ -479,7 +479,8 @@ class Evaluation:
         for spoken in (*data.by_weights.values(), *data.spoken.values()):
             written += spoken.samples
         self.active_run.record(samples=written)
-        waves, captions = {}, {}
+        waves = {}
+        captions = {}
         for split, spoken in data.spoken.items():
             first = spoken.samples[0]
             waves[split] = load_wave(str(folder / first["wav"]), data.rate_hz)
