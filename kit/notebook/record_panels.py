@@ -323,10 +323,13 @@ class UploadPanel(Panel):
         files = uploaded_files(change["new"])
         if not files:
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with self.errors_as_sentences(), tempfile.TemporaryDirectory() as folder:
+            paths = []
             for name, content in files:
-                (Path(folder) / Path(name).name).write_bytes(content)
-            self._take([Path(folder) / Path(name).name for name, _ in files])
+                path = Path(folder) / Path(name).name
+                path.write_bytes(content)
+                paths.append(path)
+            self._take(paths)
         self.upload.set_trait("value", type(self.upload.value)())  # else it stays in memory
 
     def _upload_on_colab(self) -> None:

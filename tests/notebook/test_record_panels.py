@@ -141,6 +141,8 @@ def test_uploads_go_to_the_folder_and_leave_the_memory(folder, capsys):
     assert "1 files in uploads" in panel.status.value
     upload(panel.upload, "me.exe", b"?")
     assert "me.exe is no recording" in panel.status.value
+    upload(panel.upload, "..", b"?")
+    assert "IsADirectoryError" in panel.status.value and not panel.upload.value
     panel.run()
     assert capsys.readouterr().out == "1 files in uploads\n"
 
