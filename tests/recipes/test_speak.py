@@ -293,6 +293,12 @@ def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp
     assert (again.figures["sentences"], again.figures["spoken_now"]) == (5, 2)
     assert (tmp_path / "s0.wav").stat().st_mtime_ns == kept
     spoken.clear()
+    lines = (tmp_path / "index.csv").read_bytes().splitlines(keepends=True)
+    lines[1:3] = [lines[1].replace(b"\n", b",a remark\n"), b"s1.wav,\xff\n"]
+    (tmp_path / "index.csv").write_bytes(b"".join(lines))
+    speak_lines(voice, sentences, tmp_path, SHORT)
+    assert set(spoken) == {sentences["s0"]} and len(index(tmp_path)) == 5, "edited by hand"
+    spoken.clear()
     speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
     assert len(spoken) == 5, "another speaker says all"
 
