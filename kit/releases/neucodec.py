@@ -88,10 +88,10 @@ class NeuCodecConfig:
         require_within(self, 1, 4096, "acoustic_width")
         require_within(self, 1, 10_000, "block")
         require_within(self, 0, 10_000, "before", "after")
-        whole = self.width % math.lcm(GROUPS, self.heads) == 0
-        require(whole, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
-        whole = self.semantic_width % self.semantic_heads == 0
-        require(whole, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
+        divides = self.width % math.lcm(GROUPS, self.heads) == 0
+        require(divides, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
+        divides = self.semantic_width % self.semantic_heads == 0
+        require(divides, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
         fix = "write OWNER/NAME, as on the hub."
         require(self.repository.count("/") == 1, self, "repository", fix)
         require(bool(self.revision), self, "revision", "write main, or a commit of the repository.")
