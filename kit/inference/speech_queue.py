@@ -55,6 +55,7 @@ class SpeechQueue:
 
     def __init__(self, voice: Voice):
         self.voice = voice if voice.decoder else voice.in_format()
+        self.speakers = voice.speakers  # without uploads, each of which is for one text alone
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.closed = False

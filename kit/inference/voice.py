@@ -250,8 +250,10 @@ class Voice:
             raise SpeechError(
                 f"Got {len(texts)} texts and {len(speakers)} speakers: pass one each, or one name."
             )
-        for speaker in speakers:
-            self.reference(speaker)  # raises for an unknown speaker
+        for speaker in dict.fromkeys(speakers):  # raises for one that cannot speak
+            self.reference(speaker)
+            if self.decodes_from_states:
+                self.vector(speaker)
         config = self.within(config)
         parts = [self.parts(text) for text in texts]
         all_parts = [part for text_parts in parts for part in text_parts]

@@ -214,9 +214,9 @@ def heatmaps(
     """
     highest = max(float(grid.max()) for grid in maps.values())
     columns = min(4, len(maps))
-    lines = math.ceil(len(maps) / columns)
-    figure = new_figure(max(4.0, 2.8 * columns), 2.4 * lines)
-    all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    rows = math.ceil(len(maps) / columns)
+    figure = new_figure(max(4.0, 2.8 * columns), 2.4 * rows)
+    all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in all_axes[len(maps) :]:
         axes.set_axis_off()
     look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": low, "vmax": highest}
@@ -374,13 +374,13 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
     for draw, axes in zip(draws, all_axes):
         draw(axes, rows, steps)
         axes.grid(color=GRID, linewidth=0.8)
-        foot = axes.get_xaxis_transform()  # wherever the limits are
-        tick = {"markersize": 7, "color": PURPLE, "label": "event", "transform": foot}
         if marks:
+            foot = axes.get_xaxis_transform()  # wherever the limits are
+            tick = {"markersize": 7, "color": PURPLE, "label": "event", "transform": foot}
             axes.plot(marks, [0.02] * len(marks), "|", **tick)
     # As long as the run is now: MAX_STEPS may have been another before it was stopped.
-    planned = rows[-1].get("steps") or 0 if rows else 0
-    all_axes[0].set_xlim(0, max([planned, 1, *(row["step"] for row in rows)]) * 1.01)
+    planned = [row.get("steps") or 0 for row in rows[-1:]]
+    all_axes[0].set_xlim(0, max([1, *planned, *(row["step"] for row in rows)]) * 1.01)
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
     all_axes[0].legend(frameon=False, fontsize=9, ncols=4, **above)
     all_axes[-1].set_xlabel("step", fontsize=10, color=INK)

@@ -38,7 +38,7 @@ class RecorderPanel(Panel):
         self.colab = colab
         self.id = uuid.uuid4().hex[:8]  # of the elements that the script looks for
         self.number = -1  # of the sentence that is shown
-        self.wav = b""  # of the last recording
+        self.wav = b""  # the last recording of the sentence that is shown
         self.parts: list[str] = []  # of the one that Colab is sending
         self.place = widgets.HTML()
         self.prompt = widgets.HTML()
@@ -57,7 +57,7 @@ class RecorderPanel(Panel):
         rows = [self.place, self.prompt, self.control, row, self.status, self.player, self.sent]
         self.arrange(*rows)
         self.sent.observe(self._sent, "value")
-        self.buttons["Keep"].on_click(lambda _: self._save())
+        self.buttons["Keep"].on_click(lambda _: self._keep())
         self.buttons["Back"].on_click(lambda _: self._show(self.number - 1))
         self.buttons["Skip"].on_click(lambda _: self._skip())
         self.player.layout.display = "none"
@@ -76,12 +76,13 @@ class RecorderPanel(Panel):
         if is_watched():
             display(Javascript(SCRIPT.replace("ID", self.id)))
 
-    def receive_part(self, text: str, last: bool) -> None:
+    def receive_part(self, text: str, first: bool, last: bool) -> None:
         """Take the next part of a recording, base64; the last one has it checked."""
+        if first:  # what is left of a recording that was not sent to its end is dropped
+            self.parts = []
         self.parts.append(text)
         if last:
-            recording, self.parts = "".join(self.parts), []
-            self.receive(base64.b64decode(recording))
+            self.receive(base64.b64decode("".join(self.parts)))
 
     def receive(self, wav: bytes) -> None:
         """Check a recording of the sentence that is shown, and save it if nothing is wrong."""
@@ -116,7 +117,11 @@ class RecorderPanel(Panel):
             finally:
                 self.sent.value = ""  # the script waits for this
 
-    def _save(self, seconds: str = "as it is") -> None:
+    def _keep(self) -> None:
+        if self.wav:  # the second click of a double one comes when the next sentence is shown
+            self._save("as it is")
+
+    def _save(self, seconds: str) -> None:
         with self.errors_as_sentences():
             self.prompts.save(self.sentence, self.wav)
             words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
@@ -137,6 +142,7 @@ class RecorderPanel(Panel):
 
     def _show(self, number: int) -> None:
         self.number = number
+        self.wav = b""
         self.status.value = ""
         total = len(self.prompts.sentences)
         self.buttons["Keep"].disabled = True
@@ -236,7 +242,7 @@ function wavFile(wave) {
 async function send(text) {
   if (colab) {
     for (let i = 0; i < text.length; i += PART) {
-      const part = [text.slice(i, i + PART), i + PART >= text.length];
+      const part = [text.slice(i, i + PART), i === 0, i + PART >= text.length];
       await colab.invokeFunction("kit.record.ID", part, {});
     }
     return;
@@ -317,10 +323,13 @@ class UploadPanel(Panel):
         files = uploaded_files(change["new"])
         if not files:
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with self.errors_as_sentences(), tempfile.TemporaryDirectory() as folder:
+            paths = []
             for name, content in files:
-                (Path(folder) / Path(name).name).write_bytes(content)
-            self._take([Path(folder) / Path(name).name for name, _ in files])
+                path = Path(folder) / Path(name).name
+                path.write_bytes(content)
+                paths.append(path)
+            self._take(paths)
         self.upload.set_trait("value", type(self.upload.value)())  # else it stays in memory
 
     def _upload_on_colab(self) -> None:

@@ -172,6 +172,8 @@ class OneByOne(Panel):
 
     def finish(self, work: Callable[[], str]) -> None:
         """Show what `work` returns, and the next item; an error is shown, and the item stays."""
+        if self.number == len(self.items):  # the second click of a double one on the last item
+            return
         with self.errors_as_sentences():
             result = work()
             self.number += 1

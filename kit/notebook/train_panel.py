@@ -195,7 +195,7 @@ class TrainPanel:
         self.view.say("Starting...")
         try:
             self.start(self.view.values())
-        except ValueError as error:  # what is wrong with the settings, in a sentence
+        except (ValueError, OSError) as error:  # of the settings or the disk, in a sentence
             self.error = error
             self._conclude()
         else:  # at once: it may have ended before anybody looks whether it runs

@@ -82,7 +82,9 @@ class EvaluationData:
         rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
         rows["held_out"] = rows["held_out"][:sentences]
         can_speak = self.voices["raw"].can_speak
-        self.splits = {s: [row for row in own if can_speak(row.text)] for s, own in rows.items()}
+        self.splits = {}
+        for split, split_rows in rows.items():
+            self.splits[split] = [row for row in split_rows if can_speak(row.text)]
         self.held_out = self.splits["held_out"]
         self.left_out = len(rows["held_out"]) - len(self.held_out)
         if not self.held_out:
@@ -303,8 +305,12 @@ class Evaluation:
         """Play held-out sentence `number`, from 0: recording, codec, and the voice.
 
         The voice speaks once with the last weights, then with the better weights and `best_of`.
+        Raises KitError for a number that no sentence has.
         """
         data = self.data
+        count = len(data.held_out)
+        if not 0 <= number < count:
+            raise KitError(f"There is no held-out sentence {number}: choose 0 to {count - 1}.")
         row = data.held_out[number]
         recording = load_wave(row.audio, data.rate_hz)
         once = data.voices["raw"].speak([row.text], row.speaker, data.read_once)[0]
@@ -479,7 +485,8 @@ class Evaluation:
         for spoken in (*data.by_weights.values(), *data.spoken.values()):
             written += spoken.samples
         self.active_run.record(samples=written)
-        waves, captions = {}, {}
+        waves = {}
+        captions = {}
         for split, spoken in data.spoken.items():
             first = spoken.samples[0]
             waves[split] = load_wave(str(folder / first["wav"]), data.rate_hz)
@@ -508,17 +515,17 @@ def list_cer(scores: dict[str, scoring.Scores]) -> str:
 
 def scores_table(scores: dict[str, scoring.Scores]) -> list[tuple[str, ...]]:
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
-    for name, own in scores.items():
-        rates = (f"{own.cer:.2%}", f"{own.eos_rate:.1%}", f"{own.duration_ratio:.2f} x")
-        grid.append((name, *rates, f"{own.runaway_rate:.1%}", str(own.sentences)))
+    for name, score in scores.items():
+        rates = (f"{score.cer:.2%}", f"{score.eos_rate:.1%}", f"{score.duration_ratio:.2f} x")
+        grid.append((name, *rates, f"{score.runaway_rate:.1%}", str(score.sentences)))
     return grid
 
 
 def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
-    for name, own in scores.items():
-        row = (f"{own['cer']:.1%}", f"{own['dnsmos']:.2f}", f"{own['similarity']:.3f}")
-        grid.append((name, *row, str(own["clips"])))
+    for name, score in scores.items():
+        row = (f"{score['cer']:.1%}", f"{score['dnsmos']:.2f}", f"{score['similarity']:.3f}")
+        grid.append((name, *row, str(score["clips"])))
     return grid
 
 

@@ -151,7 +151,7 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     async def create_speech(request: Request) -> Response:
         require_key(request)
         body = await read_body(request)
-        text, speaker, config, format = parse_request(body, speech.voice.speakers, settings)
+        text, speaker, config, format = parse_request(body, speech.speakers, settings)
         streamed = format in STREAMED
         job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
         rate = speech.voice.codec.sample_rate
@@ -169,7 +169,7 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
 
     async def list_voices(request: Request) -> Response:
         require_key(request)
-        return JSONResponse({"voices": speech.voice.speakers})
+        return JSONResponse({"voices": speech.speakers})
 
     async def on_error(request: Request, error: Exception) -> Response:
         # OpenAI's clients try again after 429 and all of 5xx.
@@ -208,7 +208,8 @@ async def read_body(request) -> dict:
             raise RequestError(message, status=413)
     try:
         body = json.loads(data)
-    except ValueError as error:
+        json.dumps(body, ensure_ascii=False).encode()  # raises for half a surrogate pair, "\ud83d"
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"The request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("The request must be a JSON object.")
@@ -320,7 +321,7 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
         except KitError as error:
             raise gradio.Error(str(error), print_exception=False) from error
 
-    speakers = speech.voice.speakers
+    speakers = speech.speakers
     with gradio.Blocks(title=name, analytics_enabled=False) as blocks:
         gradio.Markdown(f"# {name}")
         with gradio.Row():

@@ -59,10 +59,13 @@ MAX_LISTED = 3  # lines that cannot be spoken, in a message
 
 
 def chosen_weights(run: ActiveRun) -> str:
-    """The weights that the evaluation chose; without one EMA, or raw. KitError before training."""
-    for weights in ("ema", "raw"):
+    """The weights that the evaluation chose, if they are still there; else EMA, or raw.
+
+    Raises KitError before training.
+    """
+    for weights in (run.figure("eval", "weights"), "ema", "raw"):
         if (run.folder / f"model-{weights}.safetensors").is_file():
-            return run.figure("eval", "weights") or weights
+            return weights
     return run.require_figure("eval", "weights", "03_evaluate_ema")
 
 
@@ -673,11 +676,12 @@ def read_index(path: Path) -> list[dict]:
     """Return the rows of an index; [] without one. Raises KitError for another kind of table."""
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames != list(COLUMNS):
             raise KitError(f"{path} is not from this command: name another folder with --out.")
-        return [row for row in reader if None not in row.values()]
+        # Rows with too few or too many cells are left out; their sentences are spoken again.
+        return [row for row in reader if None not in row and None not in row.values()]
 
 
 def write_index(path: Path, rows: list[dict]) -> None:

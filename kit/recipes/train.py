@@ -222,7 +222,9 @@ class Training(TrainingPlan):
         profiler = StepProfiler(run.folder / PROFILES)
         self.job.sample = partial(monitor_fields, monitor)
         self.job.listeners = self.listeners()
-        lines, pace, latest = Lines(), Pace(), {}
+        lines = Lines()
+        pace = Pace()
+        latest = {}
         with training_runs.stop_signals() as signals, monitor, profiler:
 
             def should_stop() -> bool:
@@ -234,8 +236,8 @@ class Training(TrainingPlan):
                 profiler(event)
                 latest.update(newest([dataclasses.asdict(event)]))
                 pace.see(event.unix_s, event.tokens)
-                notes = [f"step {event.step}: {event.note}"] if event.note else []
-                lines.show(latest, progress_texts(latest, pace), notes)
+                step_notes = [f"step {event.step}: {event.note}"] if event.note else []
+                lines.show(latest, progress_texts(latest, pace), step_notes)
         self.record(monitor)
         if signals:
             print(self.reached())
@@ -499,7 +501,8 @@ class SampleLog:
 def spoken_samples(folder: Path) -> list[Sound]:
     sounds = []
     for path in sorted(folder.glob("step-*.wav")):
-        wave, rate = soundfile.read(path, dtype="float32")
+        with path.open("rb") as file:
+            wave, rate = soundfile.read(file, dtype="float32")
         step = int(path.stem.removeprefix("step-"))
         sounds.append(Sound(caption=f"after step {step:,}", wave=wave, sample_rate_hz=rate))
     return sounds

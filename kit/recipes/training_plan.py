@@ -411,14 +411,15 @@ class TrainingPlan:
 
     def workload_of(self, values: dict) -> Workload:
         """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""
-        speed = dict(values)
-        gpus = speed.pop(GPUS, 1)
-        most = max_processes(self.active)
-        if gpus not in range(1, most + 1):
-            raise KitError(f"GPUs must lie in 1 to {most}, got {gpus}.", field=GPUS)
-        epochs = speed.pop(EPOCHS)
-        batches = {name: speed.pop(name) for name in DATA_FIELDS}
-        train = {name: speed.pop(name) for name in TRAIN_FIELDS if name in speed}
+        left = dict(values)
+        gpus = left.pop(GPUS, 1)
+        max_gpus = max_processes(self.active)
+        if gpus not in range(1, max_gpus + 1):
+            raise KitError(f"GPUs must lie in 1 to {max_gpus}, got {gpus}.", field=GPUS)
+        epochs = left.pop(EPOCHS)
+        batches = {name: left.pop(name) for name in DATA_FIELDS}
+        train = {name: left.pop(name) for name in TRAIN_FIELDS if name in left}
+        speed = build(SpeedConfig, left)
         effective_batch = self.data.config.effective_batch
         if batches["effective_batch"] != effective_batch and self.process.log.exists():
             raise KitError(
@@ -426,7 +427,7 @@ class TrainingPlan:
                 "another RUN to change it.",
                 field="effective_batch",
             )
-        work = self.workload(build(SpeedConfig, speed))
+        work = self.workload(speed)
         if epochs:
             data = copy.copy(self.data)
             data.config = build(DataConfig, vars(data.config), **batches)
@@ -434,12 +435,12 @@ class TrainingPlan:
             asked_steps = train["max_steps"] if changed else 0
             train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
         max_steps = train["max_steps"]
-        config = build(TrainConfig, vars(self.config), max_steps=max_steps, num_train_epochs=0.0)
-        config = build(TrainConfig, vars(self.config.for_steps(config.max_steps)), **train)
-        steps = (config.warmup_steps, config.max_steps)
-        unchanged = steps == (self.config.warmup_steps, self.config.max_steps)
-        fix = f"must be below Max steps ({config.max_steps:,})."
-        require(unchanged or steps[0] < steps[1], config, "warmup_steps", fix)
+        # Raises for a number of steps that cannot be, before `for_steps` computes with it.
+        build(TrainConfig, vars(self.config), max_steps=max_steps, num_train_epochs=0.0)
+        config = build(TrainConfig, vars(self.config.for_steps(max_steps)), **train)
+        if (config.warmup_steps, max_steps) != (self.config.warmup_steps, self.config.max_steps):
+            fix = f"must be below Max steps ({max_steps:,})."
+            require(config.warmup_steps < max_steps, config, "warmup_steps", fix)
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 

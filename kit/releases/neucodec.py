@@ -88,10 +88,10 @@ class NeuCodecConfig:
         require_within(self, 1, 4096, "acoustic_width")
         require_within(self, 1, 10_000, "block")
         require_within(self, 0, 10_000, "before", "after")
-        whole = self.width % math.lcm(GROUPS, self.heads) == 0
-        require(whole, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
-        whole = self.semantic_width % self.semantic_heads == 0
-        require(whole, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
+        divides = self.width % math.lcm(GROUPS, self.heads) == 0
+        require(divides, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
+        divides = self.semantic_width % self.semantic_heads == 0
+        require(divides, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
         fix = "write OWNER/NAME, as on the hub."
         require(self.repository.count("/") == 1, self, "repository", fix)
         require(bool(self.revision), self, "revision", "write main, or a commit of the repository.")
@@ -218,8 +218,8 @@ class ResidualConvolutions(nn.Module):
         return x + self.conv2(F.silu(self.norm2(h)))
 
 
-class UnplacedAttention(nn.Module):
-    """Every code attends to all others, without positions."""
+class NoPEAttention(nn.Module):
+    """Every code attends to all others, with no positional encoding (NoPE)."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -236,11 +236,11 @@ class UnplacedAttention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
-class UnplacedLayer(nn.Module):
+class NoPELayer(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(width, eps=1e-6)
-        self.self_attn = UnplacedAttention(width, heads)
+        self.self_attn = NoPEAttention(width, heads)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=1e-6)
         self.mlp = nn.Sequential()
         self.mlp.add_module("fc1", nn.Linear(width, 4 * width, bias=False))
@@ -283,7 +283,7 @@ class NeuCodecDecoder(nn.Module):
         self.fc = nn.Linear(config.latent_width, width)
         self.embed = nn.Conv1d(width, width, 7, padding=3)
         self.prior_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
-        self.layers = nn.Sequential(*(UnplacedLayer(width, heads) for _ in range(config.layers)))
+        self.layers = nn.Sequential(*(NoPELayer(width, heads) for _ in range(config.layers)))
         self.post_net = nn.Sequential(*(ResidualConvolutions(width) for _ in range(2)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = SpectrumHead(width)

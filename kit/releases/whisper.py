@@ -193,13 +193,13 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     """
     places = [round(time / FRAME_S) for time in times]
     # Frames from the character before: of two equal ones, the blank between them is needed.
-    apart = [2 if i and ids[i] == ids[i - 1] else 1 for i in range(len(ids))]
+    min_steps = [2 if i and ids[i] == ids[i - 1] else 1 for i in range(len(ids))]
     for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + apart[i])
+        places[i] = max(places[i], places[i - 1] + min_steps[i])
     latest = frames - 1
     for i in reversed(range(len(places))):
         places[i] = min(places[i], latest)
-        latest = places[i] - apart[i]
+        latest = places[i] - min_steps[i]
     labels = torch.zeros(frames, dtype=torch.long)
     for char, place in zip(ids, places):
         if place >= 0:  # below 0: more characters than frames

@@ -106,7 +106,7 @@ def read_log(path: Path) -> list[dict]:
     lost = 0
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
-        row = _parse(line)
+        row = parse_row(line)
         # Later versions have more numbers; those of the first row are in all of a log.
         if row is None or (rows and not {*NUMBERS[:7]} & rows[0].keys() <= row.keys()):
             lost += line is not lines[-1]
@@ -117,8 +117,8 @@ def read_log(path: Path) -> list[dict]:
     return rows
 
 
-def _parse(line: bytes) -> dict | None:
-    """A row that `jsonl_log` wrote; None for anything else."""
+def parse_row(line: bytes) -> dict | None:
+    """Read a row that `jsonl_log` wrote; None for anything else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError

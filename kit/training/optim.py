@@ -23,16 +23,16 @@ from kit.base.hardware import DTYPES, Choice, Hardware, is_here
 from kit.model.gpt import SpeechGPT
 from kit.training.config import SCHEDULES, TrainConfig
 
-LEAST_TIGHT = 1 / 16  # of the clipping norm, after any number of spikes
+MIN_TIGHT = 1 / 16  # factor on the clipping norm after any number of spikes
 RELAX = 1.02  # per step, back to the usual clipping norm: 35 steps undo a halving
-USUAL = 0.98  # memory of the average gradient norm: about the last 50 steps
-BETTER = 1e-3  # share by which a loss must fall to count as better
+NORM_DECAY = 0.98  # of the average gradient norm: it covers about the last 50 steps
+MIN_IMPROVEMENT = 1e-3  # share by which a loss must fall to count as better
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: Jordan et al.
-ON_GRAM = 3  # iterations on one Gram matrix; each multiplies its rounding errors by twelve
-TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
+GRAM_ITERATIONS = 3  # on one Gram matrix; each multiplies its rounding errors by twelve
+MAX_STACK_ENTRIES = 2**21  # of matrices that are orthogonalised together
 BITSANDBYTES = "bitsandbytes"
 INSTALL = "pip install 'bitsandbytes>=0.50'"
-LEAST_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
+MIN_8BIT_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
 BLOCK = 256  # numbers that share a scale
 
 
@@ -61,11 +61,14 @@ def make_optimizers(
     learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
-    apart = set(model.conditioner.parameters()) if config.conditioner_lr else set()
+    conditioner = []
+    if config.conditioner_lr:
+        conditioner = [p for p in model.conditioner.parameters() if p.requires_grad]
     matrices = []
     if config.optimizer == "muon":
         matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
-    rest = [p for p in training if p not in apart.union(matrices)]
+    elsewhere = {*conditioner, *matrices}
+    rest = [p for p in training if p not in elsewhere]
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}.union(undecayed)
     plain = [p for p in rest if p.ndim < 2 or p in tables]
     decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
@@ -73,7 +76,6 @@ def make_optimizers(
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    conditioner = [p for p in training if p in apart]
     if conditioner:
         groups.append({"params": conditioner, "weight_decay": 0.0, "lr": config.conditioner_lr})
     settings = {"lr": config.lr, "betas": tuple(config.betas)}
@@ -108,7 +110,7 @@ def _runs_on(device: str) -> Choice:
     if tuple(int(part) for part in installed.split(".")[:2]) < (0, 50):  # the first for CPUs, too
         return Choice(value="no", reason=f"{named} is too old ({INSTALL})")
     try:  # one step of one parameter: finds a library built for another CUDA, too
-        parameter = nn.Parameter(torch.zeros(LEAST_ENTRIES, device=device))
+        parameter = nn.Parameter(torch.zeros(MIN_8BIT_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
         adamw_8bit([{"params": [parameter]}], lr=1.0, betas=(0.9, 0.99)).step()
         if not bool((parameter < -0.5).all()):
@@ -126,12 +128,12 @@ def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optim
         library = importlib.import_module(BITSANDBYTES)
     finally:
         log.setLevel(before)
-    return library.optim.AdamW8bit(groups, lr=lr, betas=betas, min_8bit_size=LEAST_ENTRIES)
+    return library.optim.AdamW8bit(groups, lr=lr, betas=betas, min_8bit_size=MIN_8BIT_ENTRIES)
 
 
 def eight_bit_bytes(entries: int) -> int:
     """Bytes of the two moments of a parameter with so many `entries` under 8-bit AdamW."""
-    if entries < LEAST_ENTRIES:
+    if entries < MIN_8BIT_ENTRIES:
         return 2 * 4 * entries
     return 2 * (entries + 4 * math.ceil(entries / BLOCK))
 
@@ -184,12 +186,12 @@ class Muon(torch.optim.Muon):
 
 
 def stacks(matrices: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Group matrices of one shape, up to `TOGETHER` entries a group; at least one matrix."""
+    """Group matrices of one shape, up to `MAX_STACK_ENTRIES` a group; at least one matrix."""
     by_shape = {}
     for matrix in matrices:
         by_shape.setdefault(matrix.shape, []).append(matrix)
     for shape, group in by_shape.items():
-        count = max(1, TOGETHER // shape.numel())
+        count = max(1, MAX_STACK_ENTRIES // shape.numel())
         for first in range(0, len(group), count):
             yield group[first : first + count]
 
@@ -201,7 +203,7 @@ def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tens
     x = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
     while iterations > 0:
         # Half precision is too coarse to reuse a Gram matrix.
-        count = min(iterations, ON_GRAM) if dtype == torch.float32 else 1
+        count = min(iterations, GRAM_ITERATIONS) if dtype == torch.float32 else 1
         x = several_iterations(x, count) if count > 1 else one_iteration(x)
         iterations -= count
     return x.mT if tall else x
@@ -258,12 +260,12 @@ class Adaptation:
         usual = self.usual_norm or norm
         note = ""
         if norm > config.spike * usual:
-            self.tight = max(LEAST_TIGHT, self.tight / 2)
+            self.tight = max(MIN_TIGHT, self.tight / 2)
             limit = config.max_grad_norm * self.tight
             note = f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
         else:
             self.tight = min(1.0, self.tight * RELAX)
-        self.usual_norm = USUAL * usual + (1 - USUAL) * min(norm, config.spike * usual)
+        self.usual_norm = NORM_DECAY * usual + (1 - NORM_DECAY) * min(norm, config.spike * usual)
         return config.max_grad_norm * self.tight, note
 
     def record_validation(self, config: TrainConfig, loss: float) -> str:
@@ -272,7 +274,7 @@ class Adaptation:
         if not patience:
             return ""
         self.waited += 1
-        if loss < self.best_loss * (1 - BETTER):
+        if loss < self.best_loss * (1 - MIN_IMPROVEMENT):
             self.best_loss = loss
             self.waited = 0
         if self.waited < patience:

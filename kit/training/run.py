@@ -9,7 +9,6 @@ TrainingRun; only the main rank locks, writes and evaluates.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import re
@@ -36,7 +35,7 @@ from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
-from kit.training.logs import Listener, jsonl_log
+from kit.training.logs import Listener, jsonl_log, parse_row
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import SpeedConfig, prefetch_if_on
@@ -57,8 +56,12 @@ class TrainingProcess:
         self.folder = Path(folder)
         self.log = self.folder / "train.jsonl"
         self.process: subprocess.Popen | None = None
-        self.log_file = self.log.stat().st_ino if self.log.exists() else 0
-        self.read_bytes = self.log.stat().st_size if self.log.exists() else 0
+        self.log_file = 0  # its inode
+        self.read_bytes = 0
+        if self.log.exists():
+            self.log_file = self.log.stat().st_ino
+            # Without the part of a line that a kill left: training removes it when it resumes.
+            self.read_bytes = self.log.read_bytes().rfind(b"\n") + 1
 
     @property
     def holder(self) -> Holder | None:
@@ -100,20 +103,25 @@ class TrainingProcess:
         write_atomic(self.folder / REQUESTS / name, "")
 
     def new_rows(self) -> list[dict]:
-        """Rows logged since the last call; a log that was started again is read from its start."""
-        if not self.log.exists():
+        """Rows logged since the last call; a log that was started again is read from its start.
+
+        Lines that are no rows are passed over.
+        """
+        try:
+            with open(self.log, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self.log_file or status.st_size < self.read_bytes:
+                    self.read_bytes = 0
+                self.log_file = status.st_ino
+                file.seek(self.read_bytes)
+                data = file.read()
+        except FileNotFoundError:  # not started yet, or about to start again
             self.read_bytes = 0
             return []
-        with open(self.log, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self.log_file or status.st_size < self.read_bytes:
-                self.read_bytes = 0
-            self.log_file = status.st_ino
-            file.seek(self.read_bytes)
-            data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(complete)
-        return [json.loads(line) for line in complete.splitlines() if line]
+        rows = map(parse_row, complete.splitlines())
+        return [row for row in rows if row is not None]
 
     def error(self) -> KitError | None:
         """Why the processes failed, from the last lines they printed; None if they did not."""

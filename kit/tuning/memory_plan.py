@@ -20,7 +20,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.model.sequence import GPTConfig
 from kit.training.config import FULL, Finetuning, TrainConfig
-from kit.training.optim import TOGETHER, eight_bit_bytes, make_optimizers
+from kit.training.optim import MAX_STACK_ENTRIES, eight_bit_bytes, make_optimizers
 from kit.training.trainer import Trainable
 
 FP32_BYTES = 4
@@ -236,7 +236,7 @@ def _update_bytes(config: GPTConfig, step: Step, counts: Counts) -> int:
         return adamw
     rank = step.finetuning.lora.rank if step.finetuning.adapters else config.width
     matrix = 4 * config.width * rank
-    stack = max(matrix, min(TOGETHER, config.layers * matrix))
+    stack = max(matrix, min(MAX_STACK_ENTRIES, config.layers * matrix))
     return max(adamw, stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES))
 
 

@@ -248,11 +248,13 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     before = {"micro_batch": work.data.micro_batch} | vars(work.speed)
     after = {"micro_batch": other.data.micro_batch} | vars(other.speed)
     changes = []
-    for name in (name for name, value in after.items() if value != before[name]):
-        change = f"{before[name] or 'any'} -> {after[name] or 'any'}"
-        if isinstance(after[name], bool):
-            change = "on" if after[name] else "off"
-        changes.append(f"{name} {change}")
+    for name, value in after.items():
+        if value == before[name]:
+            continue
+        if isinstance(value, bool):
+            changes.append(f"{name} {'on' if value else 'off'}")
+        else:
+            changes.append(f"{name} {before[name] or 'any'} -> {value or 'any'}")
     return changes
 
 

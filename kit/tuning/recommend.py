@@ -159,12 +159,13 @@ def compare(
         # A step that fp16 skipped while it looked for its scale is missing from the curve.
         alike = baseline and baseline["skipped"] == median["skipped"]
         seconds = [r["seconds"] for r in mine]
+        mfu = median["tokens"] / median["seconds"] / peak_tokens_per_s
         trial = Trial(
             **names,
             steps_per_s=median["steps"] / median["seconds"],
             spread=(max(seconds) - min(seconds)) / median["seconds"],
             tokens_per_s=median["tokens"] / median["seconds"],
-            mfu=median["tokens"] / median["seconds"] / peak_tokens_per_s or None,
+            mfu=mfu if math.isfinite(peak_tokens_per_s) else None,
             peak_memory_bytes=median["peak_memory_bytes"],
             warmup_s=max(r["warmup_s"] for r in mine),
             recompilations=max(r["recompilations"] for r in mine),
@@ -310,10 +311,12 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
         if row.loss is None:
             cells.append((row.label, *[""] * (len(TRIAL_HEAD) - 2), row.reason))
             continue
-        times = rows[0].steps_per_s and f"{row.steps_per_s / rows[0].steps_per_s:.2f}x"
-        speed = f"{row.steps_per_s:.3g}", times or "", f"{row.spread:.0%}"
-        tokens = f"{row.tokens_per_s:,.0f}", "" if row.mfu is None else f"{row.mfu:.0%}"
-        costs = format_gib(row.peak_memory_bytes), f"{row.warmup_s:.1f} s", f"{row.loss:.4f}"
+        times = ""
+        if rows[0].steps_per_s:
+            times = f"{row.steps_per_s / rows[0].steps_per_s:.2f}x"
+        speed = (f"{row.steps_per_s:.3g}", times, f"{row.spread:.0%}")
+        tokens = (f"{row.tokens_per_s:,.0f}", "" if row.mfu is None else f"{row.mfu:.0%}")
+        costs = (format_gib(row.peak_memory_bytes), f"{row.warmup_s:.1f} s", f"{row.loss:.4f}")
         change = ""
         if row.loss_change is not None:
             parity = "same" if row.parity else f"beyond {row.tolerance:.1%}"

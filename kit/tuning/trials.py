@@ -159,8 +159,11 @@ def speed_of(on: Sequence[str]) -> SpeedConfig:
     """Switches from names of those that are on, and settings such as "recompute_every=2"."""
     values = {}
     for entry in on:
-        name, _, value = entry.partition("=")
-        values[name] = (int(value) if value.isdigit() else value) if value else True
+        name, equals, value = entry.partition("=")
+        if not equals:
+            values[name] = True
+        else:
+            values[name] = int(value) if value.isdigit() else value
     return SpeedConfig(**values)
 
 

@@ -82,6 +82,20 @@ def test_an_uploaded_voice_speaks_and_is_then_forgotten(voice, queue):
     assert queue.voice.speakers == voice.speakers
 
 
+def test_an_uploaded_voice_is_not_offered_to_others(voice, queue, monkeypatch):
+    offered = []
+    generate_parts = type(voice).generate_parts
+
+    def record(self, *arguments):  # while the upload is being spoken
+        offered.append((self.speakers, queue.speakers))
+        return generate_parts(self, *arguments)
+
+    monkeypatch.setattr(type(voice), "generate_parts", record)
+    wave = torch.from_numpy(speech(1.0)).float()
+    assert chunks_of(queue.submit(LINES[0], "", CONFIG, reference=(wave, RATE)))
+    assert offered == [([*voice.speakers, "upload 1"], voice.speakers)]
+
+
 @pytest.mark.parametrize(("text", "speaker"), [("", "alma"), ("xyz", "alma"), (LINES[0], "nobody")])
 def test_what_cannot_be_spoken_is_refused_at_once(queue, text, speaker):
     with pytest.raises(SpeechError):

@@ -231,6 +231,11 @@ def test_all_faults_are_reported_at_once_also_a_vocabulary_of_another_model(fold
         ({"gpt_num_audio_tokens": 40}, r"misshapen: gpt\.mel_embedding\.weight \(34, 96\), not"),
         ({"gpt_max_text_tokens": 402}, r"text_pos_embedding\.emb\.weight \(32, 96\), not \(404"),
         ({"decoder_input_dim": 64}, r"conv_pre\.weight \(16, 96, 7\), not \(16, 64, 7\)"),
+        (
+            {"decoder_input_dim": -1},
+            r"`model_args.decoder_input_dim` = -1, which must be between 1",
+        ),
+        ({"d_vector_dim": 10**30}, r"`model_args.d_vector_dim` = 10{30}, which must be between 1"),
         *((b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "is not XTTS's")),
         (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
         (b'{"model_args": 3}', "is not XTTS's"),

@@ -68,6 +68,8 @@ def test_a_doubtful_recording_waits_for_the_person_and_an_unusable_one_is_refuse
     assert "find a quieter room" in send(panel, b"noisy") and not made.saved
     panel.buttons["Keep"].click()
     assert made.saved == {"one": b"noisy"} and panel.buttons["Keep"].disabled
+    panel.buttons["Keep"].click()
+    assert made.saved == {"one": b"noisy"}, "a double click saves it for one sentence"
     panel.buttons["Back"].click()
     assert "one" in panel.prompt.value
     send(panel, b"good")
@@ -106,9 +108,10 @@ def test_on_colab_a_recording_comes_in_parts(monkeypatch):
     RecorderPanel(made, colab=True).run()
     (receive,) = called.values()
     text = base64.b64encode(b"good").decode()
-    receive(text[:3], False)
+    receive(text[:4], True, False)  # the page was reloaded before the rest
+    receive(text[:3], True, False)
     assert not made.saved
-    receive(text[3:], True)
+    receive(text[3:], False, True)
     assert made.saved == {"one": b"good"}
 
 
@@ -138,6 +141,8 @@ def test_uploads_go_to_the_folder_and_leave_the_memory(folder, capsys):
     assert "1 files in uploads" in panel.status.value
     upload(panel.upload, "me.exe", b"?")
     assert "me.exe is no recording" in panel.status.value
+    upload(panel.upload, "..", b"?")
+    assert "IsADirectoryError" in panel.status.value and not panel.upload.value
     panel.run()
     assert capsys.readouterr().out == "1 files in uploads\n"
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import PATIENCE_S, until
 
-from kit.base.errors import KitError
+from kit.base.errors import DiskError, KitError
 from kit.notebook.train_panel import TrainPanel
 from kit.notebook.widgets import Field
 from kit.training.run import PROFILE, STOP
@@ -244,10 +244,11 @@ def test_an_error_of_training_or_of_settings_becomes_a_sentence(show, log):
     process.fails_at = None
     panel.view.start.click()
     until(lambda: "Finished" in panel.view.status.value)
-    panel.start = Mock(side_effect=KitError("sdpa on. It does not fit."))
-    panel.view.start.click()
-    until(lambda: "It does not fit." in panel.view.status.value)
-    assert panel.ended.wait(PATIENCE_S) and not panel.view.start.disabled
+    for error in (KitError("sdpa on. It does not fit."), DiskError("Free some disk space.")):
+        panel.start = Mock(side_effect=error)
+        panel.view.start.click()
+        until(lambda error=error: str(error) in panel.view.status.value)
+        assert panel.ended.wait(PATIENCE_S) and not panel.view.start.disabled
 
 
 def test_wait_gives_up_in_time_and_asks_for_run_first(show, log):

@@ -77,6 +77,8 @@ def evaluated(run) -> tuple[Evaluation, dict]:
 def test_every_sentence_can_be_played_and_every_comparison_is_drawn(evaluated):
     evaluation, results = evaluated
     chosen = f"{evaluation.data.best}, best of 2"
+    with pytest.raises(KitError, match=f"choose 0 to {SAYABLE - 1}"):
+        evaluation.hear(SAYABLE)
     for number, result in ((0, results["hear"]), (2, evaluation.hear(2))):
         captions = [sound.caption for sound in result.sounds]
         assert captions == ["recording", "codec", "raw, one candidate", chosen]

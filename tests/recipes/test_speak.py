@@ -19,7 +19,15 @@ from kit.inference.export import load_export
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.speak import BREAD, STEPS, Speaking, read_sentences, speak, speak_lines
+from kit.recipes.speak import (
+    BREAD,
+    STEPS,
+    Speaking,
+    chosen_weights,
+    read_sentences,
+    speak,
+    speak_lines,
+)
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
@@ -44,6 +52,14 @@ def active_run(tmp_path_factory) -> ActiveRun:
 @pytest.fixture(scope="module")
 def speaking(active_run) -> Speaking:
     return Speaking(active_run)
+
+
+def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
+    run = dataclasses.replace(active_run, folder=tmp_path / "run")
+    shutil.copytree(active_run.folder, run.folder)
+    assert chosen_weights(run) == "ema"
+    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
+    assert chosen_weights(run) == "raw"
 
 
 def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking):
@@ -276,6 +292,12 @@ def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp
     assert set(spoken) == {sentences["s1"], sentences["s3"]}, "the edited and the deleted one"
     assert (again.figures["sentences"], again.figures["spoken_now"]) == (5, 2)
     assert (tmp_path / "s0.wav").stat().st_mtime_ns == kept
+    spoken.clear()
+    lines = (tmp_path / "index.csv").read_bytes().splitlines(keepends=True)
+    lines[1:3] = [lines[1].replace(b"\n", b",a remark\n"), b"s1.wav,\xff\n"]
+    (tmp_path / "index.csv").write_bytes(b"".join(lines))
+    speak_lines(voice, sentences, tmp_path, SHORT)
+    assert set(spoken) == {sentences["s0"]} and len(index(tmp_path)) == 5, "edited by hand"
     spoken.clear()
     speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
     assert len(spoken) == 5, "another speaker says all"

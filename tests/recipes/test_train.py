@@ -383,7 +383,7 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     assert training.gate is not None
 
 
-def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
+def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path, monkeypatch):
     steps = {"train": {"max_steps": 8, "eval_steps": 2}}
     folder = tmp_path / "evaluated"
     training = unchecked(Training(active(folder, **steps)))
@@ -401,6 +401,11 @@ def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
     assert SamplePlayers(folder / SPOKEN, "a text")().count("<audio") == 3
+    gone = folder / SPOKEN / "step-0000002.wav"
+    with monkeypatch.context() as patch:  # deleted after it was listed
+        patch.setattr(Path, "glob", lambda *_: [gone])
+        patch.setattr(Path, "stat", lambda _: SimpleNamespace(st_mtime_ns=1))
+        assert SamplePlayers(folder / SPOKEN, "a text")() == ""
     deaf = unchecked(Training(active(tmp_path / "deaf", **steps)))
     deaf.listeners = lambda: ()
     list(deaf.run())

@@ -75,7 +75,13 @@ def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
     assert process.new_rows() == [{"step": 1}]
     path.unlink()
     assert process.new_rows() == []
+    path.write_text('{"step": 1}\n{"st')  # as a kill or a full disk leaves it
     process = TrainingProcess(tmp_path)
+    with path.open("r+") as file:  # as training resumes it
+        file.truncate(len('{"step": 1}\n'))
+        file.seek(0, os.SEEK_END)
+        file.write('{"step": 2}\nno row\n{"step": 3}\n')
+    assert process.new_rows() == [{"step": 2}, {"step": 3}]
     process.request(STOP)
     process.request(PROFILE)
     assert {path.name for path in (tmp_path / "requests").iterdir()} == {STOP, PROFILE}

@@ -229,10 +229,20 @@ def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
 def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
     renamed = {current_name(name): tensor for name, tensor in tensors.items()}
-    widths = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
-    sizes = {field: args[n] for field, n in widths.items() if type(args.get(n)) is int}
+    widths = {}
+    for field, name in SOUND_WIDTHS.items():
+        width = args.get(name)
+        if type(width) is not int:
+            continue
+        if not 1 <= width <= MAX_SOUND_WIDTH:
+            raise KitError(
+                f"The configuration of {file} has `model_args.{name}` = {width}, which must be "
+                f"between 1 and {MAX_SOUND_WIDTH}: copy config.json from the same place as the "
+                "weights."
+            )
+        widths[field] = width
     expected = to_released(empty_model(gpt).state_dict())
-    expected |= sound_tensors(renamed, **sizes)
+    expected |= sound_tensors(renamed, **widths)
     problems = describe_mismatch(renamed, expected)
     older = [name for name in tensors if name != current_name(name)]
     twice = join_names([name for name in older if current_name(name) in tensors])
@@ -451,6 +461,9 @@ SIZES = {
     "max_text": "gpt_max_text_tokens",
     "max_code": "gpt_max_audio_tokens",
 }
+# {argument of `sound_tensors`: name in `model_args`}
+SOUND_WIDTHS = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
+MAX_SOUND_WIDTH = 8192
 # Positions that coqui-tts adds to those of its configuration.
 EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
 

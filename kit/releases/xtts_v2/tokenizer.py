@@ -334,43 +334,45 @@ def sounds(base: BaseTokenizer, char: str) -> str:
     return char
 
 
-def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
+def learned_merges(words: Counter, max_merges: int, known: set[str]) -> list[Pair]:
     """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
 
     No merge makes a piece that is in `known`. Ties are broken by the pieces.
     """
     known = set(known)
-    cut = [list(word) for word in words]
+    spelt = [list(word) for word in words]
     times = list(words.values())
     pairs = Counter()
-    places = defaultdict(set)  # of a pair: the numbers of the words that have it, or had it
-    for number, word in enumerate(cut):
+    words_with = defaultdict(set)  # of a pair: the numbers of the words that have it, or had it
+    for number, word in enumerate(spelt):
         for pair in zip(word, word[1:]):
             pairs[pair] += times[number]
-            places[pair].add(number)
-    frequent = {pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN}
+            words_with[pair].add(number)
+    frequent = {pair: numbers for pair, numbers in words_with.items() if pairs[pair] >= OFTEN}
     merges = []
-    while frequent and len(merges) < most:
+    while frequent and len(merges) < max_merges:
         best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
         if count < OFTEN:
             break
         numbers = frequent.pop(best)
-        made = "".join(best)
-        if made in known:  # put together otherwise already
+        new_piece = "".join(best)
+        if new_piece in known:  # other merges make it already
             continue
-        known.add(made)
+        known.add(new_piece)
         merges.append(best)
-        places = defaultdict(set)
+        words_with = defaultdict(set)
         for number in numbers:
-            before = cut[number]
-            cut[number] = _merged(before, best)
+            before = spelt[number]
+            spelt[number] = _merged(before, best)
             for pair in zip(before, before[1:]):
                 pairs[pair] -= times[number]
-            for pair in zip(cut[number], cut[number][1:]):
+            for pair in zip(spelt[number], spelt[number][1:]):
                 pairs[pair] += times[number]
-                if made in pair:  # only such a pair can have become frequent
-                    places[pair].add(number)
-        frequent.update({pair: numbers for pair, numbers in places.items() if pairs[pair] >= OFTEN})
+                if new_piece in pair:  # only such a pair can have become frequent
+                    words_with[pair].add(number)
+        frequent.update(
+            {pair: numbers for pair, numbers in words_with.items() if pairs[pair] >= OFTEN}
+        )
     return merges
 
 
