@@ -91,6 +91,20 @@ def test_damage_is_found_without_a_checksum_too(tmp_path):
         load(path)
 
 
+def test_a_step_that_is_saved_again_has_no_old_checksum_beside_it(tmp_path, monkeypatch):
+    save(tree(1), tmp_path, 1)
+    again = tree(1)  # after a return to it: as before, but for the learning rate
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_atomic", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(again, tmp_path, 1)
+    found, notes = load_newest(tmp_path)
+    assert equal(found, again) and not notes
+
+
 def test_a_pickle_is_never_opened(tmp_path):
     class Bomb:
         def __reduce__(self):
