@@ -151,7 +151,8 @@ class Mirror:
             return
         with held(self.folder / "report.lock", "recording figures", WAIT_S):
             ours = read_record(self.folder / RECORD)
-            merged = merge(read_record(self.kept / RECORD), changes(memory.record, ours))
+            theirs = read_record(self.kept / RECORD) or ours  # a damaged file replaces nothing
+            merged = merge(theirs, changes(memory.record, ours))
             if merged != ours:
                 write_atomic(self.folder / RECORD, json.dumps(merged, indent=1, ensure_ascii=False))
 
