@@ -39,7 +39,7 @@ _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently d
 _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
-_SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+_SHORT_PIECES = 2  # characters; a shorter mean says that pieces are hardly more than letters
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
 SAVE_ROWS = 10_000  # rows of an extracted text between two saves
@@ -240,9 +240,9 @@ def vocabulary_advice(
     size = tokenizer.piece_count
     normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
     learned = {i: text for i, text in normal.items() if len(text) > 1}
-    known = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
-    often = len(known)
-    parts = substrings(known)
+    frequent = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
+    often = len(frequent)
+    parts = substrings(frequent)
     rare = sum(counts.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
