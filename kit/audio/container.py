@@ -169,6 +169,8 @@ def _probe(path: str) -> _Probe:
         if size_bytes == 0:
             raise DatasetError(f"{path} is empty (0 bytes)")
         head = file.read(64)  # enough to recognise every format
+        if head.startswith(FLAC) and len(head) < FLAC_TOTAL.stop:
+            raise DatasetError(f"{path} is truncated: it ends within its header")
         fields = {}
         if head.startswith(b"OggS"):
             fields["problem"] = _scan_ogg(file, size_bytes)
@@ -287,12 +289,13 @@ def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> dict:
     if not 0 <= length_bytes < 2 ** (8 * layout.length_bytes) - 1:  # unknown
         return {}
     end = start + length_bytes
-    file.seek(end)
-    following = file.read(layout.align + 3)  # with or without padding
-    aligned = -(-end // layout.align) * layout.align
-    names = (name for name, _, _ in _chunks(file, layout, aligned))
-    if head[:4] in following or any(name.startswith(head[:4]) for name in names):
-        raise _joined_error(file)
+    if end < size_bytes:
+        file.seek(end)
+        following = file.read(layout.align + 3)  # with or without padding
+        aligned = -(-end // layout.align) * layout.align
+        names = (name for name, _, _ in _chunks(file, layout, aligned))
+        if head[:4] in following or any(name.startswith(head[:4]) for name in names):
+            raise _joined_error(file)
     missing_bytes = end - size_bytes
     # 1 is a missing pad byte. A pipe's writer puts a placeholder where it cannot return.
     if missing_bytes > 1 and not any(length_bytes in lengths for lengths in PLACEHOLDERS):
@@ -398,7 +401,7 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan | None:
         end = position
     xing_at = start + first.side_bytes
     xing = data[xing_at : xing_at + 12]
-    has_xing = xing[:4] in (b"Xing", b"Info")
+    has_xing = xing[:4] in (b"Xing", b"Info") and len(xing) == 12
     if has_xing:
         declared = int.from_bytes(xing[8:], "big") if xing[7] & 1 else 0
         if declared == frames - 1 or declared > frames:  # it says no less than there is

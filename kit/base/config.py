@@ -6,7 +6,7 @@ from other people, so JSON in their files is `checked` against a table before it
 
 import dataclasses
 import json
-import math
+import sys
 import types
 import typing
 import warnings
@@ -231,9 +231,9 @@ def require_within(config, least: float, most: float, *fields: str) -> None:
 
 
 def require_least(config, least: float, *fields: str) -> None:
-    """Raise KitError unless each of `fields` is a finite number of `least` or more."""
-    fix = f"must be {least:.15g} or more."
-    _require_numbers(config, lambda number: least <= number < math.inf, fix, fields)
+    """Raise KitError unless each of `fields` is `least` or more, and finite as a float."""
+    fix = f"must be {least:.15g} or more, and finite."
+    _require_numbers(config, lambda number: least <= number <= sys.float_info.max, fix, fields)
 
 
 def _require_numbers(config, fits: Callable, fix: str, fields: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ ATTENTION_KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-SHORT_ROW = 256  # tokens: see `writes_attention_out`
+SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
 PROC_STATUS = Path("/proc/self/status")
 
 
@@ -140,13 +140,13 @@ def choose_precision(hw: Hardware) -> Choice:
 
 
 def gpu_precision(capability: tuple) -> Choice:
-    known = f"compute capability {format_capability(capability)}"
+    name = f"compute capability {format_capability(capability)}"
     if capability >= (8, 0):
-        return Choice(value="bf16", reason=f"{known} has bf16 units")
+        return Choice(value="bf16", reason=f"{name} has bf16 units")
     if capability >= (7, 0):
-        return Choice(value="fp16", reason=f"{known} has no bf16, but fp16")
-    too_narrow = "has no tensor cores: fp16 would gain too little for its narrow range"
-    return Choice(value="fp32", reason=f"{known} {too_narrow}")
+        return Choice(value="fp16", reason=f"{name} has no bf16, but fp16")
+    reason = f"{name} has no tensor cores: fp16 would gain too little for its narrow range"
+    return Choice(value="fp32", reason=reason)
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def _cpu_precision() -> Choice:
     # Emulated, a matmul of a training step's size takes half a second, so a smaller one goes first.
     ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
     if ratio > TOO_SLOW:
-        ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
+        ratio = _bf16_ratio(MATMUL_SHAPES["cpu"][0], rounds=8)
     reason = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio < 0.3:  # emulation takes eight times as long
         reason += ": bf16 is emulated here"
@@ -178,7 +178,7 @@ def format_capability(capability: tuple) -> str:
 
 # Rows, inputs and outputs of a matmul of training-step size; on a GPU a small one is too short to
 # be timed.
-PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
+MATMUL_SHAPES = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
 QUICK_ROWS = 64  # of a matmul that shows within milliseconds whether bf16 is emulated
 TOO_SLOW = 0.25  # of fp32's speed: a larger matmul need not be timed
 LOAD_SAMPLES = 12  # of what other processes compute
@@ -189,7 +189,7 @@ def matmul_seconds(
     dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
 ) -> float:
     """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows."""
-    usual_rows, inputs, outputs = PRODUCT[device]
+    usual_rows, inputs, outputs = MATMUL_SHAPES[device]
     # Its own, so that a run's dropout does not depend on how often matmuls are timed.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(rows or usual_rows, inputs, device=device, generator=generator).to(dtype)
@@ -234,27 +234,30 @@ def attention_backend(
     hw: Hardware, precision: str, head_width: int = 64, heads: int = 4, dropout: float = 0.0
 ) -> Choice:
     """The kernel that PyTorch picks for causal attention; that expected of a GPU elsewhere."""
-    asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
+    setting = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):
         # Flash attention needs half precision and Ampere; for bf16 the efficient one does, too.
         ampere = hw.capability >= (8, 0)
         kernel = "efficient" if ampere or precision != "bf16" else "math"
         if ampere and precision != "fp32" and head_width <= 256:
             kernel = "flash"
-        known = f"compute capability {format_capability(hw.capability)}"
-        return Choice(value=kernel, reason=f"expected for {asked} at {known}; no such GPU here")
+        capability = f"compute capability {format_capability(hw.capability)}"
+        reason = f"expected for {setting} at {capability}; no such GPU here"
+        return Choice(value=kernel, reason=reason)
     dtype = DTYPES[precision]
     q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
     with sdpa_kernel(ATTENTION_ORDER):
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
     name = SDPBackend(choice).name.removesuffix("_ATTENTION").lower().replace("_", " ")
-    if writes_attention_out(hw.device, dtype, SHORT_ROW, dropout):
+    if prefers_explicit_attention(hw.device, dtype, SHORT_ROW, dropout):
         name = "explicit" if dropout else f"explicit up to {SHORT_ROW} tokens, then {name}"
-        return Choice(value=name, reason=f"the faster one for {asked} on a CPU")
-    return Choice(value=name, reason=f"the dispatcher's pick for {asked} on the {hw.name}")
+        return Choice(value=name, reason=f"the faster one for {setting} on a CPU")
+    return Choice(value=name, reason=f"the dispatcher's pick for {setting} on the {hw.name}")
 
 
-def writes_attention_out(device: str, dtype: torch.dtype, tokens: int, dropout: float) -> bool:
+def prefers_explicit_attention(
+    device: str, dtype: torch.dtype, tokens: int, dropout: float
+) -> bool:
     """Whether explicit attention trains faster than PyTorch's fused attention.
 
     In bf16 on a CPU: 3.8 times as fast at 64 tokens, 1.7 times at 256, 0.9 times at 512; with
@@ -318,7 +321,7 @@ def free_cores(hw: Hardware) -> Choice:
         if free == hw.cores:
             return Choice(value=str(free), reason=f"{free} cores, {busy:.1f} of them busy just now")
     reason = f"{hw.cores} cores, {busy:.1f} of them busy for {LOAD_SAMPLES * LOAD_SAMPLE_S:g} s"
-    advice = "close what else computes and run this cell again to have them all"
+    advice = "close other programs and run this cell again to use all of them"
     return Choice(value=str(free), reason=f"{reason}: {advice}")
 
 
@@ -326,8 +329,9 @@ def use_threads(hw: Hardware) -> Choice:
     """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for."""
     # On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
-    if not (asked.isdecimal() and int(asked) > 0):
+    if asked.isdecimal() and int(asked) > 0:
+        choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
+    else:
         choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice

@@ -36,7 +36,7 @@ _OURS: dict[str, threading.Thread] = {}
 class Holder:
     machine: str = ""  # "": it says nothing yet
     pid: int = 0
-    token: str = ""  # of this one lock: numbers of processes come again
+    token: str = ""  # of this one lock: process numbers are used again
     what: str = "something"  # that is being done
     since_s: float = 0.0  # Unix time
     beat_s: float = 0.0  # Unix time of the latest sign of life
@@ -70,8 +70,8 @@ class Lock:
 
     def __init__(self, path: Path, what: str):
         self.path = path
-        self.over = threading.Event()
-        self.turn = threading.Lock()  # a sign of life must not undo the release
+        self.released = threading.Event()
+        self.file_lock = threading.Lock()  # so that no sign of life undoes the release
         now_s = time.time()
         self.mine = Holder(
             machine=machine(),
@@ -136,10 +136,10 @@ class Lock:
 
     def beat(self) -> None:
         """Renew the file until it is released, or another's."""
-        while not self.over.wait(BEAT_S):
-            with contextlib.suppress(OSError), self.turn:  # a network that fails may come back
+        while not self.released.wait(BEAT_S):
+            with contextlib.suppress(OSError), self.file_lock:  # a network that fails may come back
                 holder = read_holder(self.path)
-                if self.over.is_set() or (holder and holder.token != self.mine.token):
+                if self.released.is_set() or (holder and holder.token != self.mine.token):
                     return
                 if holder:
                     now = dataclasses.asdict(self.mine) | {"beat_s": time.time()}
@@ -162,8 +162,8 @@ class Lock:
         """Remove the file, if it is still this process's own."""
         if os.getpid() != self.mine.pid:  # a fork that got a copy of this object
             return
-        with self.turn:
-            self.over.set()
+        with self.file_lock:
+            self.released.set()
             _OURS.pop(self.mine.token, None)
             for _ in range(20):
                 holder = read_holder(self.path)
@@ -227,7 +227,7 @@ def is_gone(holder: Holder) -> bool:
 
 @cache
 def machine() -> str:
-    """Names this machine, or container, so that no other has the name by chance."""
+    """A name of this machine, or container, that no other has by chance."""
     address = uuid.getnode()
     parts = [platform.node()]
     if not address >> 40 & 1:  # a real one; without one, Python returns a random number

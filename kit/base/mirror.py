@@ -4,13 +4,14 @@ On Colab only Google Drive stays: slow, remote, and now and then failing in the 
 So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
 machine fetches all of it at its start.
 
-- Files are copied in the order of their changes, to a temporary name that is then changed, so the
-  kept ones are complete, and no mark precedes what it marks, whenever the machine ends.
+- Files are copied in the order of their changes, to a temporary name that is then renamed. So the
+  kept ones are complete whenever the machine is lost, and a file that marks others as complete
+  never arrives before them.
 - A failure is reported once and retried; it never touches the local file.
 - What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
   else after everything was copied.
 - Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `hold_shared_lock` lets one at a time train. Two runs of one name have ids.
+  are merged, and `hold_shared_lock` lets one at a time train. Ids tell two runs of one name apart.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ class Mirror:
         self._require_one_run()
         make_folder(self.folder)
         there = stamps(self.kept)
-        with self._alone(WAIT_S) as memory:
+        with self._locked_memory(WAIT_S) as memory:
             names = [n for n in there if wanted(n) and self._is_newer(n, there[n], memory)]
             total_bytes = sum(there[name][0] for name in names)
             if total_bytes > LARGE_BYTES:
@@ -114,7 +115,7 @@ class Mirror:
             self.lock.confirm()
         with contextlib.ExitStack() as stack:
             try:
-                memory = stack.enter_context(self._alone(wait_s))
+                memory = stack.enter_context(self._locked_memory(wait_s))
             except KitError:
                 return False
             self._join(memory)
@@ -151,7 +152,8 @@ class Mirror:
             return
         with held(self.folder / "report.lock", "recording figures", WAIT_S):
             ours = read_record(self.folder / RECORD)
-            merged = merge(read_record(self.kept / RECORD), changes(memory.record, ours))
+            theirs = read_record(self.kept / RECORD) or ours  # a damaged file replaces nothing
+            merged = merge(theirs, changes(memory.record, ours))
             if merged != ours:
                 write_atomic(self.folder / RECORD, json.dumps(merged, indent=1, ensure_ascii=False))
 
@@ -170,7 +172,7 @@ class Mirror:
             del memory.here[name], memory.there[name]
 
     @contextlib.contextmanager
-    def _alone(self, wait_s: float) -> Iterator[Memory]:
+    def _locked_memory(self, wait_s: float) -> Iterator[Memory]:
         """The record of copies, locked for this process and written at the end."""
         with held(self.folder / ".mirror.lock", f"copying to {self.kept}", wait_s):
             memory = self._memory()
@@ -226,7 +228,7 @@ class Mirror:
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     """Return {path inside `folder`, with slashes: stamp} of the files to keep, not of `apart`."""
     stamps_by_path = {}
-    for place, below, names in os.walk(folder, onerror=_unless_missing):
+    for place, below, names in os.walk(folder, onerror=_raise_unless_missing):
         if Path(place) == folder:
             below[:] = [name for name in below if name not in apart]
         for name in names:
@@ -248,7 +250,7 @@ def is_same(before: Stamp | None, now: Stamp) -> bool:
     return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
 
 
-def _unless_missing(error: OSError) -> None:
+def _raise_unless_missing(error: OSError) -> None:
     """Raise the error of a folder that cannot be read: it does not count as empty."""
     if not isinstance(error, FileNotFoundError):
         message = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"

@@ -165,8 +165,8 @@ class CodeStream(IterableDataset):
             batches += windows * math.ceil(window / size) + math.ceil(left / size)
         return batches
 
-    def usual(self, count: int) -> list:
-        """`count` batches of the first group, their sizes spread as those of all: to time steps."""
+    def representative_batches(self, count: int) -> list:
+        """`count` batches to time steps with: of all sizes that the first group has, evenly."""
         batches = sorted(self.plan(0), key=lambda batch: int(self.lengths_of(batch).sum()))
         middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]
         random.Random(0).shuffle(middles)  # the first step is not timed: it is not the shortest
@@ -204,24 +204,31 @@ class CodeStream(IterableDataset):
     def batch(self, members: list[int], key: str, position: dict):
         """Return a batch of `members`, each with a reference clip of its speaker drawn by `key`."""
         rng = random.Random(key)
-        voice = {}
+        references = {}  # row of each member's reference clip
         for i, speaker in zip(members, self.cache.speakers(members).tolist()):
-            voice[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
+            references[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
         chance = random.Random(f"{key} texts")  # its own, so that references stay the same
         without_text = {i for i in members if chance.random() < self.text_dropout}
         mine = members[self.rank :: self.world]
         lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
-        parts = [
-            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows), without_text)
-            for rows in batching.micro_batches(mine, lengths, self.config)
-        ]
+        parts = []
+        for rows in batching.micro_batches(mine, lengths, self.config):
+            longest = max(lengths[i] for i in rows)
+            parts.append(self.part(rows, [references[i] for i in rows], longest, without_text))
         return self.collate(parts, position)
 
     def part(
-        self, rows: list[int], voices: list[int], longest: int, without_text: Container[int] = ()
+        self,
+        rows: list[int],
+        references: list[int],
+        longest: int,
+        without_text: Container[int] = (),
     ) -> tuple:
-        """Return one micro-batch for `collate`; `longest` is the tokens of its longest row."""
-        cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
+        """Return one micro-batch for `collate`.
+
+        `references` are the rows of the reference clips, `longest` the tokens of the longest row.
+        """
+        cond = torch.from_numpy(np.stack([self.cache.references[i] for i in references])).float()
         texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
         return texts, codes, cond, batching.padded(longest, self.config)
@@ -260,8 +267,8 @@ def validation_batches(stream: CodeStream) -> list:
     ]
 
 
-def made_ahead(stream: CodeStream, workers: int) -> Iterable:
-    """`stream`, its batches made ahead by `workers` processes; the same ones in the same order."""
+def prefetched(stream: CodeStream, workers: int) -> Iterable:
+    """Return `stream`, its batches prefetched by `workers` processes: the same, in their order."""
     if not workers:
         return stream
     start = "spawn"  # not forked: threads and a CUDA context do not survive it

@@ -36,7 +36,7 @@ EXCERPT_WORDS = 12  # in the reason of a loss
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentConfig:
     min_s: float = 1.0  # shortest clip
-    max_s: float = 14.0  # longest clip: what the model's code positions hold
+    max_s: float = 14.0  # longest clip: what the model has positions for
     least_pause_s: float = 0.1  # no boundary in a shorter pause
     longest_pause_s: float = 1.0  # nor a longer stretch without text inside a clip
     margin_s: float = 0.15  # of silence left at both ends of a clip, at most
@@ -225,6 +225,8 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     for audio in recordings:
         relative = audio.relative_to(folder).as_posix().removesuffix(audio.suffix)
         plain = re.sub(r"[^\w-]+", "_", relative).strip("_")[:100] or "recording"
+        # A file system allows 255 bytes, of which suffixes need some; a letter takes up to four.
+        plain = plain.encode()[:200].decode(errors="ignore")
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
         names.append(next(n for n in itertools.chain([plain], numbered) if n not in names))
     return names

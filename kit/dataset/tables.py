@@ -37,7 +37,7 @@ from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
-NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # of separators
+SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # and their names
 QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
 HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
@@ -131,7 +131,7 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
             plain = example.separator == "|" and columns.audio == 0 and not columns.header
             if not (plain and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
                 header = ", with a header" if columns.header else ""  # not as LJSpeech has it
-                yield f"columns {columns} separated by {NAMES[example.separator]}{header}"
+                yield f"columns {columns} separated by {SEPARATORS[example.separator]}{header}"
         for raw in group:
             if columns is None:
                 for row in raw.rows():
@@ -215,7 +215,8 @@ def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: s
         fix = "write id|text: no separator (| , ; or a tab) was found"
     else:
         reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
-        fix = f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
+        mark = SEPARATORS[raw.separator]
+        fix = f"is there {mark} or a line end in its text? Take it out, or quote it"
     return bad_row(label, row.line, name, reason, fix)
 
 
@@ -259,7 +260,7 @@ def read_table(
     """
     lines = partial(iter_lines, path, max_bytes)
     ways = []
-    for separator in NAMES:
+    for separator in SEPARATORS:
         way = _split_table(path, lines, separator, is_recording)
         if way.rating >= 1 and width in (0, way.width):
             return way  # every row has all columns, and names a recording

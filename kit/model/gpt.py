@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from kit.base.hardware import writes_attention_out
+from kit.base.hardware import prefers_explicit_attention
 from kit.model.sequence import Batch, GPTConfig
 from kit.model.text_attention import guided_attention_loss
 
@@ -53,8 +53,8 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, is_causal=False) -> Tensor:
-    """PyTorch's fused attention, but for rows that are faster written out."""
-    if writes_attention_out(q.device.type, q.dtype, q.shape[-2], dropout_p):
+    """PyTorch's fused attention, or explicit attention where that is faster."""
+    if prefers_explicit_attention(q.device.type, q.dtype, q.shape[-2], dropout_p):
         return explicit_attention(q, k, v, dropout_p, is_causal)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=is_causal)
 

@@ -69,7 +69,7 @@ class GPTConfig:
         require_within(self, 1, 1024, "n_mels")
         require_within(self, 1, 8192, "conformers")
         require(len(self.conformers) in (0, 10), self, "conformers", "give ten numbers, or none.")
-        require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and something
+        require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and one more
         require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
         require_least(self, 0, "text_weight")
@@ -77,7 +77,7 @@ class GPTConfig:
         require_within(self, 0, self.code_vocab - 1, "start_code_id", "stop_code_id")
         for kind in ("text", "code"):
             apart = getattr(self, f"start_{kind}") != getattr(self, f"stop_{kind}")
-            require(apart, self, f"start_{kind}_id", "must be another id than STOP's.")
+            require(apart, self, f"start_{kind}_id", "must differ from the id of STOP.")
 
     def max_code_s(self, frame_rate: float) -> float:
         """Return the seconds of audio that fit at `frame_rate` codes a second."""

@@ -83,7 +83,7 @@ class Setup:
         times = hardware.matmul_ms(hw)
         if not times:
             return Result(line=f"No {hw.name} is here to be timed.")
-        rows, inner, columns = hardware.PRODUCT[hw.device]
+        rows, inner, columns = hardware.MATMUL_SHAPES[hw.device]
         title = f"One {rows} x {inner} x {columns} matmul on the {hw.name}"
         picture = bars(list(times), list(times.values()), "ms", title)
         timings = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
@@ -132,7 +132,7 @@ class Setup:
             return Result(line="02_train says how long training takes.")
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        flop = 2 * math.prod(hardware.PRODUCT["cpu"])
+        flop = 2 * math.prod(hardware.MATMUL_SHAPES["cpu"])
         gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
         reasons = f"{run.threads.reason}; {run.precision.reason}"
         slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"

@@ -38,7 +38,7 @@ from kit.base.hardware import autocast, on_device
 from kit.base.run import read_run_file
 from kit.batches.batching import chunks
 from kit.batches.code_cache import speaker_references
-from kit.batches.code_stream import made_ahead, validation_batches
+from kit.batches.code_stream import prefetched, validation_batches
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import candidates, voice_files
 from kit.inference.candidates import CodeReader
@@ -113,7 +113,7 @@ class Training(TrainingPlan):
     def batches(self, position: dict | None = None):
         """Endless training batches from `position` on (None: the beginning)."""
         stream = self.data.stream("train", position, few_shapes=self.pads())
-        return made_ahead(stream, self.data.config.workers)
+        return prefetched(stream, self.data.config.workers)
 
     def pads(self) -> bool:
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""

@@ -289,7 +289,8 @@ class TrainingPlan:
         allocates memory, and takes up to half as long again.
         """
         speed = dataclasses.replace(self.speed, compile=False)
-        usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
+        stream = self.data.stream(few_shapes=self.will_pad(speed))
+        batches = stream.representative_batches(TRIAL_STEPS)
         run = self.active
         rows = in_process(
             trial_rows,
@@ -298,10 +299,10 @@ class TrainingPlan:
             speed,
             run.hw,
             self.finetuning,
-            [*usual, *usual],
+            [*batches, *batches],
             int(run.threads.value),
         )
-        return rows[len(usual) :]
+        return rows[len(batches) :]
 
     @once
     def switches(self) -> Result:

@@ -140,6 +140,10 @@ class _Phonemizer:
                 answer = self.process.stdout.readline()
             except BrokenPipeError:
                 answer = ""
+            except BaseException:  # interrupted: its answer would be read as that to the next lines
+                self.process.kill()
+                self.process.wait()
+                raise
             if not answer:
                 self.process.kill()
                 last = self.process.communicate()[1].strip().splitlines()[-1:]

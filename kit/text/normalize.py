@@ -261,12 +261,12 @@ def read_signs(text: str, words: SignWords) -> str:
     text = re.sub(rf"([{signs}]) ?− ?(?=\d)", r"−\1", text)  # $−5
     text = re.sub(rf"(?<![^\W\d])− ?(?=[%{signs}]? ?\d)", f" {words.minus} ", text)
 
-    def money(sign: str, amount: str, scale: str) -> str:
-        amount = re.sub("[.,]", words.decimal, amount)
+    def money(sign: str, figure: str, scale: str) -> str:
+        figure = re.sub("[.,]", words.decimal, figure)
         one, many, *hundredths = words.money[sign]
-        cents = re.fullmatch(rf"(\d{{1,12}}){mark}(\d\d)", amount)
+        cents = re.fullmatch(rf"(\d{{1,12}}){mark}(\d\d)", figure)
         if scale or not hundredths or not cents:
-            return f"{amount}{scale} {one if amount == '1' and not scale else many}"
+            return f"{figure}{scale} {one if figure == '1' and not scale else many}"
         whole = int(cents[1])
         rest = int(cents[2])
         spoken = f"{cents[1]} {one if whole == 1 else many}"
@@ -298,7 +298,7 @@ def read_signs(text: str, words: SignWords) -> str:
         return spaced(match, f"{figure} {one if figure == '1' else many}")
 
     text = text.replace("℃", "°c").replace("℉", "°f")
-    letters = "".join(words.degrees)
+    scales = "".join(words.degrees)
     return re.sub(
-        rf"(?:(?<![\d.,])({number})|(?<=\d)) ?[°º˚](?: ?([{letters}])(?![^\W\d]))?", degrees, text
+        rf"(?:(?<![\d.,])({number})|(?<=\d)) ?[°º˚](?: ?([{scales}])(?![^\W\d]))?", degrees, text
     )

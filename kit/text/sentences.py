@@ -169,20 +169,22 @@ def _read_as_one(a: str, b: str, say: Callable[[str], str]) -> bool:
 def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
     """`units` put together into few parts that are `short`, alike in length, by bisection."""
     lengths = [len(say(unit)) for unit in units]
-    whole = list(itertools.accumulate(lengths))
-    middles = [end - length / 2 for end, length in zip(whole, lengths)]
+    unit_ends = list(itertools.accumulate(lengths))
+    middles = [end - length / 2 for end, length in zip(unit_ends, lengths)]
 
     def cut(count: int) -> list[str]:
         ends = [0]
         for i in range(1, count):
-            wanted = bisect.bisect_left(middles, whole[-1] * i / count)
+            wanted = bisect.bisect_left(middles, unit_ends[-1] * i / count)
             ends.append(min(max(wanted, ends[-1] + 1), len(units) - count + i))
         return ["".join(units[a:b]) for a, b in itertools.pairwise([*ends, len(units)])]
 
-    def enough(count: int) -> bool:
-        return all(short(part) for part in cut(count))
+    def all_short(count: int) -> bool:
+        return all(map(short, cut(count)))
 
-    parts = cut(1 + bisect.bisect_left(range(1, len(units)), True, key=enough))
+    # The least count whose parts are all short; where there is none, every unit is a part.
+    counts = range(1, len(units))
+    parts = cut(1 + bisect.bisect_left(counts, True, key=all_short))
     for word in parts:
         if not short(word):
             word = word.strip()

@@ -3,6 +3,7 @@
 import abc
 import importlib
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class BaseTokenizer(abc.ABC):
             raise SpeechError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
         text = self.spell(text)
         uncovered = self.uncovered(text)
-        unknown = [c for c in uncovered if c.isalnum()]
+        unknown = [c for c in uncovered if is_spoken(c)]
         if unknown:
             index = min(map(text.index, unknown))
             context = text[max(0, index - 40) : index + 40]
@@ -99,6 +100,17 @@ class BaseTokenizer(abc.ABC):
             )
         known = "".join(c for c in text if c not in uncovered)
         return [*self.prefix_ids, *self.tokenize(" ".join(known.split()))]
+
+
+def is_spoken(char: str) -> bool:
+    """Whether a word without `char` is another word: of a letter, a figure or a vowel sign.
+
+    It is not of accents, or of the vowel points of Arabic and Hebrew, which many texts leave out.
+    """
+    # Signs of Indic scripts have combining classes below 10, and so have selectors of an emoji.
+    is_sign = unicodedata.category(char) in ("Mc", "Mn") and unicodedata.combining(char) < 10
+    is_selector = "VARIATION SELECTOR" in unicodedata.name(char, "")
+    return char.isalnum() or (is_sign and not is_selector)
 
 
 class Tokenizer(BaseTokenizer):

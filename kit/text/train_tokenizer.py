@@ -17,6 +17,7 @@ import os
 import random
 import re
 import struct
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +36,11 @@ from kit.text.espeak import phonemize
 from kit.text.normalize import normalize, unicode_script
 from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer, load_tokenizer
 
-_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
+_LONGEST_LINE = 1 << 18  # characters; SentencePiece silently drops lines that are too long
 _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
-_SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+_SHORT_PIECES = 2  # characters; a shorter mean says that pieces are hardly more than letters
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
 SAVE_ROWS = 10_000  # rows of an extracted text between two saves
@@ -92,7 +93,7 @@ def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfi
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
             train_extremely_large_corpus=config.train_extremely_large_corpus,
-            max_sentence_length=_LONGEST_LINE_BYTES,
+            max_sentence_length=4 * _LONGEST_LINE,  # bytes
             normalization_rule_name="identity",  # `kit.text.normalize` has the last word
             num_threads=config.threads,
             control_symbols=[f"<phonemes:{config.phonemes}>"] if config.phonemes else [],
@@ -137,14 +138,19 @@ def train_fitted_tokenizer(
 def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
     """Every line, or `input_sentence_size` of them drawn without holding the others.
 
+    Lines that are too long are broken between words.
+
     SentencePiece's own draw differs from one process to the next, whatever its seed. This is
     selection sampling (Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S).
     """
     size = config.input_sentence_size
 
     def lines() -> Iterator[str]:
-        texts = source if isinstance(source, list) else open_source(source)
-        return (text for text in texts if text.strip())
+        for text in source if isinstance(source, list) else open_source(source):
+            if len(text) > _LONGEST_LINE:
+                yield from textwrap.wrap(text, _LONGEST_LINE, break_on_hyphens=False)
+            elif text.strip():
+                yield text
 
     left = sum(1 for _ in lines()) if size else 0
     if left <= size:
@@ -240,9 +246,9 @@ def vocabulary_advice(
     size = tokenizer.piece_count
     normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
     learned = {i: text for i, text in normal.items() if len(text) > 1}
-    known = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
-    often = len(known)
-    parts = substrings(known)
+    frequent = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
+    often = len(frequent)
+    parts = substrings(frequent)
     rare = sum(counts.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (

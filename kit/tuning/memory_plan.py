@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from kit.base.hardware import writes_attention_out
+from kit.base.hardware import prefers_explicit_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.model.sequence import GPTConfig
@@ -139,7 +139,7 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     # On a CPU fused attention has no dropout: PyTorch then writes it out.
     dtype = torch.bfloat16 if step.half else torch.float32
     explicit = not step.sdpa or (step.device == "cpu" and config.dropout > 0)
-    explicit = explicit or writes_attention_out(step.device, dtype, length, config.dropout)
+    explicit = explicit or prefers_explicit_attention(step.device, dtype, length, config.dropout)
     scores = tokens * config.heads * length if explicit else 0  # B * H * S * S
 
     # A layer: the inputs of two norms, of GELU (4 D) and of the matrices, and q, k, v (3 D). A

@@ -27,7 +27,7 @@ from kit.base import hardware
 from kit.base.config import build, by_former_names, load_preset, merge, require, require_least
 from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
-from kit.base.hardware import ATTENTION_KERNELS, PRODUCT, Hardware, silence_profiler
+from kit.base.hardware import ATTENTION_KERNELS, MATMUL_SHAPES, Hardware, silence_profiler
 from kit.base.processes import run_in_process
 from kit.batches import batching
 from kit.batches.batching import DataConfig
@@ -358,7 +358,7 @@ def peak_flops(hw: Hardware, threads: int) -> float:
     torch.set_num_threads(threads)
     fastest_ms = min(hardware.matmul_ms(hw).values(), default=0.0)
     torch.set_num_threads(before)
-    return 2e3 * math.prod(PRODUCT[hw.device]) / fastest_ms if fastest_ms else math.inf
+    return 2e3 * math.prod(MATMUL_SHAPES[hw.device]) / fastest_ms if fastest_ms else math.inf
 
 
 def peak_tokens_per_s(task: Task) -> float:

@@ -66,6 +66,20 @@ def test_samples_read_are_the_samples_written(tmp_path, subtype):
         assert error <= (1 / 128 if subtype == "PCM_U8" else 0), format
 
 
+def test_files_that_end_within_their_header_are_refused(tmp_path):
+    for size in (4, 21):
+        assert "truncated" in refused(at(tmp_path, encoded(SECOND, format="FLAC")[:size]))
+    data = mp3(speech(1))
+    refused(at(tmp_path, data[: data.index(b"Xing") + 4], "a.mp3"))
+
+
+def test_a_length_beyond_any_file_is_refused(tmp_path):
+    w64 = bytearray(encoded(SECOND, format="W64"))
+    length_at = w64.index(b"data") + 16
+    w64[length_at : length_at + 8] = struct.pack("<Q", 2**64 - 16)
+    assert "truncated" in refused(at(tmp_path, bytes(w64)))
+
+
 def test_chunks_of_odd_sizes_are_passed_over(tmp_path):
     wav = encoded(SECOND)
     for place in (36, len(wav)):

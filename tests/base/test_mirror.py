@@ -240,6 +240,17 @@ def test_two_machines_record_their_figures_in_one_report(a, b):
         assert json.loads((folder / "report.json").read_text()) == both
 
 
+def test_a_damaged_report_on_the_drive_costs_no_figures(a):
+    write(a.folder, **{"report.json": json.dumps({"data": {"hours": 1}})})
+    a.copy()
+    write(a.kept, **{"report.json": ""})
+    report = {"data": {"hours": 1}, "train": {"loss": 2.0}}
+    write(a.folder, **{"report.json": json.dumps(report)})
+    a.copy()
+    for folder in (a.folder, a.kept):
+        assert json.loads((folder / "report.json").read_text()) == report
+
+
 def test_two_runs_of_one_name_are_never_mixed(a, b, lines):
     write(a.folder, preset="tiny", codec="one")
     a.copy()

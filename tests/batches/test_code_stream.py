@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from kit.base.errors import DamagedFileError
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
-from kit.batches.code_stream import CodeStream, loader_workers, made_ahead, validation_batches
+from kit.batches.code_stream import CodeStream, loader_workers, prefetched, validation_batches
 from kit.model.sequence import collate
 
 OTHER_BATCHES = r"other batches \(seed, sizes, sorting, rehearsal\)"
@@ -274,7 +274,7 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_make_the_same_batches_in_the_same_order(workers):
-    made = itertools.islice(made_ahead(stream(), workers), 12)
+    made = itertools.islice(prefetched(stream(), workers), 12)
     for (parts, position), (plain, place) in zip(made, stream()):
         assert position == place  # tuples may be lists: training's batches are objects
         assert [list(part[:2]) for part in parts] == [list(part[:2]) for part in plain]
@@ -291,7 +291,7 @@ def test_grids_may_be_padded_to_a_multiple():
 def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     every = stream()
     mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
-    some = every.usual(6)
+    some = every.representative_batches(6)
     codes = [sum(map(len, members(batch))) for batch in some]
     assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)

@@ -296,6 +296,10 @@ def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
     files = [tmp_path / n for n in ("a b.wav", "a|b.wav", "x/ሰላም.mp3", "..wav", "a b.flac")]
     names = segmentation.unique_names(tmp_path, files)
     assert names == ["a_b", "a_b-2", "x_ሰላም", "recording", "a_b-3"]
+    # A letter of Amharic is three bytes, and a name of 255 bytes is the longest that a disk takes.
+    deep = [tmp_path / ("ሰላም" * 25) / ("ሰላም" * 25) / name for name in ("a.wav", "b.wav")]
+    names = segmentation.unique_names(tmp_path, deep)
+    assert len(set(names)) == 2 and all(len(name.encode()) < 220 for name in names)
 
 
 def test_sentences_end_at_stops_or_at_lines_where_there_are_none():

@@ -64,6 +64,7 @@ def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
 WRONG = [("rank", 0, "rank = 0: must lie in 1 to"), ("rnak", 8, "Did you mean .*rank")]
 WRONG += [("alpha", 0, "alpha = 0: must be 0.001 or more")]
 WRONG += [("dropout", 1.0, "dropout = 1.0: must lie in 0 to 0.9")]
+WRONG += [("alpha", 10**400, "alpha = 1000.*: must be 0.001 or more")]  # no float holds it
 WRONG += [("targets", names, "choose some of attn.c_attn") for names in ([], ["c_attn"])]
 WRONG += [("targets", ["mlp.c_fc", "mlp.c_fc"], "name each once")]
 

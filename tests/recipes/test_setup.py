@@ -7,7 +7,7 @@ import pytest
 
 from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.errors import KitError
-from kit.base.hardware import PRODUCT
+from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
 from kit.recipes.active_run import RunSource
 from kit.recipes.open_run import name_for_data
@@ -83,7 +83,7 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, 
 
 
 def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatch):
-    rows, inner, columns = PRODUCT["cpu"]
+    rows, inner, columns = MATMUL_SHAPES["cpu"]
     (picture,) = Setup(run).products().pictures
     title = picture.axes[0].get_title(loc="left")
     assert title == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"

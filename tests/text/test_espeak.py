@@ -31,6 +31,18 @@ def test_neither_the_order_of_lines_nor_a_new_process_changes_anything():
     assert phonemize(lines, "en") == before
 
 
+def test_after_an_interruption_no_line_gets_the_phonemes_of_another(monkeypatch):
+    before = phonemize(["two words"], "en")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_Phonemizer("en").process.stdout, "readline", interrupted)
+        phonemize(["read it"], "en")
+    assert phonemize(["two words"], "en") == before
+
+
 SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my cold hello"] * 5
 
 

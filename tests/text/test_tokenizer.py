@@ -6,6 +6,7 @@ from helpers import manifest, tokenizer
 from kit.base.errors import SpeechError
 from kit.text.normalize import normalize
 from kit.text.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 
 def test_start_and_stop_are_no_pieces():
@@ -18,6 +19,16 @@ def test_uncovered_characters_are_named_and_signs_nobody_speaks_are_left_out():
     known, t = next(row.text for row in manifest() if row.split == "train"), tokenizer()
     assert t.uncovered(known) == [] and t.uncovered(f"{known} Z🙂") == ["Z", "🙂"]
     assert t.encode_checked(f"🙂 {known} 🎉") == t.encode(known)
+
+
+def test_only_marks_that_are_often_not_written_are_left_out(tmp_path):
+    lines = [normalize(text, "hi") for text in ("डर के बाद क्या", "रात को क्टर", "محمد")]
+    config = TokenizerConfig(vocab_size=400)
+    t = Tokenizer(train_tokenizer(10 * lines, tmp_path / "t.model", config))
+    assert t.encode_checked("डर \u2764\ufe0f") == t.encode("डर")
+    assert t.encode_checked("مُحَمَّد") == t.encode("محمد")
+    with pytest.raises(SpeechError, match="training text had no ॉ"):
+        t.encode_checked(normalize("डॉक्टर", "hi"))  # डक्टर is another word
 
 
 @pytest.mark.parametrize("text", ["", "   ", "።", "...!?", "🙂🎉", "— «»", "\u200b", "\u0301"])

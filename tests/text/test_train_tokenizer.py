@@ -71,6 +71,13 @@ for name, seed in [("a", 0), ("b", 7)]:
 """
 
 
+def test_a_text_in_one_long_line_is_not_dropped(tmp_path):
+    one_line = " ".join(LINES * 13_000)
+    assert len(one_line.encode()) > 2**20
+    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
+    assert pieces(train_tokenizer([one_line], tmp_path / "m", SMALL)) == wanted
+
+
 def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
     source = tmp_path / "text.txt"
     source.write_text("\n".join(train_lines()), encoding="utf-8")

@@ -16,7 +16,7 @@ from helpers import CPU, DATA, GPT, TRAIN, until
 
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
-from kit.base.hardware import PRODUCT
+from kit.base.hardware import MATMUL_SHAPES
 from kit.batches.batching import padding_lengths
 from kit.model.gpt import SpeechGPT
 from kit.training import switches
@@ -225,7 +225,7 @@ def test_the_matmuls_of_a_token_are_counted(monkeypatch):
     """Beside the weights of a model; its attention and code head come on top."""
     monkeypatch.setattr("kit.base.hardware.matmul_ms", lambda hw: {"fp32": 2.0, "bf16": 1.0})
     trials.peak_flops.cache_clear()
-    operations = 2e3 * math.prod(PRODUCT["cpu"]) / trials.peak_tokens_per_s(TASK)
+    operations = 2e3 * math.prod(MATMUL_SHAPES["cpu"]) / trials.peak_tokens_per_s(TASK)
     matrices = sum(p.numel() for p in SpeechGPT(GPT).gpt.h.parameters() if p.dim() == 2)
     assert 6 * matrices < operations < 2 * 6 * matrices
     monkeypatch.setattr("kit.base.hardware.matmul_ms", lambda hw: {})

@@ -25,15 +25,14 @@ _NUMERAL = re.compile(f"{_BLOCK}(?:፼{_BLOCK})*")
 
 # Each row of eight vowel orders starts at these letters: variant -> the one kept.
 _ROWS = {"ሐ": "ሀ", "ኀ": "ሀ", "ሠ": "ሰ", "ዐ": "አ", "ፀ": "ጸ"}
-_LETTERS = {ord(v) + i: ord(k) + i for v, k in _ROWS.items() for i in range(7)}
+_FOLD = {ord(v) + i: ord(k) + i for v, k in _ROWS.items() for i in range(7)}
 # ኸ is a softened ከ, said as h. Only its first order has no twin: ሀ is said with another vowel.
-_LETTERS.update({ord("ኸ") + i: ord("ሀ") + i for i in range(1, 7)})
+_FOLD.update({ord("ኸ") + i: ord("ሀ") + i for i in range(1, 7)})
 # First and fourth order of the throat letters are said alike: ሃ = ሀ, ኣ = አ.
-_LETTERS.update(dict.fromkeys(map(ord, "ሃሓኃኻ"), "ሀ"))
-_LETTERS.update(dict.fromkeys(map(ord, "ኣዓ"), "አ"))
+_FOLD.update(dict.fromkeys(map(ord, "ሃሓኃኻ"), "ሀ"))
+_FOLD.update(dict.fromkeys(map(ord, "ኣዓ"), "አ"))
 # Rounded letters for which today's writers put the plain ones (ጐንደር, ጎንደር), and twins of the rest.
-_LETTERS.update({ord(v): k for v, k in zip("ቈኰጐኈቍኵጕኍሗሇሧ", "ቆኮጎሆቁኩጉሁኋኋሷ")})
-_FOLD = dict(_LETTERS)
+_FOLD.update({ord(v): k for v, k in zip("ቈኰጐኈቍኵጕኍሗሇሧ", "ቆኮጎሆቁኩጉሁኋኋሷ")})
 _FOLD[ord("'")] = " "
 
 # Short forms whose reading is settled; written with strokes here, with strokes or dots in text.
