@@ -396,7 +396,8 @@ def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers:
     collate_rows = partial(collate, config)
 
     def make_batches(position, parts):
-        stream = CodeStream(cache, "train", DATA.split(parts), collate_rows, position)
+        data = dataclasses.replace(DATA, micro_batch=max(1, DATA.effective_batch // parts))
+        stream = CodeStream(cache, "train", data, collate_rows, position)
         way = "fork" if workers else None  # quick, also in a child of a fork server
         return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=way)
 

@@ -48,12 +48,15 @@ ROWS_A_PROCESS = 8  # compiled code stays loaded: after ten rows a process holds
 SMALLER = {
     "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2, "free_order": 2},
     "codec": {"steps": 8, "sharpen_steps": 2},
+    "recordings": {"codec": {"steps": 8}},
     "train": {"max_steps": 6, "warmup_steps": 2, "eval_steps": 3, "save_steps": 2},
     "recognizer": {"steps": 8, "utterances": 40},
     "generate": {"best_of": 2, "max_codes_per_text_id": 0.4},
     "evaluate": {"sentences": 3},
     "infer": {"lengths": [6, 12], "batches": [1, 2], "rows": 2, "sentences": 2},
 }
+
+VOCODER = {"vocoder_steps": 4, "vocoder_width": 16, "vocoder_blocks": 1}  # where a preset has one
 
 # The process that trains has the shrunk preset, too: Python runs this as it starts.
 IN_TRAINING = """
@@ -102,6 +105,8 @@ def shrunk(row: Row) -> dict:
     del sizes["extends"]
     small = merge(merge(own, sizes), SMALLER)
     small["infer"]["formats"] = own["infer"]["formats"]
+    if own["codec"].get("vocoder_steps"):
+        small["codec"] |= VOCODER
     small["train"]["gate_every"] = 3 if own["train"].get("gate_every") else 0
     if own["train"].get("num_train_epochs"):  # then steps follow from the data
         small["train"]["min_steps"] = 2

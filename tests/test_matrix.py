@@ -47,6 +47,7 @@ def test_the_matrix_has_every_preset_use_and_switch_at_tiny_sizes():
     assert len(rows) == presets * (uses + flips)
     own, small = matrix.load_preset("24gb"), matrix.shrunk(Row(preset="24gb"))
     assert small["train"]["max_steps"] < 10 < own["train"]["max_steps"]
+    assert 0 < small["codec"]["vocoder_steps"] < 10 < own["codec"]["vocoder_steps"]
     assert small["model"]["layers"] == 2 and small["model"]["dropout"] == own["model"]["dropout"]
     for section, name in (("train", "optimizer"), ("train", "schedule"), ("infer", "formats")):
         assert small[section][name] == own[section][name]
