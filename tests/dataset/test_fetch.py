@@ -291,6 +291,8 @@ def test_it_ends_when_there_is_enough_and_fails_where_no_row_can_be_used(tmp_pat
     assert len(table(folder)) == 4  # of 0.3 s
     with pytest.raises(DatasetError, match=r"None of 1 rows.*no text in"):
         from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "one", CONFIG)
+    folder = from_huggingface(rows(2), tmp_path / "one", CONFIG)
+    assert len(table(folder)) == 2, "they were read again from the first"
     with pytest.raises(DatasetError, match="None of 0 rows"):
         from_huggingface([], tmp_path / "two", CONFIG)
 
