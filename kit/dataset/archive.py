@@ -173,6 +173,7 @@ def _unzip(member: Member) -> Iterator[int]:
     # zipfile never writes more of a member than its entry declares, so the declared sizes count.
     with zipfile.ZipFile(member.archive) as packed:
         for entry in packed.infolist():
+            entry.filename = entry.filename.replace("\\", "/")  # as some tools of Windows write it
             member.begin(entry.filename, entry.file_size)
         require_disk(member.folder, member.unpacked_bytes)
         read_bytes = 0
