@@ -156,8 +156,7 @@ def _unpack_into(member: Member, progress: Callable) -> None:
         with disk_errors(member.folder / member.name[:200]):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
-        message = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
-        raise DatasetError(message) from error
+        raise DatasetError(f"{archive} cannot be unpacked: {error}. Unpack it by hand.") from error
     progress(member.archive_bytes, member.archive_bytes)
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +21,7 @@ import soundfile
 from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
 from kit.base.config import build, require, require_least
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
@@ -364,6 +365,9 @@ def _finish(into: Path, key: str) -> Path:
         (into / "position.json").unlink()  # what is missing may be installed before the next call
         raise DatasetError(f"None of {len(skipped)} rows could be used. The first: {first}")
     write_lines(into / "skipped.jsonl", skipped)
+    if skipped:
+        message = f"{len(skipped):,} rows are left out: {into / 'skipped.jsonl'} has the reasons."
+        warnings.warn(message, category=Note, stacklevel=4)
     write_atomic(into / "metadata.csv", "".join(table))
     write_atomic(into / "complete", key)
     for name in (PART, "position.json"):

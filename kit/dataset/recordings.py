@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.container import SUFFIXES
-from kit.base.formatting import non_utf8_problem
+from kit.base.formatting import join_names, non_utf8_problem
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, normalize
@@ -138,9 +138,7 @@ class Recordings:
         if other:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
         names = [os.path.relpath(path, self.base) for path in self.paths()]
-        examples = ", ".join(names[:SHOWN]) or "no recordings"
-        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-        return f"{reason}; {folder}/ holds {examples}{more}"
+        return f"{reason}; {folder}/ holds {join_names(names, SHOWN) or 'no recordings'}"
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
