@@ -122,7 +122,7 @@ def align_clips(
 ) -> list[Alignment]:
     """Align each of `rows`, in their order; `advance(n)` reports n more.
 
-    A recording that cannot be read scores -inf, with the reason.
+    A damaged recording scores -inf, with the reason. Raises DatasetError for one that is gone.
     """
     alignments: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little padding in a batch
@@ -134,6 +134,8 @@ def align_clips(
             try:
                 waves[i] = load_wave(rows[i].audio, sample_rate)
             except DatasetError as error:
+                if isinstance(error.__cause__, OSError):  # the score would be kept
+                    raise DatasetError(f"{error}. Is its disk mounted? Run again.") from error
                 alignments[i] = Alignment(score=-math.inf, reason=str(error))
         outputs = recognizer.recognize(list(waves.values()), sample_rate)
         for i, output in zip(waves, outputs, strict=True):

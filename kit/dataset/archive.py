@@ -156,8 +156,7 @@ def _unpack_into(member: Member, progress: Callable) -> None:
         with disk_errors(member.folder / member.name[:200]):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
-        message = f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
-        raise DatasetError(message) from error
+        raise DatasetError(f"{archive} cannot be unpacked: {error}. Unpack it by hand.") from error
     progress(member.archive_bytes, member.archive_bytes)
 
 
@@ -173,6 +172,7 @@ def _unzip(member: Member) -> Iterator[int]:
     # zipfile never writes more of a member than its entry declares, so the declared sizes count.
     with zipfile.ZipFile(member.archive) as packed:
         for entry in packed.infolist():
+            entry.filename = entry.filename.replace("\\", "/")  # as some tools of Windows write it
             member.begin(entry.filename, entry.file_size)
         require_disk(member.folder, member.unpacked_bytes)
         read_bytes = 0

@@ -42,8 +42,8 @@ def check_dataset(
 
     Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
     interrupted check is resumed; the processes of `group` share the others. `progress(done, total)`
-    counts clips. Raises DatasetError when
-    `source` is not a dataset or disappears; for refused rows call `DataReport.require_usable`.
+    counts clips. Raises DatasetError when `source` is not a dataset or disappears; for refused rows
+    call `DataReport.require_usable`.
     """
     into = Path(into)
     dataset = read_dataset(source, config)

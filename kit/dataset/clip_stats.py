@@ -151,9 +151,7 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:
-        message = (
-            f"{cache}: {damaged} damaged lines are left out; their recordings are measured again."
-        )
+        message = f"{cache}: {damaged} damaged lines are left out; their clips are measured again."
         warnings.warn(message, category=Note, stacklevel=3)
     return results
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -20,13 +21,13 @@ import soundfile
 from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
 from kit.base.config import build, require, require_least
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.layouts import recognise
 from kit.dataset.manifest import write_lines
-from kit.dataset.recordings import Recordings, canonical_split, has_known_split
+from kit.dataset.recordings import Recordings, canonical_split, has_known_split, walk
 from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
 
 HUB = "hf://"
@@ -72,8 +73,8 @@ def fetch_dataset(
             )
         rows = open_huggingface("/".join(parts[:-2]), *parts[-2:])
         return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
-    source = Path(source)
-    if not source.exists():
+    source = Path(source).expanduser()
+    if not os.path.exists(source):  # nor can this user see it, nor does the system take its name
         raise DatasetError(f"There is no {source}: is the name right, and the disk mounted?")
     if source.is_file() and source.suffix.lower() == PARQUET:
         return _unpack_parquet(source, [source], into, hub, progress)
@@ -83,11 +84,11 @@ def fetch_dataset(
         source = unpack(source, into, archive or ArchiveConfig(), progress)
     try:
         _, tables = recognise(source)
+    except OSError as error:
+        raise DatasetError(f"Allow reading {error.filename}: {error.strerror}.") from error
     except DatasetError as error:  # its message lists the known layouts, and what is there
-        files = []
-        for file in sorted(source.rglob(f"*{PARQUET}")):
-            if not any(part.startswith(".") for part in file.relative_to(source).parts):
-                files.append(file)
+        below = (Path(folder, name) for folder, names in walk(source) for name in names)
+        files = sorted(path for path in below if path.suffix == PARQUET)
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -193,7 +194,7 @@ def from_huggingface(
     place = _position(into, key)
     limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
     total = _count(rows)
-    with open(into / PART, "ab") as lines:
+    with disk_errors(into / PART), open(into / PART, "ab") as lines:
         lines.truncate(place.bytes)
         lines.seek(0, io.SEEK_END)
         for row in _stream(rows, place):
@@ -328,7 +329,8 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
     size = f"its {len(data):,} bytes"
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "audio")
-        Path(path).write_bytes(data)
+        with disk_errors(path):
+            Path(path).write_bytes(data)
         try:
             with open_audio(path) as (file, length):
                 seconds = length.expected / file.samplerate
@@ -360,8 +362,12 @@ def _finish(into: Path, key: str) -> Path:
     table = ["{id}|{text}|{text}|{speaker}\n".format(**row) for row in rows if "id" in row]
     if not table:
         first = skipped[0]["reason"] if skipped else "none"
+        (into / "position.json").unlink()  # what is missing may be installed before the next call
         raise DatasetError(f"None of {len(skipped)} rows could be used. The first: {first}")
     write_lines(into / "skipped.jsonl", skipped)
+    if skipped:
+        message = f"{len(skipped):,} rows are left out: {into / 'skipped.jsonl'} has the reasons."
+        warnings.warn(message, category=Note, stacklevel=4)
     write_atomic(into / "metadata.csv", "".join(table))
     write_atomic(into / "complete", key)
     for name in (PART, "position.json"):

@@ -74,10 +74,6 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     clear which column is what, or the recordings' folder is gone.
     """
     source = Path(source)
-    layout, tables = recognise(source)
-    is_below = source.is_dir() and source not in (tables[0], tables[0].parent)
-    if is_below and not config.audio_root and not Recordings(tables[0].parent).folders():
-        config = dataclasses.replace(config, audio_root=str(source))
     refused: list[Finding] = []
     notes: list[str] = []
 
@@ -89,12 +85,16 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
                 (refused if isinstance(line, Finding) else notes).append(line)
 
     try:
+        layout, tables = recognise(source)
+        is_below = source.is_dir() and source not in (tables[0], tables[0].parent)
+        if is_below and not config.audio_root and not Recordings(tables[0].parent).folders():
+            config = dataclasses.replace(config, audio_root=str(source))
         records = Spool(read_records())
     except KitError as error:
         raise DatasetError(str(error)) from error
     except OSError as error:
         raise DatasetError(
-            f"{error.filename or tables[0]} cannot be read: {error.strerror}. Is its disk mounted, "
+            f"{error.filename or source} cannot be read: {error.strerror}. Is its disk mounted, "
             "and may this user read it?"
         ) from error
     has_speakers = any(record.speaker for record in records)
@@ -316,7 +316,7 @@ def _hint(source: Path) -> str:
             continue
         try:
             lines = list(table_files.iter_lines(path, table_files.HEAD_BYTES))
-        except DatasetError as error:
+        except (DatasetError, OSError) as error:
             return f" {error}"
         for line in lines:
             names = (cell.strip(' "') for cell in re.split(r"[|;,\t]", line))

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.container import SUFFIXES
+from kit.base.formatting import join_names, non_utf8_problem
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, normalize
@@ -64,9 +65,9 @@ def bad_row(file: str, line: int, name: str, reason: str, fix: str = "") -> Find
 
 
 def label_of(table: Path, tables: list[Path]) -> str:
-    """Return the table's name, with its folders where tables in other folders are read, too."""
+    """Return the table's name as UTF-8, with its folders where tables in others are read, too."""
     common = os.path.commonpath([other.parent for other in tables])
-    return Path(os.path.relpath(table, common)).as_posix()
+    return Path(os.path.relpath(table, common)).as_posix().encode(errors="replace").decode()
 
 
 class Recordings:
@@ -137,9 +138,7 @@ class Recordings:
         if other:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
         names = [os.path.relpath(path, self.base) for path in self.paths()]
-        examples = ", ".join(names[:SHOWN]) or "no recordings"
-        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-        return f"{reason}; {folder}/ holds {examples}{more}"
+        return f"{reason}; {folder}/ holds {join_names(names, SHOWN) or 'no recordings'}"
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
@@ -198,6 +197,15 @@ def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
 
     In each folder they are in the order of `suffixes`, then by name.
     """
+    for folder, files in walk(base):
+        suffix_of = {file: os.path.splitext(file)[1].lower() for file in files}
+        own = [file for file in files if suffix_of[file] in suffixes]
+        for file in sorted(own, key=lambda file: suffixes.index(suffix_of[file])):
+            yield os.path.relpath(os.path.join(folder, file), base)
+
+
+def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder below `base`, also through links, and its files; no hidden ones."""
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -206,13 +214,7 @@ def _walk(base: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        recordings = []
-        for file in files:
-            suffix = os.path.splitext(file)[1].lower()
-            if suffix in suffixes and not file.startswith("."):
-                recordings.append((suffixes.index(suffix), file))
-        for _, file in sorted(recordings):
-            yield os.path.relpath(os.path.join(folder, file), base)
+        yield folder, sorted(file for file in files if not file.startswith("."))
 
 
 def _parts(name: str) -> list[str]:
@@ -325,8 +327,11 @@ def check_record(
         reason = recordings.problem(record.audio)
         if "have this name" in reason:
             fix = "name the right folder in the table, or with --set manifest.audio_root="
+    elif non_utf8_problem(audio):
+        reason, _, fix = non_utf8_problem(audio).rpartition(": ")
     if reason:
-        place = {"file": record.file, "line": record.line, "id": record.id or record.audio}
+        name = (record.id or record.audio).encode(errors="replace").decode()
+        place = {"file": record.file, "line": record.line, "id": name}
         return Finding(**place, kind=kind, reason=reason, cure=fix)
     speaker = "speaker" if record.speaker.lower() in ("", "nan") else record.speaker
     return Utterance(

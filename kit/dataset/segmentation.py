@@ -254,7 +254,7 @@ def seconds_of(audio: Path) -> float:
     """Return the seconds of a recording by its header; 0 where it cannot be read."""
     try:
         return duration_s(audio)
-    except (soundfile.LibsndfileError, DatasetError):
+    except (soundfile.LibsndfileError, DatasetError, OSError):
         return 0.0
 
 
@@ -276,16 +276,19 @@ class Segmenter:
         Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. Recordings that an
         earlier call finished are not processed again; the processes of `group` share the others.
         `progress(done, total)` counts seconds of audio. Raises DatasetError where there is nothing
-        to split, DiskError before it starts when the disk is too small, KitError where another
-        process failed.
+        to split or a file cannot be opened, DiskError before it starts when the disk is too small,
+        KitError where another process failed.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
         sources = [(path, name, None) for path, name in zip(paths, unique_names(folder, paths))]
         results = self._segment(sources, into, progress, group)
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
-        losses = [UnusedAudio(**loss) for result in results for loss in result["losses"]]
-        write_losses(into, losses)
+        losses = []
+        for path, result in zip(paths, results):
+            file = path.relative_to(folder).as_posix()
+            losses += [UnusedAudio(**loss | {"file": file}) for loss in result["losses"]]
+        write_lines(into / "losses.jsonl", map(vars, losses))
         files.write_atomic(into / "metadata.csv", "".join(lines))
         return losses
 
@@ -334,7 +337,7 @@ class Segmenter:
         files.make_folder(into / "wavs")
         files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
         todo = [r for r in recordings if files.read_result(r.result_file, r.key) is None]
-        total_s = sum(recording.seconds for recording in recordings)
+        total_s = sum(recording.seconds for recording in recordings) or 1.0  # none is readable
         before_s = total_s - sum(recording.seconds for recording in todo)
 
         def advance(done_s: float) -> None:
@@ -400,10 +403,13 @@ def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: C
                 tokens = alignment.read_tokens(text, recognizer, recording.language)
                 aligned = alignment.LongAligner(reader, tokens).run(progress)
             except (soundfile.LibsndfileError, DatasetError) as error:
-                raise DatasetError(f"cannot be read as audio: {error}") from error
+                cause = error.__cause__ or error
+                raise DatasetError(f"cannot be read as audio: {error}") from cause
             clips, losses = plan_segments(aligned, tokens, reader.total_s, recording.cuts)
             losses += missing_audio(reader)
-        except DatasetError as error:
+        except (DatasetError, OSError) as error:
+            if isinstance(error.__cause__ or error, OSError | ImportError):  # it would stay a loss
+                raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
             clips = []
             losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
         for number, clip in enumerate(clips, 1):
@@ -421,7 +427,3 @@ def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: C
 
 def file_state(path: Path) -> tuple:
     return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else ()
-
-
-def write_losses(into: Path, losses: list[UnusedAudio]) -> None:
-    write_lines(into / "losses.jsonl", map(vars, losses))

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import soundfile
-import yaml
 
-from kit.base.config import CONFIGS, MAX_SEED, require, require_within
+from kit.base.config import CONFIGS, MAX_SEED, read_yaml, require, require_within
 from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
@@ -110,7 +109,7 @@ def load_words(language: str) -> dict:
     Raises KitError, which names file and slot, for what is not written as in en.yaml.
     """
     path = WORDS / f"{language}.yaml"
-    words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    words = read_yaml(path) or {}
     slot = "order"
     try:
         result = {"order": [(slot, float(chance)) for slot, chance in words["order"]]}

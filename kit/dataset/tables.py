@@ -160,7 +160,7 @@ def _records(
     folder, usual = _folders(raw.path, config)
     names = [cells[columns.audio] for cells in raw.sample]
     base, in_subfolders = choose_base(usual, folder, names)
-    prefix = label.removesuffix(raw.path.name)
+    prefix = label[: label.rfind("/") + 1]
 
     def cell(row: TableRow, index: int | None) -> str:
         return "" if index is None else row.cells[index]
@@ -466,7 +466,7 @@ def read_json(tables: list[Path], config: ManifestConfig) -> Iterator[Record | F
                 audio = str(Path(audio).relative_to(base.absolute()))
             name = values.get("id")
             if not name and stays_inside(audio) and "\\" not in audio:
-                name = label.removesuffix(table.name) + os.path.splitext(audio)[0]
+                name = label[: label.rfind("/") + 1] + os.path.splitext(audio)[0]
             yield Record(
                 file=label,
                 line=number,

@@ -21,6 +21,7 @@ from kit.dataset.recordings import (
     label_of,
     split_of,
     split_of_folders,
+    walk,
 )
 from kit.dataset.tables import encoding_problem, iter_lines
 
@@ -89,11 +90,9 @@ def read_text_files(folders: list[Path], config: ManifestConfig) -> Iterator[Rec
 
 
 def _text_paths(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__MACOSX")))
-        for name in sorted(files):
-            path = Path(parent, name)
-            if not name.startswith(".") and (_ending(path) != ENDINGS[-1] or "original" in name):
+    for parent, files in walk(folder):
+        for path in (Path(parent, name) for name in files):
+            if _ending(path) != ENDINGS[-1] or "original" in path.name:
                 yield path
 
 

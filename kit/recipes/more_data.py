@@ -4,6 +4,7 @@
 recordings of any length are cut at pauses, and Whisper writes down each clip.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from kit.audio.clip import FRAME_S, load_wave
 from kit.audio.codec import load_codec
-from kit.audio.container import duration_s
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
 from kit.base.errors import DatasetError, DiskError, KitError
@@ -27,7 +27,7 @@ from kit.batches.encoding import manifest_limits
 from kit.dataset import segmentation, transcripts
 from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import rows_in_split
-from kit.dataset.manifest import Utterance, read_manifest
+from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import Figure, timeline
@@ -72,7 +72,7 @@ class LongRecordings:
         limits = manifest_limits(model, self.codec.frame_rate, max_clip_seconds)
         self.cuts = SegmentConfig(max_s=limits["max_clip_s"])
         if folder:
-            self.folder = Path(folder)
+            self.folder = Path(folder).expanduser()
             self.into = run.path("cut")
         else:
             self.folder = run.path("long_example", "recordings")
@@ -84,12 +84,12 @@ class LongRecordings:
         rows = [("recording", "seconds", "words of its transcript")]
         recordings = segmentation.find_recordings(self.folder)
         for audio in recordings[:MAX_ROWS]:
-            transcript = audio.with_suffix(".txt")
             words = "none"
-            if transcript.is_file():
-                text = transcript.read_text(encoding="utf-8-sig", errors="replace")
+            with contextlib.suppress(OSError):
+                text = audio.with_suffix(".txt").read_text(encoding="utf-8-sig", errors="replace")
                 words = str(len(text.split()))
-            rows.append((audio.name, f"{duration_s(audio):.1f}", words))
+            name = audio.relative_to(self.folder).as_posix()
+            rows.append((name, f"{segmentation.seconds_of(audio):.1f}", words))
         return Result(line=f"{len(recordings)} recordings in {self.folder}", grid=rows)
 
     def cut(self) -> Result:
@@ -98,8 +98,7 @@ class LongRecordings:
             recognizer=self.recognizer, cuts=self.cuts, language=self.language
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
-        table = (self.into / "metadata.csv").read_text(encoding="utf-8")
-        clips = [line.split("|") for line in table.splitlines()]
+        clips = list(transcripts.read_texts(self.into).items())
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
@@ -118,12 +117,13 @@ class LongRecordings:
     def _timeline(self, losses: list[UnusedAudio]) -> Figure:
         """Draw the first recording's clips, which are between its losses, and the losses."""
         audio = segmentation.find_recordings(self.folder)[0]
-        spans = [(loss.start_s, loss.end_s) for loss in losses if loss.file == audio.name]
+        name = audio.relative_to(self.folder).as_posix()
+        spans = [(loss.start_s, loss.end_s) for loss in losses if loss.file == name]
         lost = sorted(span for span in spans if span[1] > span[0])
-        edges = [0.0, *itertools.chain.from_iterable(lost), duration_s(audio)]
+        edges = [0.0, *itertools.chain.from_iterable(lost), segmentation.seconds_of(audio)]
         between = zip(edges[::2], edges[1::2])  # from the end of a loss to the start of the next
         clips = [(start_s, end_s) for start_s, end_s in between if end_s - start_s > 0.01]
-        return timeline(clips, lost, audio.name)
+        return timeline(clips, lost, name)
 
 
 def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None:
@@ -142,21 +142,18 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
     parts = []
     for row in clips:
         parts += [load_wave(row.audio, sample_rate).numpy(), pause]
-    folder.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{row.text.rstrip('.')}.\n" for row in clips)
     write_atomic(audio.with_suffix(".txt"), text)
-    soundfile.write(audio, np.concatenate(parts), sample_rate, "PCM_16")
+    write_atomic(audio, encode_wav(np.concatenate(parts), sample_rate))
 
 
 def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses; empty where there are none."""
-    if not losses:
-        return []
     longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]
     rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
     for loss in longest:
         rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
-    return rows
+    return rows if losses else []
 
 
 class MoreText:
@@ -255,7 +252,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
         done_s += length_s
         tick(min(done_s, total_s), max(total_s, 1.0))
         transcripts.update_tables(out, clips)  # what is finished can be used, whatever comes
-    segmentation.write_losses(out, losses)
+    write_lines(out / "losses.jsonl", map(vars, losses))
     return _summary(out, clips, losses)
 
 

@@ -34,7 +34,7 @@ from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab
-from kit.streams.formats import open_source
+from kit.streams.formats import TextLines
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
 
@@ -95,7 +95,7 @@ class RecordingFolder:
         pool = own_sentences(sentences, code) if sentences else kit_sentences(code)
         self.texts = read_texts(folder)  # by id
         skipped = folder / "skipped.txt"
-        self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
+        self.skipped = set(TextLines(skipped)) if skipped.is_file() else set()
         self.sentences = choose_sentences(pool, code, count)
         self.seconds = {}
         for name in self.texts:
@@ -190,7 +190,7 @@ def own_sentences(path: str, language: str) -> list[str]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DatasetError(f"There is no {path}: name a text file with a sentence a line.")
-    text = "\n".join(line for line in open_source(file) if letters(line))
+    text = "\n".join(line for line in TextLines(file) if letters(line))
     if not text:
         raise DatasetError(f"{path} has no text: write a sentence a line.")
     parts = sentence_splitting.split(text, language, lambda part: len(part) <= MAX_CHARACTERS)

@@ -103,6 +103,9 @@ def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_p
     (refused,) = match(rows, align_clips(rows, HEAR, CONFIG), CONFIG).mismatched
     assert refused.id == "bad" and "bad.wav" in refused.reason
     assert align_clips([bad], HEAR, CONFIG)[0].score == -math.inf
+    gone = dataclasses.replace(bad, audio=str(tmp_path / "gone.wav"))
+    with pytest.raises(DatasetError, match=r"gone\.wav"):  # its score would be kept
+        align_clips([gone], HEAR, CONFIG)
     assert align_clips([], HEAR, CONFIG) == []
 
 

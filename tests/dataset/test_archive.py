@@ -87,6 +87,11 @@ def test_no_path_leads_out(tmp_path, suffix, name):
     refused(archive, tmp_path / "into", "leads out of the folder")
 
 
+def test_backslashes_of_a_zip_made_on_windows_are_slashes(tmp_path):
+    archive = pack(tmp_path / "a.zip", {"wavs\\a.wav": b"x"})
+    assert contents(unpack(archive, tmp_path / "into", CONFIG)) == {"wavs/a.wav": b"x"}
+
+
 MEMBERS = {
     "symlink outside": link(tarfile.SYMTYPE, "link", "/etc/passwd"),
     "symlink inside": link(tarfile.SYMTYPE, "link", "honest.txt"),

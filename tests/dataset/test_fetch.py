@@ -21,7 +21,7 @@ from clips import encoded, voice
 from folders import TEXTS, contents, folder_of
 from helpers import RATE, dataset, speech, start_and_kill
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, Note
 from kit.dataset import fetch as ingest
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.fetch import HubConfig, fetch_dataset, from_huggingface, open_huggingface
@@ -193,7 +193,8 @@ def test_a_bad_row_is_skipped_with_its_number_and_reason(tmp_path, kind):
     over, reason = BAD[kind]
     good = {"audio": {"bytes": clip(0)}, "text": "ሰላም"}
     bad = good | over if isinstance(over, dict) else over
-    folder = from_huggingface([good, bad, good], tmp_path / "out", CONFIG)
+    with pytest.warns(Note, match=r"1 rows .*skipped\.jsonl"):
+        folder = from_huggingface([good, bad, good], tmp_path / "out", CONFIG)
     assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
     skipped = [json.loads(line) for line in (folder / "skipped.jsonl").open(encoding="utf-8")]
     assert [s["row"] for s in skipped] == [1] and reason in skipped[0]["reason"]
@@ -291,6 +292,8 @@ def test_it_ends_when_there_is_enough_and_fails_where_no_row_can_be_used(tmp_pat
     assert len(table(folder)) == 4  # of 0.3 s
     with pytest.raises(DatasetError, match=r"None of 1 rows.*no text in"):
         from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "one", CONFIG)
+    folder = from_huggingface(rows(2), tmp_path / "one", CONFIG)
+    assert len(table(folder)) == 2, "they were read again from the first"
     with pytest.raises(DatasetError, match="None of 0 rows"):
         from_huggingface([], tmp_path / "two", CONFIG)
 

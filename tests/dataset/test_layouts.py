@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from clips import TEXT, encoded, voice
@@ -272,6 +273,22 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported_in_printable_text(tmp_path
         with pytest.raises(DatasetError, match=words) as caught:
             read_dataset(look, LOOSE)
         assert str(caught.value).encode()
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode there")
+def test_recordings_and_lists_whose_names_are_not_utf_8_can_be_reported(tmp_path):
+    odd = os.fsdecode(b"caf\xe9")
+    files = {"a.txt": TEXT, f"{odd}.txt": TEXT, f"{odd}.list": f"b {TEXT}\n"}
+    files |= {f"{name}.wav": encoded(speech(0.5 + i)) for i, name in enumerate(("a", "b", odd))}
+    report = check_dataset(folder_of(tmp_path / "in", [], **files), LOOSE, tmp_path)
+    assert {(row.id, row.file) for row in report.kept} == {("a", "a.txt"), ("b", "caf?.list")}
+    assert [f.id for f in report.refused if "not UTF-8" in f.reason] == ["caf?.wav"]
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", Mock(side_effect=PermissionError(13, "denied", "x")))
+    with pytest.raises(DatasetError, match="x cannot be read: denied"):
+        read_dataset(tmp_path, LOOSE)
 
 
 def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named(tmp_path):

@@ -259,21 +259,35 @@ def test_killed_in_the_middle_it_resumes_to_the_same_clips(tmp_path):
 
 def test_recordings_that_cannot_be_used_are_in_the_data_report(tmp_path):
     texts, _ = book(tmp_path / "in", 4, name="good")
-    for name in ("alone", "broken", "latin", "mute", "nan"):
+    for name in ("b/alone", "broken", "latin", "mute", "nan"):
         seconds = record(tmp_path / f"in/{name}.wav", ["abcd", 0.5], "abcd")
     (tmp_path / "in/mute.txt").write_text("")
-    (tmp_path / "in/alone.txt").unlink()
+    (tmp_path / "in/b/alone.txt").unlink()
     (tmp_path / "in/broken.wav").write_bytes(b"not audio")
     (tmp_path / "in/latin.txt").write_bytes("café".encode("latin-1"))
     soundfile.write(tmp_path / "in/nan.wav", np.full(RATE, np.nan), RATE, "FLOAT")
     rows, losses = cut(tmp_path)
     assert [text for _, text in rows] == texts
     reasons = {x.file: x.reason for x in losses}
-    assert "no transcript alone.txt" in reasons["alone.wav"]
+    assert "no transcript alone.txt" in reasons["b/alone.wav"]
     assert "cannot be read as audio" in reasons["broken.wav"]
     assert "latin.txt is not valid UTF-8" in reasons["latin.wav"]
     assert {"mute.wav", "nan.wav"} <= set(reasons)
-    assert next(x for x in losses if x.file == "alone.wav").end_s == pytest.approx(seconds)
+    assert next(x for x in losses if x.file == "b/alone.wav").end_s == pytest.approx(seconds)
+
+
+def test_what_cannot_be_opened_is_no_loss_and_tried_again(tmp_path, monkeypatch):
+    texts, _ = book(tmp_path / "in", 4)
+    denied, missing = PermissionError(13, "denied"), DatasetError("denied: it needs PyAV")
+    missing.__cause__ = ImportError()
+    readers = [(Path, "read_text", denied), (alignment, "count_decodable", denied)]
+    for place, name, error in [*readers, (alignment, "count_decodable", missing)]:
+        with monkeypatch.context() as patch, pytest.raises(DatasetError, match=r"a\.\w+.*denied"):
+            patch.setattr(place, name, Mock(side_effect=error))
+            cut(tmp_path)
+    assert [text for _, text in cut(tmp_path)[0]] == texts
+    monkeypatch.setattr(segmentation, "duration_s", Mock(side_effect=denied))
+    assert segmentation.seconds_of(tmp_path / "in/a.wav") == 0
 
 
 def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):

@@ -202,6 +202,7 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
 
 
 LACKING = {
+    "phrase: [p": "not valid YAML",
     "unseen:": "`unseen`: .* got None",
     "and:": "`and`: .* got None",
     "object: [k, l]": r"`object`: .* got \['k', 'l'\]",

@@ -234,6 +234,13 @@ def test_folders_say_the_split_of_their_texts(tmp_path):
     assert [r.split for r in read(folder).rows if r.text == TEXTS[9]] == ["held_out"]
 
 
+def test_texts_are_found_through_links(tmp_path):
+    folder_of(tmp_path / "there", wavs(pattern="c{}.wav"), **texts("c{i}.txt"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/speaker").symlink_to(tmp_path / "there")
+    assert len(read(tmp_path / "mine").rows) == 10
+
+
 def test_what_has_no_text_or_only_times_is_reported(tmp_path):
     files = texts("c{i}.txt") | {"c8.txt": "0.000\t1.200\thello\n", "c9.txt": b"\xff\xff"}
     dataset = read(folder_of(tmp_path, [*rows_of("c{i}.wav"), "x.wav"], **files))

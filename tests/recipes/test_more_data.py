@@ -82,6 +82,14 @@ def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
         MoreText(start("nothing"))
 
 
+def test_a_damaged_recording_is_shown_and_reported(run, tmp_path):
+    (tmp_path / "a.mp3").write_bytes(b"no sound at all" * 9)
+    (tmp_path / "a.txt").write_text("ሰላም", encoding="utf-8")
+    recordings = LongRecordings(run, str(tmp_path))
+    assert recordings.show().grid[1] == ("a.mp3", "0.0", "1")
+    assert "cannot be read as audio" in recordings.cut().grid[1][3]
+
+
 def test_what_is_understood_is_cut_and_played_and_the_next_step_named(run, tmp_path, monkeypatch):
     rows = []
     for text in ("abc def ghi", "lmk jih", "fed cba mlk abc"):

@@ -78,6 +78,8 @@ def test_sentences_with_most_letters_come_first_and_a_persons_are_split(tmp_path
     text.write_text("word " * 60 + "\nA | bar.\n")
     folder = RecordingFolder(tmp_path / "made", "en", str(text))
     assert max(map(len, folder.sentences)) <= 140 and "A bar." in folder.sentences
+    table = text.rename(tmp_path / "own.csv")
+    assert "A bar." in RecordingFolder(tmp_path / "made", "en", str(table)).sentences
     text.write_text("\n...\n")
     for path in (text, tmp_path / "none.txt"):
         with pytest.raises(DatasetError, match=path.name):
