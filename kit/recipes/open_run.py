@@ -277,7 +277,7 @@ class RunCopy:
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
         try:
             unpack_clips(self.run.folder)
-        except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens it to make both anew
+        except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens it to fix both
             print(f"Held-out recordings in {self.run.folder / CLIPS} stay packed: {error}")
         if self.thread is None:
             print(f"This run is kept in {self.run.kept}.")

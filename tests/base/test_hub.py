@@ -113,7 +113,7 @@ def test_a_hub_that_falls_silent_is_reported_and_what_came_stays(hub, into, monk
     assert not (into / "download.json").exists()
 
 
-def test_a_gated_model_is_asked_for_once_and_the_token_named(hub, into, monkeypatch):
+def test_a_gated_model_is_requested_once_and_the_token_named(hub, into, monkeypatch):
     monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("GatedRepo", 403))
     with pytest.raises(KitError, match=r"model\.pth.*HF_TOKEN"):
         fetch(into)
