@@ -19,7 +19,6 @@ from kit.base.files import disk_errors, file_digest, make_folder, require_disk, 
 from kit.base.formatting import join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
-MAX_CARD_BYTES = 2**24
 PIECE_BYTES = 2**20
 TRIES = 3  # in a row that fetched nothing
 PAUSE_S = 2.0  # between them
@@ -71,6 +70,11 @@ def fetch_file(
             raise
         except (OSError, http.client.HTTPException) as error:  # URLError and its kind are OSErrors
             reason = error
+            if getattr(error, "code", 0) in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+                raise KitError(
+                    f"{source.name} refuses {file.name} ({error}): a gated repository needs "
+                    "HF_TOKEN of somebody to whom its page has given access."
+                ) from error
         tries = 0 if bytes_on_disk(part) > before_bytes else tries + 1
         if tries == TRIES:
             raise KitError(
@@ -168,7 +172,7 @@ def fetch_model(
 
 def fetched(folder: Path, names: Sequence[str]) -> dict:
     """The card in `folder` if all of `names` have been fetched there, else {}."""
-    if not 0 < bytes_on_disk(folder / CARD) <= MAX_CARD_BYTES:
+    if not bytes_on_disk(folder / CARD):
         return {}
     try:
         card = json.loads((folder / CARD).read_bytes())

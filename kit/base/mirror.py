@@ -73,7 +73,7 @@ class Mirror:
             if total_bytes > LARGE_BYTES:
                 self.say(f"Fetching {total_bytes / 1e6:,.0f} MB from {self.kept}.")
             for name in sorted(names, key=lambda name: there[name][1]):
-                fetch_whole(self.kept / name, self.folder / name)
+                fetch_whole(self.kept / name, self.folder / name, there[name][1])
                 self._remember(name, stamp(self.folder / name), there[name], memory)
         for litter in self.kept.rglob(".*.*"):  # copies of a machine that was taken away
             with contextlib.suppress(OSError):
@@ -85,7 +85,10 @@ class Mirror:
         """Whether the kept file should replace the one here."""
         if is_same(memory.there.get(name), there):
             return False  # nothing happened there; what is missing here was removed here
-        return stamp(self.folder / name) in (None, memory.here.get(name))
+        here = stamp(self.folder / name)
+        if name == RECORD and here and not read_record(self.kept / name):
+            return False  # damaged
+        return here in (None, memory.here.get(name))
 
     def _require_one_run(self) -> None:
         """Raise KitError if the two folders hold different runs."""
@@ -98,7 +101,10 @@ class Mirror:
                 f"{self.folder} and {self.kept} hold two different runs of one name, and mixing "
                 "them would spoil both. Choose another RUN, or move one of the two folders away."
             )
-        write_atomic(self.folder / IDENTITY, there or secrets.token_hex(8))
+        identity = there or secrets.token_hex(8)
+        if not there:  # somebody copied the files of a run, without hidden ones
+            write_atomic(self.kept / IDENTITY, identity)
+        write_atomic(self.folder / IDENTITY, identity)
 
     def copy(self, wait_s: float = 0.0) -> bool:
         """Copy what changed here since the last time; return whether all of it is kept.
@@ -130,7 +136,7 @@ class Mirror:
                     self._merge_record(memory)
                 before = stamp(self.folder / name)  # changes during the copy count the next time
                 if before is not None:
-                    copy_whole(self.folder / name, self.kept / name)
+                    copy_whole(self.folder / name, self.kept / name, before[1])
                     self._remember(name, before, stamp(self.kept / name), memory)
             self._remove([name for name in gone if name in memory.here], memory)
         return True
@@ -193,10 +199,8 @@ class Mirror:
         try:
             if not self.copy(wait_s):
                 return False
-        except OSError as error:
-            trouble = reason(error)
-        except KitError as error:
-            trouble = str(error)
+        except (OSError, KitError) as error:
+            trouble = reason(error) if isinstance(error, OSError) else str(error)
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
@@ -266,20 +270,19 @@ def stamp(path: Path) -> Stamp | None:
     return [about.st_size, about.st_mtime_ns]
 
 
-def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file, with the time of its last change; `target` is never a partial file."""
+def copy_whole(source: Path, target: Path, changed_ns: int) -> None:
+    """Copy a file that was last changed at `changed_ns`; `target` is never a partial file."""
     with atomic_path(target) as part:
         shutil.copyfile(source, part)
-    changed_ns = Path(source).stat().st_mtime_ns
     with contextlib.suppress(OSError):  # a share that sets its own times
         os.utime(target, ns=(changed_ns, changed_ns))
 
 
-def fetch_whole(source: Path, target: Path) -> None:
+def fetch_whole(source: Path, target: Path, changed_ns: int) -> None:
     """`copy_whole`, retried if the network fails."""
     for tried in range(1, FETCH_TRIES + 1):
         try:
-            return copy_whole(source, target)
+            return copy_whole(source, target, changed_ns)
         except OSError as error:
             if tried == FETCH_TRIES:
                 message = f"could not fetch {source}: {reason(error)}"
@@ -321,6 +324,6 @@ def read_record(path: Path) -> dict:
 def read_line(path: Path) -> str:
     """Read the one line of a small file; "" if it is missing."""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return ""

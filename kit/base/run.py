@@ -73,8 +73,7 @@ class Run:
         """Raise KitError if the run was started with another value of `name`."""
         original = read_run_file(self.folder / name) or value
         if original != value:
-            others = self.folder.parent
-            free = next(n for n in numbered(self.name) if not (others / n).exists())
+            free = next(n for n in numbered(self.name) if not (self.folder.parent / n).exists())
             raise KitError(
                 f"The run `{self.name}` was started with the {name} `{original}`, but `{value}` "
                 f'was requested. Start a new run, RUN = "{free}" (--run {shlex.quote(free)}), or '
@@ -150,7 +149,7 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     overlay `use` of configs/use, the positions that 01_data_prep chose, and the user's settings.
     """
     folder = run_folder(name)
-    original = read_run_file(folder / "preset").strip()
+    original = read_run_file(folder / "preset")
     preset = preset or os.environ.get("KIT_PRESET") or original or choose_preset(detect()).value
     preset = config.shorten_preset(preset)
     run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
@@ -198,7 +197,7 @@ def run_folder(name: str = "") -> Path:
 
 def runs_folder() -> Path:
     home = config.ROOT if config.IS_CHECKOUT else Path.cwd()
-    return Path(os.environ.get("KIT_RUNS") or home / "runs")
+    return Path(os.environ.get("KIT_RUNS") or home / "runs").expanduser()
 
 
 def numbered(name: str) -> Iterator[str]:
@@ -215,7 +214,7 @@ def places_of_runs() -> list[Path]:
 def last_run() -> str:
     """Return the name of the run that was opened last, here or with the copies; else "demo"."""
     for place in places_of_runs():
-        name = read_run_file(place / LAST_RUN).strip()
+        name = read_run_file(place / LAST_RUN)
         if name and (place / name).is_dir():
             return name
     return "demo"
@@ -224,7 +223,7 @@ def last_run() -> str:
 def read_run_file(path: Path) -> str:
     """Return the one line of a small file in a run's folder; "" without it, KitError if damaged."""
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     except (UnicodeDecodeError, OSError) as error:
         raise KitError(
             f"{path} is damaged ({shorten(error)}): it must hold one line of text, the {path.name} "
@@ -243,6 +242,8 @@ def replace_non_finite(figures):
 
 def git_state() -> str:
     """Return this checkout's commit, with "+" if files differ from it; "" outside git."""
+    if not config.IS_CHECKOUT:  # installed: the folder may be in a repository of somebody else's
+        return ""
     try:
         commit = _git("rev-parse", "--short", "HEAD")
         return f"{commit}+" if _git("status", "--porcelain") else commit

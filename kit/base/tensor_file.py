@@ -36,12 +36,10 @@ MAX_SIZE = 2**40  # numbers in a tensor
 SHA256 = (str, 64, 64)  # the schema of one
 
 
-def save_module(
-    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
-) -> None:
-    """Write `module`'s weights, as `dtype`, and `header` to `path`; KitError if not finite."""
+def save_module(path: Path, module: nn.Module, **header) -> None:
+    """Write `module`'s weights, in fp32, and `header` to `path`; KitError if not finite."""
     state = module.state_dict().items()
-    weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
+    weights = {name: w.detach().to("cpu", torch.float32).contiguous() for name, w in state}
     for name, weight in weights.items():
         if not is_finite(name, weight):
             raise KitError(
@@ -127,11 +125,6 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     return tensors, header
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of the safetensors file at `path`, mapped from it. Raises KitError, OSError."""
-    return read(path)[0]
-
-
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays that `pack_tensors` wrote to `path`. Raises KitError, OSError."""
     arrays, metadata = _open(path, "numpy")
@@ -141,7 +134,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, if asked for, and metadata of a safetensors file of any program; errors alike."""
+    """Tensors (mapped, if asked for) and metadata of any safetensors file; KitError, OSError."""
     mapped, metadata = _open(path, "pt", tensors)
     for name, tensor in mapped.items():
         # Without the empty dimensions, whose others may be too large to compute with.

@@ -26,7 +26,7 @@ from kit.base.files import (
 )
 from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import DTYPES, set_cuda_defaults
-from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors, save_tensors
+from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read, save_tensors
 from kit.inference.candidates import READER, load_reader, save_reader
 from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import int8
@@ -314,7 +314,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
 
 
 def restore_model(path: Path, config: GPTConfig) -> SpeechGPT:
-    weights = unpacked(read_tensors(path))
+    weights = unpacked(read(path)[0])
     with torch.device("meta"):  # allocates nothing, and skips random initialisation
         model = SpeechGPT(config)
     mismatch = describe_mismatch(weights, model.state_dict())

@@ -7,7 +7,8 @@ from typing import Any
 from kit.base import hardware
 from kit.base import run as runs
 from kit.base.config import build, merge
-from kit.base.formatting import flat
+from kit.base.errors import DamagedFileError, KitError
+from kit.base.formatting import flat, shorten
 from kit.base.run import Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.batches.batching import DataConfig
@@ -180,7 +181,13 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
     base = None
     if read_run_file(run.folder / START_FROM):
         path = run.folder / MODEL
-        base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
+        try:
+            base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
+        except (OSError, KitError) as error:
+            raise DamagedFileError(
+                f"{path}, the base model that this run started from, cannot be read "
+                f"({shorten(error)}): restore a copy of it, or start a new run."
+            ) from error
     finetuning = Finetuning(
         config=build(FinetuneConfig, run.section("finetune")),
         lora=build(LoRAConfig, run.section("lora")),

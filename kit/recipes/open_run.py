@@ -21,11 +21,11 @@ import yaml
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
-from kit.base import hardware
+from kit.base import config, hardware
 from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
 from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
-from kit.base.files import atomic_path, digest, write_atomic
+from kit.base.files import MAX_NAME_BYTES, atomic_path, digest, disk_errors, write_atomic
 from kit.base.formatting import nearest, shorten
 from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run, find_run, read_run_file
@@ -91,14 +91,16 @@ def open_active_run(
     show_plain_notes()
     if data is not None and not name and "KIT_RUN" not in os.environ:
         name, last = name_for_data(data, language), runs.run_folder()
-        if not runs.run_folder(name).exists() and not (last / "manifest.jsonl").exists():
-            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset").strip()
+        is_new = not any((place / name).exists() for place in runs.places_of_runs())
+        if is_new and not (last / "manifest.jsonl").exists():
+            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset")
             preset = preset or chosen  # in 00_setup, a moment ago
             use = use or read_run_file(last / "use")
     mirror = find_mirror()
     folder = runs.run_folder(name) if create else runs.require_run(name)
     kept = open_run_copy(folder, mirror) if mirror else None
     run = find_run(preset, use, folder.name)
+    config.require_sections(settings, Path("SETTINGS"))
     settings = rename_settings(settings)
     check_settings(settings, run.preset)  # before anything is written
     run.begin()
@@ -129,7 +131,9 @@ def name_for_data(data: str, language: str) -> str:
         names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
         common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
         name = next((n for n in names if n.lower() not in common), "")
-    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60] or "voice"
+    name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60]
+    # Letters of many scripts have three bytes; a number may follow.
+    name = name.encode()[: MAX_NAME_BYTES - 6].decode(errors="ignore") or "voice"
     names = itertools.chain([name], runs.numbered(name))
     return next(each for each in names if _source_of(each) in (None, (data, code)))
 
@@ -271,7 +275,10 @@ class RunCopy:
     def begin(self) -> None:
         """Fetch the run's files, and copy changes in the background from now on."""
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
-        unpack_clips(self.run.folder)
+        try:
+            unpack_clips(self.run.folder)
+        except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens it to fix both
+            print(f"Held-out recordings in {self.run.folder / CLIPS} stay packed: {error}")
         if self.thread is None:
             print(f"This run is kept in {self.run.kept}.")
             self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
@@ -339,7 +346,7 @@ def unpack_clips(folder: Path) -> None:
     missing = {r.id for r in rows if r.split != "train" and not Path(r.audio).is_file()}
     if not missing:
         return
-    with tarfile.open(archive_path) as archive:
+    with disk_errors(folder / "clips"), tarfile.open(archive_path) as archive:
         archive.extractall(folder / "clips", filter="data")
     for number, row in enumerate(rows):
         clip = folder / "clips" / _clip_name(row)

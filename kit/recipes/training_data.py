@@ -13,7 +13,7 @@ from kit.base.files import file_digest
 from kit.base.hardware import on_device
 from kit.batches import code_cache
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, speaker_references
+from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import voice_files
@@ -134,8 +134,7 @@ class TrainingData:
 
     @property
     def habits(self) -> Habits:
-        longest, pace = code_cache.longest_text(self.cache), code_cache.slowest_pace(self.cache)
-        return Habits(longest_text=longest, pace=pace)
+        return Habits(longest_text=longest_text(self.cache), pace=slowest_pace(self.cache))
 
     def voice(self) -> Voice:
         """A voice that waits for its model."""

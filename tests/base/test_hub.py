@@ -113,6 +113,13 @@ def test_a_hub_that_falls_silent_is_reported_and_what_came_stays(hub, into, monk
     assert not (into / "download.json").exists()
 
 
+def test_a_gated_model_is_requested_once_and_the_token_named(hub, into, monkeypatch):
+    monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("GatedRepo", 403))
+    with pytest.raises(KitError, match=r"model\.pth.*HF_TOKEN"):
+        fetch(into)
+    assert sent(hub, "model.pth") == [None]
+
+
 def test_bytes_that_differ_from_the_declared_ones_are_dropped(hub, into):
     hub.spoilt.add("model.pth")
     with pytest.raises(KitError, match=r"model\.pth came damaged: its SHA-256 .*run this again"):

@@ -249,6 +249,9 @@ def test_a_damaged_report_on_the_drive_costs_no_figures(a):
     a.copy()
     for folder in (a.folder, a.kept):
         assert json.loads((folder / "report.json").read_text()) == report
+    write(a.kept, **{"report.json": "{"})
+    a.fetch()
+    assert json.loads((a.folder / "report.json").read_text()) == report
 
 
 def test_two_runs_of_one_name_are_never_mixed(a, b, lines):
@@ -260,6 +263,26 @@ def test_two_runs_of_one_name_are_never_mixed(a, b, lines):
     assert not b.keep() and "two different runs" in lines[0]
     assert texts(a.kept) == {"preset": "tiny", "codec": "one"}
     assert texts(b.folder) == {"preset": "t4"}
+
+
+def test_a_copy_without_its_hidden_files_is_a_run_like_any_other(a, b):
+    write(a.kept, preset="tiny")
+    a.fetch()
+    write(a.folder, codec="one")
+    a.copy()
+    assert b.fetch() and texts(b.folder) == texts(a.kept) == {"codec": "one", "preset": "tiny"}
+
+
+def test_what_is_removed_while_it_is_copied_is_removed_there_too(a, monkeypatch):
+    write(a.folder, older="1", newer="2")
+
+    def copy_and_remove(source, target, copyfile=shutil.copyfile):
+        copyfile(source, target)
+        (a.folder / "older").unlink(missing_ok=True)
+
+    monkeypatch.setattr(mirror.shutil, "copyfile", copy_and_remove)
+    assert a.keep() and a.keep()
+    assert texts(a.kept) == {"newer": "2"}
 
 
 def test_a_folder_of_several_runs_is_filled_by_all(machine):

@@ -16,7 +16,7 @@ from helpers import RATE, speech
 from kit.__main__ import parser
 from kit.base.errors import KitError
 from kit.base.formatting import grid_html, report_page, text_grid
-from kit.base.run import Run, find_run, git_state
+from kit.base.run import Run, find_run, git_state, runs_folder
 
 
 @pytest.fixture
@@ -101,6 +101,8 @@ def test_a_run_keeps_its_preset_and_its_data_for_life(place):
         first.set_permanent("data", "my voice")
     with pytest.raises(KitError, match=r"started with the data `my voice`, .*demo-2"):
         first.set_permanent("data", "another")
+    (first.folder / "preset").write_text("tiny\n")  # by an editor
+    assert open_run() == first
 
 
 def test_the_environment_names_run_and_preset_or_the_machine_decides(place, monkeypatch):
@@ -110,6 +112,8 @@ def test_the_environment_names_run_and_preset_or_the_machine_decides(place, monk
     run = open_run()
     assert run.folder == place / "other" and run.preset_name == "tiny"
     assert run.section("train")["max_steps"] == 12 and run.section("none") == {}
+    monkeypatch.setenv("KIT_RUNS", "~/runs")
+    assert runs_folder().is_absolute()
 
 
 def test_an_unknown_preset_begins_no_run(place):
@@ -146,6 +150,9 @@ def test_a_grid_is_a_table_and_lines_in_columns():
 
 def test_the_commit_is_named_where_there_is_git(monkeypatch):
     assert re.fullmatch(r"([0-9a-f]{7,}\+?)?\+?", git_state())
+    with monkeypatch.context() as installed:
+        installed.setattr("kit.base.config.IS_CHECKOUT", False)
+        assert git_state() == "", "the commit of another project"
     monkeypatch.setenv("PATH", "")
     assert git_state() == ""
 

@@ -12,7 +12,7 @@ from helpers import code_index, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import CONFIGS, build, load_preset
-from kit.base.errors import KitError, Note
+from kit.base.errors import DamagedFileError, KitError, Note
 from kit.base.mirror import stamps
 from kit.base.run import find_run
 from kit.batches.batching import DataConfig
@@ -20,7 +20,7 @@ from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.active_run import ActiveRun, RunSource, finetuning_of
 from kit.recipes.open_run import check_settings, parse_settings
 from kit.recipes.start import start
 
@@ -39,7 +39,7 @@ def machine(tmp_path, monkeypatch):
     def go(name: str, opened: str = "my-voice") -> ActiveRun | None:
         for folder, kept in opening._COPIES.items():
             kept.over.set()
-            shutil.rmtree(folder.parent)
+            shutil.rmtree(folder.parent, ignore_errors=True)
         opening._COPIES.clear()
         monkeypatch.setenv("KIT_RUNS", str(tmp_path / name))
         return start(opened) if opened else None
@@ -111,7 +111,7 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert made and came == made | {index.name}
 
 
-def test_held_out_recordings_travel_with_the_run(machine):
+def test_held_out_recordings_travel_with_the_run(machine, tmp_path):
     run = machine("a")
     for name in ("learnt", "kept", "kept-2"):
         run.path("corpus", "wavs", f"{name}.wav").write_text(name)
@@ -127,6 +127,26 @@ def test_held_out_recordings_travel_with_the_run(machine):
     run.record(eval={"cer": 0.1})
     again = read_manifest(machine("c").folder)
     assert [Path(each.audio).read_text() for each in again[1:]] == ["kept", "kept-2"]
+    for damaged in ("clips.tar", "manifest.jsonl"):
+        os.truncate(tmp_path / "drive" / "my-voice" / damaged, 100)
+        assert machine("d").report()["data"] == {"hours": 1.0}, "it can be prepared again"
+
+
+def test_a_run_on_the_drive_that_is_found_by_its_data_keeps_its_preset(machine, monkeypatch):
+    monkeypatch.delenv("KIT_PRESET")
+    machine("a", "")
+    RunSource(data="/a/almaz").begin(start("almaz", "tiny"))
+    start("demo", "cpu").record()
+    machine("b", "demo")
+    assert start(data="/a/almaz").preset_name == "tiny"
+
+
+def test_a_base_model_that_cannot_be_read_is_named(machine):
+    run = machine("a")
+    run.path("start_from").write_text("0 /a/voice")
+    run.path("start.safetensors").write_bytes(b"weights")
+    with pytest.raises(DamagedFileError, match=r"start\.safetensors.*restore a copy"):
+        finetuning_of(run)
 
 
 @pytest.fixture
@@ -246,6 +266,8 @@ def test_what_no_code_reads_is_refused_before_it_is_kept(word, reported, runs):
     with pytest.raises(KitError) as error:
         start("mine", "tiny", settings=parse_settings([word]))
     assert reported in str(error.value)
+    with pytest.raises(KitError, match=r"SETTINGS .*section"):
+        start("mine", "tiny", settings={"lr": 1e-4})
     assert not list(runs.iterdir()), "no folder is left behind"
 
 

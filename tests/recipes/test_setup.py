@@ -50,7 +50,7 @@ def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
         assert start(data=data, language="am").name == name, "the same data, the same run"
         assert start().name == name, "the later notebooks open it again"
     names = {"hf://google/fleurs/am_et/train": "google-fleurs-am_et-train", "record": "my-voice"}
-    names |= {"/c/ድምፅ": "ድምፅ", "/data/codes": "voice"}
+    names |= {"/c/ድምፅ": "ድምፅ", "/data/codes": "voice", f"/c/{'ድ' * 50}": "ድ" * 31}
     assert {data: name_for_data(data, "") for data in names} == names
     assert name_for_data("", "en") == "demo-en"
     assert name_for_data("/a/almaz/wavs", "en") == "almaz-3", "another language needs another run"
