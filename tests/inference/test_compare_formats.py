@@ -156,6 +156,13 @@ def test_rows_are_recordings_of_the_split():
         assert codes == cache.codes[i].tolist() and text == cache.texts[i].tolist()
 
 
+def test_without_held_out_recordings_all_are_compared(monkeypatch):
+    cache = code_cache()
+    monkeypatch.setattr(type(cache), "rows_in_split", lambda *_: torch.zeros(0))
+    rows = formats.recorded_examples(cache, 2)
+    assert [codes for _, codes, _ in rows] == [cache.codes[i].tolist() for i in range(2)]
+
+
 def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported():
     fast = measured("int8", 900.0)
     assert formats.choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
