@@ -18,6 +18,7 @@ from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
+from kit.inference.voice_files import SOUND
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
@@ -256,6 +257,7 @@ def test_lines_are_named_by_number_or_id_and_a_missing_or_binary_file_is_named(t
         ("a|one\ntwo\n", "line 2"),
         ("one\nb|two\n", "line 2"),
         ("a|one\na|two\n", "line 2.*'a'"),
+        ("a|one\nA|two\n", "line 2.*'A'"),
         ("../a|one\n", "line 1.*'/'"),
         ("|one\n", "line 1"),
     ],
@@ -295,12 +297,26 @@ def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp
     spoken.clear()
     lines = (tmp_path / "index.csv").read_bytes().splitlines(keepends=True)
     lines[1:3] = [lines[1].replace(b"\n", b",a remark\n"), b"s1.wav,\xff\n"]
+    lines.append(b'"' + 200_000 * b"x")  # a stray quotation mark
     (tmp_path / "index.csv").write_bytes(b"".join(lines))
     speak_lines(voice, sentences, tmp_path, SHORT)
     assert set(spoken) == {sentences["s0"]} and len(index(tmp_path)) == 5, "edited by hand"
     spoken.clear()
     speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
     assert len(spoken) == 5, "another speaker says all"
+
+
+def test_another_codec_of_the_same_weights_speaks_and_is_measured_again(active_run, tmp_path):
+    run = dataclasses.replace(active_run, folder=tmp_path / "run")
+    shutil.copytree(active_run.folder, run.folder)
+    lines = write(tmp_path / "a.txt", f"{BREAD}\n")
+    measured = Speaking(run).costs.fingerprint
+    for spoken_now in (1, 0, 1):
+        (result,) = speak(run, file=lines, out=tmp_path / "out")
+        assert result.figures["spoken_now"] == spoken_now
+        if not spoken_now:
+            (run.folder / SOUND).write_bytes(b"trained again")
+    assert Speaking(run).costs.fingerprint != measured
 
 
 def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_path, monkeypatch):
@@ -336,6 +352,7 @@ def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_pa
         ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
+        ({"text": "a", "out": Path(".")}, "folder"),
         ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),
         ({"text": "a", "speaker": "alma", "reference": "b.wav"}, "--reference"),
     ],
@@ -343,3 +360,16 @@ def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_pa
 def test_options_that_do_not_belong_together(options, named):
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
+
+
+def test_an_indextts2_names_what_it_does_not_take_and_a_missing_reference(tmp_path):
+    for name in ("gpt.pth", "config.yaml"):
+        write(tmp_path / name, "")
+    lines = {"file": write(tmp_path / "a.txt", "one\n"), "out": tmp_path / "out"}
+    for options, named in (
+        ({"text": "a", "speaker": "alma"}, "--speaker"),
+        (lines, "--file"),
+        ({"text": "a", "reference": "gone.wav"}, r"gone\.wav"),
+    ):
+        with pytest.raises(KitError, match=named):
+            list(speak("mine", voice=str(tmp_path), **options))
