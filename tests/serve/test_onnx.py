@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from kit.inference import speak_onnx
 from kit.inference.export import export_voice
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed, penalize, sample
 from kit.inference.program_export import export_onnx
+from kit.text.normalize import normalize
 
 GREEDY = GenerateConfig(temperature=0)
 SAMPLED = GenerateConfig(temperature=0.9, top_k=12, top_p=0.8, repetition_penalty=1.3, retries=0)
@@ -159,6 +161,14 @@ def test_a_long_sentence_is_spoken_in_parts(exported):
     parts = list(voice.parts(text))
     assert len(parts) > 1 and max(map(len, parts)) <= voice.card["max_text_ids"]
     assert [i for part in parts for i in part] == voice.ids(text)
+
+
+def test_a_turkish_capital_is_lowered_as_in_the_kit():
+    voice = object.__new__(speak_onnx.Voice)
+    voice.card = {"language": "tr"}
+    known = dict.fromkeys(("is_byte", "is_unknown"), lambda _: False)
+    voice.tokens = SimpleNamespace(encode=list, **known)
+    assert "".join(voice.ids("IŞIK İyi")) == normalize("IŞIK İyi", "tr") == "ışık iyi"
 
 
 LONG_WORD = "".join(LINES[0].split()) * 9
