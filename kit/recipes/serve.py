@@ -250,8 +250,7 @@ def parse_request(
         raise RequestError("`speed` must be 1: this voice keeps its own pace.", "speed")
     if values["best_of"] > max(MAX_BEST_OF, settings.best_of):
         raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", "best_of")
-    sampling = {"best_of": values["best_of"], "seed": values["seed"]}
-    sampling["temperature"] = float(values["temperature"])
+    sampling = {name: values[name] for name in ("temperature", "best_of", "seed")}
     return text, speaker, dataclasses.replace(settings, **sampling), format
 
 
@@ -425,8 +424,7 @@ def write_voice(
             shutil.copyfile(export / name, folder / name)
     report = run.report()
     played = ""
-    samples = report.get("samples", [])
-    samples = [sample for sample in samples if (run.folder / sample["wav"]).is_file()]
+    samples = [row for row in report.get("samples", []) if (run.folder / row["wav"]).is_file()]
     for sample in samples[:SAMPLES]:
         (folder / "samples").mkdir(exist_ok=True)
         name = Path(sample["wav"]).name
