@@ -267,7 +267,8 @@ class Speaking:
                 raise
             note = f"\n{error}"
         once = dataclasses.replace(self.read_once, retries=0)
-        complete = self.voice.speak([self.sentence], self.speaker, once)[0].wave
+        # One part at a time, as in the stream: in a batch, rounding may lead to other codes.
+        complete = self.voice.speak([self.sentence], self.speaker, once, batch=1)[0].wave
         difference = float((torch.cat(chunks) - complete).abs().max())
         lengths_s = ", ".join(f"{len(chunk) / self.rate_hz:.2f}" for chunk in chunks)
         return Result(
@@ -527,7 +528,6 @@ def speak(
         raise KitError("--dtype is for a run's voice: an exported one has its number format.")
     if speaker and reference:
         raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
-    sentences = read_sentences(file) if file else {}
     if voice and indextts2_in(Path(voice).expanduser()):
         if file or speaker:
             raise KitError("An IndexTTS2 takes --text and --reference, no --file or --speaker.")
@@ -535,6 +535,7 @@ def speak(
         sounds = players_of({text: package.speak(text)}, package.sample_rate)
         yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
         return
+    sentences = read_sentences(file) if file else {}
     if voice:
         folder = voice_folder(voice)
         spoken_by = load_export(folder, detect().device)
