@@ -14,7 +14,6 @@ import dataclasses
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -219,7 +218,7 @@ def generate(
         truncated = [i for i, result in enumerate(results) if not result.stopped]
         if not truncated:
             break
-        config = replace(config, temperature=config.temperature / 2)
+        config = dataclasses.replace(config, temperature=config.temperature / 2)
         left_texts = [texts[i] for i in truncated]
         left_cond = select_rows(cond, truncated)
         again = best_of(decoder, left_texts, left_cond, config, text_mismatch)
@@ -229,7 +228,7 @@ def generate(
 
 
 def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
-    return config if model.text_dropout else replace(config, guidance_scale=1.0)
+    return config if model.text_dropout else dataclasses.replace(config, guidance_scale=1.0)
 
 
 def best_of(
