@@ -204,8 +204,7 @@ async def read_body(request) -> dict:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_REQUEST_BYTES:
-            message = f"The request is larger than {MAX_REQUEST_BYTES} bytes."
-            raise RequestError(message, status=413)
+            raise RequestError(f"The request exceeds {MAX_REQUEST_BYTES} bytes.", status=413)
     try:
         body = json.loads(data)
         json.dumps(body, ensure_ascii=False).encode()  # raises for half a surrogate pair, "\ud83d"
@@ -257,8 +256,7 @@ def parse_request(
 def submit(speech: SpeechQueue, *request, **how) -> Job:
     """Queue a text (see `SpeechQueue.submit`). Raises RequestError if too many wait already."""
     if len(speech.jobs) >= MAX_WAITING:
-        message = f"{MAX_WAITING} texts wait already: try again in a moment."
-        raise RequestError(message, status=429)
+        raise RequestError(f"{MAX_WAITING} texts wait already: try again soon.", status=429)
     return speech.submit(*request, **how)
 
 
