@@ -75,10 +75,11 @@ class FormatResult:
 
 
 def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
-    """Return the first `count` held-out recordings, each its own reference."""
+    """Return the first `count` held-out recordings, or of all, each its own reference."""
+    rows = cache.rows_in_split("held_out").tolist() or range(cache.recorded)
     return [
         (cache.texts[i].tolist(), cache.codes[i].tolist(), torch.from_numpy(cache.references[i]))
-        for i in cache.rows_in_split("held_out")[:count].tolist()
+        for i in rows[:count]
     ]
 
 
@@ -248,8 +249,7 @@ def choose_format(formats: list[FormatResult]) -> tuple[FormatResult, str]:
 
 def formats_table(formats: list[FormatResult]) -> list[tuple[str, ...]]:
     """Return table rows: a header, then one for each format."""
-    header = ("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")
-    rows = [header]
+    rows = [("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")]
     for f in formats:
         error = f"{f.cost.mean_logit_error:.3f} (worst {f.cost.max_logit_error:.2f})"
         warm_up = f"{f.warm_up_s:.0f} s" if f.warm_up_s else "none"

@@ -51,7 +51,7 @@ class EvaluateConfig:
     """The section `evaluate` of a preset."""
 
     sentences: int = 250  # held-out sentences that the voice speaks
-    worst_cer: float = 0.12  # a voice whose CER, less that of the recordings, is higher fails
+    worst_cer: float = 0.12  # a voice with a higher CER fails
 
     def __post_init__(self):
         require_within(self, 1, 100_000, "sentences")
@@ -141,9 +141,9 @@ def save_samples(
     rows = []
     for variant, (texts, waves) in named.items():
         for i, (text, wave) in enumerate(zip(texts[:SAVED_SAMPLES], waves)):
-            path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
-            write_atomic(path, encode_wav(wave.numpy(), rate))
-            rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
+            wav = f"samples/{split}-{i}-{variant}.wav"
+            write_atomic(Path(folder) / wav, encode_wav(wave.numpy(), rate))
+            rows.append({"text": text, "wav": wav, "split": split})
     return rows
 
 

@@ -141,7 +141,7 @@ def export_voice(
         raise SpeechError(
             f"The references of {damaged} are not finite: run notebook 02_train again."
         )
-    with atomic_folder(prepare(folder), (CARD,)) as new:
+    with atomic_folder(prepare(folder), (READER, CARD)) as new:
         with atomic_path(new / "model.safetensors") as file:
             save_tensors(tensors, file)
         save_codec(voice.codec, new / "codec.safetensors")

@@ -14,7 +14,6 @@ import dataclasses
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,16 +58,14 @@ class GenerateConfig:
 
     def __post_init__(self):
         require_types(GenerateConfig, vars(self))
-        in_range = 0 <= self.temperature <= 100
-        require(in_range, self, "temperature", "must lie in 0 (greedy) to 100 (almost random).")
+        require_within(self, 0, 100, "temperature")
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
-        require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         positive = self.repetition_penalty > 0
         require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
         require_within(self, 1, 100, "guidance_scale")
         require_within(self, 1, 64, "best_of")
         require_within(self, 0, 20, "retries")
-        require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
+        require_least(self, 0, "top_k", "follow", "reread", "repetition_penalty", "exact_codes")
         require_within(self, 0, 1000, "max_codes_per_text_id")
 
     @property
@@ -221,7 +218,7 @@ def generate(
         truncated = [i for i, result in enumerate(results) if not result.stopped]
         if not truncated:
             break
-        config = replace(config, temperature=config.temperature / 2)
+        config = dataclasses.replace(config, temperature=config.temperature / 2)
         left_texts = [texts[i] for i in truncated]
         left_cond = select_rows(cond, truncated)
         again = best_of(decoder, left_texts, left_cond, config, text_mismatch)
@@ -231,7 +228,7 @@ def generate(
 
 
 def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
-    return config if model.text_dropout else replace(config, guidance_scale=1.0)
+    return config if model.text_dropout else dataclasses.replace(config, guidance_scale=1.0)
 
 
 def best_of(

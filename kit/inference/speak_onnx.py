@@ -37,7 +37,10 @@ class Voice:
 
     def ids(self, text):
         """Return the token ids of `text`, without punctuation that the tokenizer lacks."""
-        text = unicodedata.normalize("NFC", text).lower()
+        text = unicodedata.normalize("NFC", text)
+        if self.card["language"] == "tr":
+            text = text.replace("İ", "i").replace("I", "ı")
+        text = text.lower()
         raw = (self.tokens.is_byte, self.tokens.is_unknown)
         lacking = {c for c in text for i in self.tokens.encode(c) if any(test(i) for test in raw)}
         ids = self.tokens.encode(" ".join("".join(c for c in text if c not in lacking).split()))
@@ -62,7 +65,7 @@ class Voice:
     def codes(self, ids, speaker, settings):
         """Return codes and the states that predicted them."""
         limit = min(self.card["max_codes"], int(self.card["max_codes_per_text_id"] * len(ids)) + 40)
-        rng = np.random.default_rng(settings["seed"])
+        rng = np.random.default_rng(abs(settings["seed"]))
         logits, state, new = self.prompt.run(None, {"text": ids, "latents": self.latents[speaker]})
         cache = np.concatenate((new, np.zeros((limit, *new.shape[1:]), new.dtype)))
         codes, states = [], []

@@ -275,8 +275,9 @@ class Evaluation:
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
-        config = build(scoring.EvaluateConfig, run.section("evaluate"))
-        self.data = EvaluationData(run, sentences or config.sentences)
+        over = {"sentences": sentences} if sentences else {}
+        config = build(scoring.EvaluateConfig, run.section("evaluate"), **over)
+        self.data = EvaluationData(run, config.sentences)
 
     def __str__(self) -> str:
         data = self.data

@@ -204,8 +204,7 @@ async def read_body(request) -> dict:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_REQUEST_BYTES:
-            message = f"The request is larger than {MAX_REQUEST_BYTES} bytes."
-            raise RequestError(message, status=413)
+            raise RequestError(f"The request exceeds {MAX_REQUEST_BYTES} bytes.", status=413)
     try:
         body = json.loads(data)
         json.dumps(body, ensure_ascii=False).encode()  # raises for half a surrogate pair, "\ud83d"
@@ -250,16 +249,14 @@ def parse_request(
         raise RequestError("`speed` must be 1: this voice keeps its own pace.", "speed")
     if values["best_of"] > max(MAX_BEST_OF, settings.best_of):
         raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", "best_of")
-    sampling = {"best_of": values["best_of"], "seed": values["seed"]}
-    sampling["temperature"] = float(values["temperature"])
+    sampling = {name: values[name] for name in ("temperature", "best_of", "seed")}
     return text, speaker, dataclasses.replace(settings, **sampling), format
 
 
 def submit(speech: SpeechQueue, *request, **how) -> Job:
     """Queue a text (see `SpeechQueue.submit`). Raises RequestError if too many wait already."""
     if len(speech.jobs) >= MAX_WAITING:
-        message = f"{MAX_WAITING} texts wait already: try again in a moment."
-        raise RequestError(message, status=429)
+        raise RequestError(f"{MAX_WAITING} texts wait already: try again soon.", status=429)
     return speech.submit(*request, **how)
 
 
@@ -425,8 +422,7 @@ def write_voice(
             shutil.copyfile(export / name, folder / name)
     report = run.report()
     played = ""
-    samples = report.get("samples", [])
-    samples = [sample for sample in samples if (run.folder / sample["wav"]).is_file()]
+    samples = [row for row in report.get("samples", []) if (run.folder / row["wav"]).is_file()]
     for sample in samples[:SAMPLES]:
         (folder / "samples").mkdir(exist_ok=True)
         name = Path(sample["wav"]).name

@@ -22,18 +22,20 @@ from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.dataset.tables import encoding_problem, iter_lines
 from kit.inference import compare_formats as measure
+from kit.inference.candidates import READER
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.program_export import export_onnx, export_program
 from kit.inference.voice import Speech, Voice, remark
-from kit.inference.voice_files import load_voice
+from kit.inference.voice_files import SOUND, load_voice
 from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
 from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import inherited_licence, voice_folder
+from kit.recipes.evaluate import OTHER_FILES
 from kit.recipes.start import is_colab
 from kit.releases.indextts2.model import indextts2_in
 from kit.releases.indextts2.speak import PackageSpeaker
@@ -168,8 +170,7 @@ class Speaking:
     def voice_in(self, dtype: str) -> Voice:
         """Return the voice in the number format `dtype`, "" the device's. Raises SpeechError."""
         if dtype and dtype not in self.voices:
-            hint = nearest(dtype, self.voices)
-            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
+            raise SpeechError(f"The voice has no format {dtype!r}.{nearest(dtype, self.voices)}")
         return self.voices[dtype] if dtype else self.voice
 
     def panel(self) -> None:
@@ -266,7 +267,8 @@ class Speaking:
                 raise
             note = f"\n{error}"
         once = dataclasses.replace(self.read_once, retries=0)
-        complete = self.voice.speak([self.sentence], self.speaker, once)[0].wave
+        # One part at a time, as in the stream: in a batch, rounding may lead to other codes.
+        complete = self.voice.speak([self.sentence], self.speaker, once, batch=1)[0].wave
         difference = float((torch.cat(chunks) - complete).abs().max())
         lengths_s = ", ".join(f"{len(chunk) / self.rate_hz:.2f}" for chunk in chunks)
         return Result(
@@ -369,11 +371,13 @@ class SpeakingCosts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all that measurements depend on: weights, settings, machine."""
+        """A digest of all that measurements depend on: the voice's files, settings, machine."""
         own = self.speaking
-        weights = files.file_digest(own.weights_file)
+        run = own.active_run
+        paths = [run.folder / name for name in (own.weights_file.name, *OTHER_FILES)]
+        digests = [files.file_digest(path) for path in paths if path.is_file()]
         sampling = by_former_names("generate", own.sampling)
-        return files.digest(weights, own.config, sampling, own.story, own.active_run.hw.name)
+        return files.digest(digests, own.config, sampling, own.story, run.hw.name)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
@@ -518,30 +522,35 @@ def speak(
         raise KitError("Give a --text to say or a --file of sentences, not both.")
     if file is not None and out is None:
         raise KitError("--file needs --out: a folder for the WAV files.")
+    if text is not None and out and out.is_dir():
+        raise KitError(f"--out {out} is a folder: name the WAV file to write.")
     if voice and dtype:
         raise KitError("--dtype is for a run's voice: an exported one has its number format.")
     if speaker and reference:
         raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
-    sentences = read_sentences(file) if file else {}
-    if text is not None and voice and indextts2_in(Path(voice).expanduser()):
+    if voice and indextts2_in(Path(voice).expanduser()):
+        if file or speaker:
+            raise KitError("An IndexTTS2 takes --text and --reference, no --file or --speaker.")
         package = PackageSpeaker(Path(voice).expanduser(), reference)
         sounds = players_of({text: package.speak(text)}, package.sample_rate)
         yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
         return
+    sentences = read_sentences(file) if file else {}
     if voice:
         folder = voice_folder(voice)
         spoken_by = load_export(folder, detect().device)
         settings = read_card(folder).settings
-        weights = [folder / name for name in FILES]
+        parts = [folder / name for name in (*FILES, READER)]
     else:
         speaking = Speaking(run)
         spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
-        weights = [speaking.weights_file, run.path("codec.safetensors")]
+        names = (speaking.weights_file.name, "codec.safetensors", SOUND, READER)
+        parts = [run.folder / name for name in names]
     if reference:
         spoken_by, speaker = with_reference(spoken_by, reference)
-        weights.append(Path(reference).expanduser())
+        parts.append(Path(reference).expanduser())
     if file:
-        made_by = files.digest([files.file_digest(path) for path in weights], dtype)
+        made_by = files.digest([files.file_digest(path) for path in parts if path.is_file()], dtype)
         yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
         return
     speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
@@ -575,6 +584,7 @@ def read_sentences(path: Path) -> dict[str, str]:
         raise KitError(f"{path} has no text: write a sentence a line, or id|text.")
     has_ids = "|" in next(iter(numbered.values()))
     sentences = {}
+    taken = set()
     for number, line in numbered.items():
         place = f"{path}, line {number}"
         problem, fix = encoding_problem(line)
@@ -590,8 +600,9 @@ def read_sentences(path: Path) -> dict[str, str]:
             name = files.require_folder_name(name.strip(), f"{place}: the id")
         else:
             name, text = f"{number:05}", line
-        if name in sentences:
-            raise KitError(f"{place}: the id {name!r} was there before.")
+        if name.lower() in taken:  # A.wav and a.wav are one file on Windows and macOS
+            raise KitError(f"{place}: the id {name!r} was there before, perhaps in other capitals.")
+        taken.add(name.lower())
         sentences[name] = text.strip()
     return sentences
 
@@ -676,6 +687,7 @@ def read_index(path: Path) -> list[dict]:
     """Return the rows of an index; [] without one. Raises KitError for another kind of table."""
     if not path.is_file():
         return []
+    csv.field_size_limit(2**31 - 1)  # a text, or after a stray quotation mark the rest of the file
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames != list(COLUMNS):

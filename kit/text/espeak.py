@@ -138,7 +138,7 @@ class _Phonemizer:
                 self.process.stdin.write(json.dumps(lines) + "\n")
                 self.process.stdin.flush()
                 answer = self.process.stdout.readline()
-            except BrokenPipeError:
+            except OSError:  # it has ended
                 answer = ""
             except BaseException:  # interrupted: its answer would be read as that to the next lines
                 self.process.kill()

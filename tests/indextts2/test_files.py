@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import yaml
 from published_indextts2 import SENTENCES, SMALL, write_vocabulary
 from test_parity import kit_codes, package_codes, row
 
-from kit.base.errors import DamagedFileError, KitError
+from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.model.gpt import weighted_loss
 from kit.model.lora import LoRAConfig, add_adapters, is_adapter, merged
 from kit.model.sequence import pack
@@ -78,6 +79,18 @@ def test_halves_are_loaded_too(folder, tmp_path):
     loaded_by_package(save_indextts2(release, tmp_path / "half", torch.float16))
     with pytest.raises(KitError, match="name another folder"):
         save_indextts2(release, folder)
+
+
+def test_a_copy_that_was_cut_short_leaves_no_file(folder, tmp_path, monkeypatch):
+    def full_disk(source, target):
+        target.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.link", Mock(side_effect=OSError))
+    monkeypatch.setattr("shutil.copyfile", full_disk)
+    with pytest.raises(DiskError):
+        save_indextts2(load_indextts2(folder), tmp_path / "tuned")
+    assert not (tmp_path / "tuned" / "wav2vec2bert_stats.pt").exists()
 
 
 def change_settings(folder, **sizes):

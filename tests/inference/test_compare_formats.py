@@ -149,11 +149,13 @@ def test_every_format_is_measured_beside_the_first(voice):
     assert all(v.cer == 0.25 and v.codes_per_s > 0 and v.warm_up_s == 0 for v in found)
 
 
-def test_rows_are_recordings_of_the_split():
+def test_rows_are_recordings_of_the_split_or_of_all_if_it_has_none(monkeypatch):
     cache = code_cache()
     rows = formats.recorded_examples(cache, 3)
     for (text, codes, _), i in zip(rows, cache.rows_in_split("held_out")[:3], strict=True):
         assert codes == cache.codes[i].tolist() and text == cache.texts[i].tolist()
+    monkeypatch.setattr(type(cache), "rows_in_split", lambda *_: torch.zeros(0))
+    assert formats.recorded_examples(cache, 1)[0][1] == cache.codes[0].tolist()
 
 
 def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported():

@@ -85,6 +85,11 @@ def test_the_card_describes_the_folder(voice, folder):
     assert sizes == {name: (folder / name).stat().st_size for name in FILES}
 
 
+def test_the_reader_of_an_earlier_export_goes(voice, tmp_path):
+    (tmp_path / export.READER).write_bytes(b"of other codes")
+    assert not (export_voice(voice, tmp_path) / export.READER).exists()
+
+
 def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
     lines = re.findall(r"^    (.*)$", (folder / "README.md").read_text(), re.M)
     needless = "torchaudio", "soundfile", "yaml", "orjson", "psutil", "matplotlib", "ipywidgets"

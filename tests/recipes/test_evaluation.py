@@ -200,6 +200,8 @@ def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
     run.path("references.safetensors").unlink()
     with pytest.raises(SpeechError, match="02_train"):
         Evaluation(run)
+    with pytest.raises(KitError, match="sentences = -1"):
+        Evaluation(run, sentences=-1)
     manifest = run.path("manifest.jsonl")
     rows = manifest.read_text(encoding="utf-8").replace("held_out", "train")
     manifest.write_text(rows, encoding="utf-8")

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import soundfile
@@ -16,7 +17,7 @@ from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
-from kit.inference.generate import GenerateConfig
+from kit.inference.generate import GenerateConfig, generate
 from kit.inference.voice import Speech, Voice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.speak import (
@@ -28,6 +29,7 @@ from kit.recipes.speak import (
     speak,
     speak_lines,
 )
+from kit.releases.indextts2.speak import PackageSpeaker
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
@@ -72,6 +74,13 @@ def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking
     parts = said.grid[1:]
     assert len(parts) > 1 and str(said).startswith(f"{len(parts)} parts, ")
     assert all(0 < int(ids) <= 40 for _, ids in parts)
+
+
+def test_a_stream_is_compared_with_parts_that_were_not_batched(active_run, monkeypatch):
+    counted = Mock(wraps=generate)
+    monkeypatch.setattr("kit.inference.voice.generate", counted)
+    Speaking(active_run, "ሰላም። ሰላም።").stream()
+    assert [len(call.args[1]) for call in counted.call_args_list] == [1, 1]
 
 
 def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch, capsys):
@@ -256,6 +265,7 @@ def test_lines_are_named_by_number_or_id_and_a_missing_or_binary_file_is_named(t
         ("a|one\ntwo\n", "line 2"),
         ("one\nb|two\n", "line 2"),
         ("a|one\na|two\n", "line 2.*'a'"),
+        ("a|one\nA|two\n", "line 2.*'A'"),
         ("../a|one\n", "line 1.*'/'"),
         ("|one\n", "line 1"),
     ],
@@ -295,12 +305,24 @@ def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp
     spoken.clear()
     lines = (tmp_path / "index.csv").read_bytes().splitlines(keepends=True)
     lines[1:3] = [lines[1].replace(b"\n", b",a remark\n"), b"s1.wav,\xff\n"]
-    (tmp_path / "index.csv").write_bytes(b"".join(lines))
+    (tmp_path / "index.csv").write_bytes(b"".join([*lines, b'"', 200_000 * b"x"]))
     speak_lines(voice, sentences, tmp_path, SHORT)
     assert set(spoken) == {sentences["s0"]} and len(index(tmp_path)) == 5, "edited by hand"
     spoken.clear()
     speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
     assert len(spoken) == 5, "another speaker says all"
+
+
+def test_another_codec_of_the_same_weights_speaks_and_is_measured_again(active_run, tmp_path):
+    folder = shutil.copytree(active_run.folder, tmp_path / "run")
+    run = dataclasses.replace(active_run, folder=folder)
+    lines = write(tmp_path / "a.txt", f"{BREAD}\n")
+    for spoken_now in (1, 0, 1):
+        (result,) = speak(run, file=lines, out=tmp_path / "out")
+        assert result.figures["spoken_now"] == spoken_now
+        if not spoken_now:
+            (folder / "sound.safetensors").write_bytes(b"trained again")
+    assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
 
 
 def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_path, monkeypatch):
@@ -336,10 +358,19 @@ def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_pa
         ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
+        ({"text": "a", "out": Path(".")}, "folder"),
         ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),
         ({"text": "a", "speaker": "alma", "reference": "b.wav"}, "--reference"),
+        ({"file": Path("b"), "out": Path("c"), "voice": "index"}, "no --file or --speaker"),
     ],
 )
-def test_options_that_do_not_belong_together(options, named):
+def test_options_that_do_not_belong_together(options, named, monkeypatch):
+    monkeypatch.setattr("kit.recipes.speak.indextts2_in", lambda folder: folder.name == "index")
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
+
+
+def test_the_missing_reference_of_an_indextts2_is_named(tmp_path):
+    write(tmp_path / "config.yaml", "")
+    with pytest.raises(KitError, match=r"gone\.wav"):
+        PackageSpeaker(tmp_path, "gone.wav")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -159,6 +160,12 @@ def test_a_long_sentence_is_spoken_in_parts(exported):
     parts = list(voice.parts(text))
     assert len(parts) > 1 and max(map(len, parts)) <= voice.card["max_text_ids"]
     assert [i for part in parts for i in part] == voice.ids(text)
+
+
+def test_a_turkish_capital_is_lowered_as_in_the_kit():
+    tokens = SimpleNamespace(encode=list, is_byte=str.isdigit, is_unknown=str.isdigit)
+    voice = SimpleNamespace(card={"language": "tr"}, tokens=tokens)
+    assert "".join(speak_onnx.Voice.ids(voice, "IŞIK İyi")) == "ışık iyi"
 
 
 LONG_WORD = "".join(LINES[0].split()) * 9

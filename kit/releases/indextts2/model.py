@@ -178,7 +178,8 @@ def _add_others(before: Path, folder: Path) -> None:
         try:
             os.link(path.resolve(), target)
         except OSError:  # another disk
-            shutil.copyfile(path, target)
+            with atomic_path(target) as temporary:
+                shutil.copyfile(path, temporary)
 
 
 # --- names and sizes ------------------------------------------------------------------------------

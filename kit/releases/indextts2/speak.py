@@ -57,6 +57,9 @@ class PackageSpeaker:
     def __init__(self, folder: Path, reference: str = ""):
         if not (folder / CONFIG_FILE).is_file():
             raise KitError(f"There is no {folder}: export the voice first (07_finetune_xtts).")
+        self.reference = Path(reference or folder / "reference.wav").expanduser()
+        if not self.reference.is_file():
+            raise KitError(f"There is no {self.reference}: give a recording as the reference.")
         indextts = package("infer_v2")
         missing = missing_files(folder)
         if missing:
@@ -65,7 +68,6 @@ class PackageSpeaker:
                 "them from the release (hf download IndexTeam/IndexTTS-2)."
             )
         self.language = read_yaml(folder / CONFIG_FILE).get("language", "en")
-        self.reference = Path(reference or folder / "reference.wav")
         self.tts = indextts.IndexTTS2(model_dir=str(folder))
         self.tts.tokenizer.normalizer = None  # texts are normalised as in training
 
