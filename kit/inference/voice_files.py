@@ -245,7 +245,7 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
         vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
         for name, mel in tensors.items():
             require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
-        require_matrix("the tensor of vectors", vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
+        require_matrix("the speaker vectors", vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
         if len(vectors) != len(parts["vectors"]):
             raise KitError(f"it has {len(vectors)} vectors for {len(parts['vectors'])} speakers")
         for name, frames in parts["pieces"].items():

@@ -329,12 +329,12 @@ class Preparation:
         run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
         self.cut = self.aligned
+        if not too_long:
+            return Result(line="No recording is too long.")
         if not self.matched.judged:
             line = "Nothing is cut: the recogniser is not good enough to find the words."
             line += f" Rejected as too long: {len(too_long):,} of the recordings."
             return Result(line=line)
-        if not too_long:
-            return Result(line="No recording is too long.")
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
