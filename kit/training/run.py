@@ -139,7 +139,7 @@ class TrainingProcess:
         reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line, default=nothing)
         if code < 0:  # what it printed last is not why
             reason = f"Its process was ended by {signal.Signals(-code).name}."
-            if -code == signal.SIGKILL:
+            if "SIGKILL" in reason:
                 reason += " Most likely memory ran out: close other programs, lower `micro_batch`."
         return KitError(f"{reason} (Full output: {output}.)")
 
