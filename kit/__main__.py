@@ -313,7 +313,8 @@ class Answer:
     def on_stdout(self) -> Iterator[None]:
         """Send all that is printed to stderr, by other processes too; the object to stdout."""
         sys.stdout.flush()
-        with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+        # A name that is not UTF-8 has surrogates: they become JSON's escapes.
+        with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace") as stdout:
             os.dup2(2, 1)
             try:
                 yield
@@ -397,7 +398,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         if "--json" in sys.argv:
-            print(json.dumps({"error": message, "exit_code": 2}, ensure_ascii=False))
+            print(json.dumps({"error": message, "exit_code": 2}))
         super().error(message)
 
 

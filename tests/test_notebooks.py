@@ -60,6 +60,13 @@ def test_every_question_and_the_exercise_have_an_answer(path):
     assert any(cell.source.startswith(hidden) for cell in rest)
 
 
+def test_a_stream_stops_and_resumes_in_a_table_of_a_few_recordings(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("one\ntwo\n")
+    (cell,) = (cell for cell in code_cells(FOLDER / "06_more_data.ipynb") if cell.id == "426d49d9")
+    exec(cell.source, {"TEXT": str(tmp_path / "text.txt")})
+    assert "after 2 records" in capsys.readouterr().out
+
+
 @each
 def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path):
     tags = [cell.metadata.get("tags", []) for cell in code_cells(path)]

@@ -43,7 +43,7 @@ class Ticker:
             ending = f"done in {clock(took_s)}"
         elif done and took_s >= 3.0:  # earlier it would be mostly start-up, multiplied
             ending = f"{clock(took_s * (total - done) / done)} left"
-        share = f"{self.label}: {done:,.0f} of {total:,.0f}   {100 * done / total:.0f} %"
+        share = f"{self.label}: {done:,.0f} of {total:,.0f}   {100 * done / (total or 1):.0f} %"
         return "   ".join(filter(None, (share, ending, detail)))
 
 

@@ -61,8 +61,7 @@ TERMS = {
 }
 # Nothing is spoken in training: the kit does not make its sound.
 NOT_SPOKEN = {"train": {"gate_every": 0}, "decoder_finetune": {"steps": 0}, "reader": {"rows": 0}}
-# As a run records it, after the licence's name.
-ACCEPTED = ", accepted"
+ACCEPTED = ", accepted"  # as a run records it, after the licence's name
 CONDITIONS = {LICENCE: "neither the model nor its speech may be sold"}
 OTHER_CONDITIONS = "its conditions go with the model"
 
@@ -214,8 +213,8 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
 def voice_folder(name: str, run: str = "") -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    "" is the voice of `run`. Downloads it once for all runs. Raises KitError if there is none, and
-    DiskError if the download fails.
+    "" is the voice of `run`. Downloads it once for all runs; a commit that is there needs no
+    network. Raises KitError if there is none, and DiskError if the download fails.
     """
     if not name.startswith(HUB):
         folder = Path(name).expanduser() if name else run_folder(run) / "export"
@@ -223,9 +222,11 @@ def voice_folder(name: str, run: str = "") -> Path:
             raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    listing = list_files(repository, revision or "main")
-    folder = copy_of(repository, listing[0], runs_folder())
-    fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
+    folder = copy_of(repository, revision, runs_folder())
+    if not fetched(folder, EXPORT_FILES):
+        listing = list_files(repository, revision or "main")
+        folder = copy_of(repository, listing[0], runs_folder())
+        fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
     return folder
 
 

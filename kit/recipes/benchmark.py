@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from kit.base.config import build, merge, preset_path
+from kit.base.config import build, merge, parse_object, preset_path
 from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, write_atomic
 from kit.base.formatting import format_gib
@@ -125,7 +125,7 @@ class Benchmark:
         """Keep each switch that pays off, and measure the chosen set once more."""
         self.decisions = recommend.choose_switches(self.measured, self.goal)
         self._measure_chosen()
-        if self.goal == "speed":
+        if self.goal == "speed" or self.measured[-1].loss is None:
             self.decisions = recommend.prefer_measured(self.decisions, self.measured)
             self._measure_chosen()
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
@@ -175,8 +175,9 @@ class Benchmark:
         figures = {"chosen": on, "goal": self.goal, "device": name}
         figures["variants"] = recommend.trial_figures(self.measured)
         self.active.record(bench={self.model or "preset": figures})
-        first, last = self.ran[0], self.ran[-1]
-        gained = {"step_s": 1 / last.steps_per_s, "before_step_s": 1 / first.steps_per_s}
+        baseline, last = self.measured[0], self.ran[-1]
+        before_s = None if baseline.loss is None else 1 / baseline.steps_per_s
+        gained = {"step_s": 1 / last.steps_per_s, "before_step_s": before_s}
         gained |= {"tokens_per_s": last.tokens_per_s, "mfu": last.mfu}
         gained["memory_bytes"] = last.peak_memory_bytes
         what = f"{self.model or Path(self.active.preset_name).stem}, switches"
@@ -209,7 +210,9 @@ def keep_device(
     if run.hw.device == "cpu":
         name += f", {run.hw.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
     path = make_folder(devices_folder()) / (re.sub(r"\W+", "-", name.lower()) + ".json")
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"device": name}
+    known = {"device": name}
+    if path.exists():
+        known = parse_object(path.read_bytes(), f"{path} (delete it if it is damaged)")
     made_with = {"settings": settings, "threads": threads, "torch": versions()["torch"]}
     known[what] = figures | made_with | {"date": time.strftime("%Y-%m-%d")}
     write_atomic(path, json.dumps(known, indent=1) + "\n")
@@ -219,7 +222,7 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
     """Merge the files of `folder`, one a device, into its table README.md; `voicekit devices`."""
     folder = folder or devices_folder()
     paths = sorted(Path(folder).glob("*.json"))
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    files = [parse_object(p.read_bytes(), f"{p} (delete it if it is damaged)") for p in paths]
     if not files:
         raise KitError(f"{folder} has no measurements: `benchmark` and `tune` write them.")
     lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]
@@ -237,11 +240,12 @@ def devices(_name: str = "", folder: Path | None = None) -> Result:
 
 def device_cells(what: str, row: dict) -> tuple[str, ...]:
     tokens_per_s, mfu = row.get("tokens_per_s"), row.get("mfu")
+    before_s = row["before_step_s"]
     return (
         f"{what}, {row['threads']}",
         row["settings"],
         f"{1000 * row['step_s']:,.0f} ms",
-        f"{row['before_step_s'] / row['step_s']:.2f}x",
+        "" if before_s is None else f"{before_s / row['step_s']:.2f}x",
         "" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
         "" if mfu is None else f"{mfu:.0%}",
         format_gib(row["memory_bytes"]),
@@ -364,6 +368,8 @@ class Tuning:
         result = asked | trials.measure_variant(task, config, on, limit_s)
         if "not finished after" not in result.get("error", ""):  # a longer search may finish it
             trials.append_result(self.results, result)
+        elif self.searching and self.best is not None:
+            raise TimeoutError
         return result
 
     def search(self) -> Result:
@@ -394,6 +400,9 @@ class Tuning:
         works = (self.start, self.best.work)
         turns = [[self.measure(work, steps) for work in works] for _ in range(PAIRS)]
         figures = [recommend.fastest(each) for each in zip(*turns)]
+        if "error" in figures[0]:
+            reason = figures[0]["error"]
+            return Result(line=f"The settings as they were could not be measured again: {reason}")
         start, best = (
             recommend.judge(work, steps, each, figures[0], self.target)
             for work, each in zip(works, figures)
@@ -431,7 +440,8 @@ class Tuning:
         plain = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
         write_atomic(self.path, "\n".join(lines) + "\n" + plain)
         if not self.searching:
-            gained = {"step_s": best.step_s, "before_step_s": self.before_s or best.step_s}
+            before_s = best.step_s if best.work == self.start else self.before_s
+            gained = {"step_s": best.step_s, "before_step_s": before_s}
             gained["memory_bytes"] = best.memory_bytes
             what = f"{Path(run.preset_name).stem}, tuned"
             threads = int(run.threads.value)

@@ -119,14 +119,8 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
-        self.prepare = Preparation(
-            run,
-            data,
-            language,
-            base_model=base_model,
-            accept_license=accept_license,
-            tokenizer=tokenizer,
-        )
+        base = {"base_model": base_model, "accept_license": accept_license}
+        self.prepare = Preparation(run, data, language, tokenizer=tokenizer, **base)
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
 
@@ -156,9 +150,8 @@ class FineTune:
         }
         figures |= {"layers": model.layers, "width": model.width}
         figures |= {"text ids": model.text_vocab, "codes": model.code_vocab}
-        return Result(
-            line=f"{self.base_model}: {parameters / 1e6:,.1f} million parameters", figures=figures
-        )
+        line = f"{self.base_model}: {parameters / 1e6:,.1f} million parameters"
+        return Result(line=line, figures=figures)
 
     def recordings(self) -> Result:
         """Check the recordings. Raises DatasetError if too many were rejected."""
@@ -340,7 +333,7 @@ class FineTune:
                 )
             recording = self.made_recording()
         rate_hz = self.prepare.codec.input_sample_rate
-        wave = load_reference(str(recording), rate_hz)
+        wave = load_reference(str(Path(recording).expanduser()), rate_hz)
         sounds = [Sound(caption="the recording", wave=wave.numpy(), sample_rate_hz=rate_hz)]
         for when, voice in (("before", self.untrained_voice()), ("after", self.voice)):
             with on_device(run.hw.device, voice.codec):

@@ -235,7 +235,7 @@ class Rehearsal:
         self.voice = voice
         self.config = build(FinetuneConfig, run.section("finetune"))
         self.sampling = rehearsal_sampling(run)
-        sentences = Path(self.config.rehearsal_sentences or REHEARSED)
+        sentences = Path(self.config.rehearsal_sentences or REHEARSED).expanduser()
         self.base = BaseLanguages(run, voice, self.sampling, sentences)
         self.key = rehearsal_key(run, voice.references)
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
@@ -250,8 +250,12 @@ class Rehearsal:
                 rehearsed = load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
-        rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
-        missing = [row for row in rows if row not in rehearsed.codes]
+        wanted = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
+        fewer = 0 < len(wanted) < len(rehearsed.codes)
+        rehearsed.codes = wanted
+        if fewer:  # training mixes in all that the file has
+            rehearsed.save(path, self.key)
+        missing = [row for row in rows if row not in wanted]
         decoder = Decoder(self.base.model)
         ticker = Ticker("spoken to rehearse")
         for batch in chunks(missing, ROWS_AT_ONCE):

@@ -260,11 +260,12 @@ class Compare:
             wavs = same_level([np.asarray(each.wave) for each in spoken])
             sounds = [encode_wav(wave, voice.rate_hz) for wave, voice in zip(wavs, voices)]
             offered.append((text, sounds[order[0]], sounds[order[1]]))
-        wins = [0, 0, 0]  # of the first run, of the second, and no preference
+        preferred = {}  # by pair, which is answered again after an error: run 0, 1 or None
 
         def answer(number: int, which: int | None) -> str:
-            wins[2 if which is None else sides[number][which]] += 1
-            return self.record_preference(*wins)
+            preferred[number] = None if which is None else sides[number][which]
+            answers = list(preferred.values())
+            return self.record_preference(answers.count(0), answers.count(1), answers.count(None))
 
         return ListenPanel(offered, answer)
 

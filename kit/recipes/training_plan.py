@@ -96,7 +96,7 @@ class TrainingPlan:
         run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
-        quota_bytes = int(quota_gb * 1e9) or None
+        quota_bytes = quota_gb * 1e9 or None
         self.limits = SessionLimits(session_hours=session_hours, quota_bytes=quota_bytes)
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
         self.finetuning = active_run.finetuning_of(run)

@@ -26,8 +26,7 @@ LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
 # Longest wait in a collective: the main rank may plan or evaluate for long. `await_call` waits for
 # longer work.
 TIMEOUT = datetime.timedelta(hours=6)
-# The error of a process that did not fail itself.
-ANOTHER_ENDED = "processes that work together has ended"
+ANOTHER_ENDED = "processes that work together has ended"  # in the error of one that did not fail
 POLL_S = 0.1
 
 

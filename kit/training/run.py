@@ -46,7 +46,7 @@ LOCK = "train.lock"  # in the run's folder while it trains
 OUTPUT = "processes"  # the folder with the output of the processes
 REQUESTS = "requests"
 STOP, PROFILE = "stop", "profile"
-TORCH_LOG = re.compile(r"(\[rank\d+\]:)?\[[WI]\d")  # lines that torch logs while a process ends
+TORCH_LOG = re.compile(r"(\[rank\d+\]:)?\[[WI]\d|[=-]+$")  # lines that say no reason
 
 
 class TrainingProcess:
@@ -125,7 +125,8 @@ class TrainingProcess:
 
     def error(self) -> KitError | None:
         """Why the processes failed, from the last lines they printed; None if they did not."""
-        if self.process is None or not self.process.returncode:
+        code = self.process.returncode if self.process else 0
+        if not code:
             return None
         output = self.folder / OUTPUT
         last_lines = []
@@ -133,10 +134,13 @@ class TrainingProcess:
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
             lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
             last_lines += lines[-1:]
-        if not last_lines:
-            return KitError(f"Training ended with exit code {self.process.returncode}.")
         # Prefer the process that failed to those that only lost it.
-        reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line)
+        nothing = f"Training ended with exit code {code}."
+        reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line, default=nothing)
+        if code < 0:  # what it printed last is not why
+            reason = f"Its process was ended by {signal.Signals(-code).name}."
+            if "SIGKILL" in reason:
+                reason += " Most likely memory ran out: close other programs, lower `micro_batch`."
         return KitError(f"{reason} (Full output: {output}.)")
 
 

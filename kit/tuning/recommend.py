@@ -257,27 +257,31 @@ def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> lis
     """Take another measured set if it is faster than the chosen one, which is the last of `rows`.
 
     It must be faster by more than the rounds differ; the baseline need only be as fast. Switches
-    that help one after another may not help together.
+    that help one after another may not help together, or not even run: then the fastest is taken.
     """
     baseline, together = rows[0], rows[-1]
     same = [r for r in rows[:-1] if r.kind in SETS and r.loss and r.parity is not False]
-    if not (together.loss and same):
+    if not same:
         return list(decisions)
-    current = together
-    if baseline in same and baseline.steps_per_s >= together.steps_per_s:
-        current = baseline
     best = max(same, key=lambda row: row.steps_per_s)
-    noise = (best.spread + current.spread) / 2
-    if best.steps_per_s > (1 + max(LEAST_GAIN, noise)) * current.steps_per_s:
+    if together.loss is None:
         current = best
+        why = f"the chosen set did not run ({together.reason}), {best.label} did"
+    else:
+        current = together
+        if baseline in same and baseline.steps_per_s >= together.steps_per_s:
+            current = baseline
+        noise = (best.spread + current.spread) / 2
+        if best.steps_per_s > (1 + max(LEAST_GAIN, noise)) * current.steps_per_s:
+            current = best
+        times = current.steps_per_s / together.steps_per_s
+        why = f"{current.label} is {times:.2f}x as fast as the chosen set"
     if current is together:
         return list(decisions)
-    times = current.steps_per_s / together.steps_per_s
-    faster = f"{current.label} is {times:.2f}x as fast as the chosen set"
     preferred = []
     for each in decisions:
         on = each.name in current.on or (each.on and each.name in ON_BY_DEFAULT)
-        reason = each.reason if on == each.on else f"{each.reason}; {faster}"
+        reason = each.reason if on == each.on else f"{each.reason}; {why}"
         preferred.append(dataclasses.replace(each, on=on, reason=reason))
     return preferred
 

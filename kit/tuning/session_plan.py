@@ -7,14 +7,13 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from kit.base.config import require, require_least, require_types
+from kit.base.config import require_least, require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
 from kit.training.config import TrainConfig
 
 RECENT = 1000  # newest rows that count
-# Descriptions of what a checkpoint holds.
-HOLDS = {
+HOLDS = {  # what a checkpoint holds
     "full": "weights, average and the optimizer's state",
     "weights": "weights and average alone, in half precision; resumed, the optimizer starts again",
 }
@@ -35,12 +34,11 @@ class SessionLimits:
     """What Colab's free tier and Google Drive allow: 12 hours at most, often less, and 15 GB."""
 
     session_hours: float = 12.0
-    quota_bytes: int | None = None  # for this run's checkpoints and models; None: the disk decides
+    quota_bytes: float | None = None  # for checkpoints and models; None: the disk decides
 
     def __post_init__(self):
-        require(self.session_hours > 0, self, "session_hours", "must be above 0.")
-        quota = 1 if self.quota_bytes is None else self.quota_bytes
-        require(quota > 0, self, "quota_bytes", "must be above 0, or None for no quota.")
+        require_least(self, 0.001, "session_hours")
+        require_least(self, 1, "quota_bytes")
 
     @property
     def session_s(self) -> float:
@@ -134,9 +132,9 @@ def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
     """Seconds of a step, with its share of all else in the newest rows.
 
     The first row of each start is left out: it has no row before it. So is a plain step much longer
-    than the others (a compilation, a closed lid).
+    than the others (a compilation, a closed lid), and one in which the clock was set back.
     """
-    timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
+    timed = [row for row in rows if row.get("wall_s") is not None and row["wall_s"] >= 0][-RECENT:]
     if not timed:
         raise KitError("Nothing to plan from: run a few steps first, at least two in a row.")
     plain, others = [], []

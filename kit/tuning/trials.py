@@ -371,12 +371,12 @@ def peak_tokens_per_s(task: Task) -> float:
 
 
 def read_results(path: Path) -> list[dict]:
-    """The lines of a results file; one cut short by a kill is passed over."""
+    """The lines of a results file; one that is damaged or cut short by a kill is passed over."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
             continue
         if isinstance(row, dict) and isinstance(row.get("on"), list):
             rows.append(row)

@@ -94,6 +94,7 @@ def test_03_counts_wrong_letters(transcript):
     held_out = [SimpleNamespace(text="the quick brown fox")]
     data = SimpleNamespace(held_out=held_out, spoken={"held_out": spoken})
     require_points("03", {"evaluation": SimpleNamespace(data=data), "letters": letters})
+    assert not exercises.error_rate(lambda *_: math.nan, [("", "")], lambda *_: 1).figures["points"]
 
 
 def test_04_draws_from_the_best_codes():

@@ -29,6 +29,7 @@ def now(monkeypatch):
 )
 def test_a_line_has_share_and_time(done, took_s, detail, line):
     assert Ticker("spoken").line(done, 1000, took_s, detail) == line
+    assert "0 of 0" in Ticker("rows").line(0, 0, took_s), "an empty data set"
 
 
 def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):

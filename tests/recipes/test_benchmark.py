@@ -89,6 +89,13 @@ def test_each_device_has_a_file_and_a_table_as_in_docs(run, calls, tmp_path):
     shutil.copytree(folder, tmp_path / "devices")
     devices(folder=tmp_path / "devices")
     assert (tmp_path / "devices/README.md").read_text() == (folder / "README.md").read_text()
+    benchmark = Benchmark(run)
+    benchmark.variants[0] = dataclasses.replace(benchmark.variants[0], reason="out of memory")
+    list(benchmark.run())
+    assert devices().grid[1][4] == "", "nothing is faster than a baseline that did not run"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(KitError, match=path.name):
+        devices()
 
 
 def test_it_resumes_with_its_threads_and_the_released_size_has_a_file_of_its_own(run, calls):
@@ -179,6 +186,18 @@ def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_
     with pytest.raises(KeyboardInterrupt):
         list(tuning(preset, path, monkeypatch, measure).run())
     assert load_preset(str(path))["data"]["micro_batch"] == 2
+
+
+def test_a_trial_that_time_ends_costs_neither_search_nor_best(preset, tmp_path, monkeypatch):
+    found = Tuning(preset, tmp_path / "mine.yaml")
+    first, late = iter([made(found.start, 3)]), {"error": "not finished after 60 s"}
+    monkeypatch.setattr("kit.tuning.trials.measure_variant", lambda *_: next(first, late))
+    found.search()
+    found.best = found.best._replace(work=found.start.with_rows(2))
+    found.compare()
+    found.write()
+    assert load_preset(str(found.path))["data"]["micro_batch"] == 2
+    assert devices().grid[1][4] == "", "no gain was measured"
 
 
 def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monkeypatch):

@@ -157,6 +157,14 @@ def test_an_error_that_is_not_the_kits_is_answered_too(monkeypatch, capfd, tmp_p
     assert answer["exit_code"] == 1 and answer["error"] == "ZeroDivisionError: by nothing"
 
 
+def test_names_that_the_terminal_or_utf8_cannot_write_are_answered(capfd):
+    assert main(["speak", "--text", "a", "--voice", os.fsdecode(b"caf\xe9"), "--json"]) == 2
+    assert "caf\udce9" in json.loads(capfd.readouterr().out)["error"]
+    words = [sys.executable, "-m", "kit", "--json", "\u12f5"]
+    ran = subprocess.run(words, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert "\u12f5" in json.loads(ran.stdout)["error"]
+
+
 def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal, runs):
     words = ("setup", "--run", "looked", "--use", "quality", "--tables")
     out = terminal.done(*words, afresh=True)

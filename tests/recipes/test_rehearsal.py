@@ -110,6 +110,10 @@ def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(run, voice, mo
     assert list(found.codes) == list(wanted.codes)
     assert all(np.array_equal(found.codes[r], codes) for r, codes in wanted.codes.items())
     assert found.seconds > before.seconds
+    fewer = Rehearsal(run, voice)
+    fewer.config = FinetuneConfig(rehearsal_rows=3)
+    fewer.speak()
+    assert len(rehearsal.load_rehearsal(path, key).codes) == 3, "what training mixes in"
 
 
 def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(run, voice):

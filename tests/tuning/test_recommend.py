@@ -165,8 +165,9 @@ def test_a_chosen_set_that_is_no_faster_than_none_is_dropped():
     decisions = [dataclasses.replace(each, on=True) for each in recommend.choose_switches(found)]
     together = dataclasses.replace(found[0], kind="chosen", spread=0.0)
     assert not any(each.on for each in recommend.prefer_measured(decisions, [*found, together]))
-    failed = dataclasses.replace(together, loss=None)
-    assert recommend.prefer_measured(decisions, [*found, failed]) == decisions
+    failed = dataclasses.replace(together, loss=None, steps_per_s=None, reason="out of memory")
+    fastest = recommend.prefer_measured(decisions, [*found, failed])
+    assert [each.name for each in fastest if each.on] == ["sdpa"]
 
 
 def test_for_memory_a_tenth_of_the_speed_may_go():

@@ -1,6 +1,7 @@
 """The planner's figures by hand, and that its advice, once followed, is gone."""
 
 import dataclasses
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -111,6 +112,7 @@ def test_time_to_the_target_is_counted_with_validation_and_checkpoints(tmp_path,
 def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
     rows = log(150) + log(150, first=151)
     rows[60]["wall_s"] = 8 * 3600.0
+    rows[70]["wall_s"] = -3600.0  # the clock was set back
     assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
     assert planner.seconds_per_step(rows, CONFIG) == pytest.approx(3.0), "the newest rows count"
@@ -240,7 +242,8 @@ def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
 
 
 def test_limits_that_allow_nothing_and_negative_budgets_are_refused():
-    wrong = [(SessionLimits, "session_hours", 0.0), (SessionLimits, "quota_bytes", 0)]
+    wrong = [(SessionLimits, "session_hours", hours) for hours in (0.0, math.inf)]
+    wrong += [(SessionLimits, "quota_bytes", size) for size in (0, math.nan)]
     wrong += [(TimeBudget, name, -1) for name in ("minutes", "min_steps", "other_steps")]
     for kind, field, value in wrong:
         with pytest.raises(KitError, match=f"{kind.__name__}.{field}"):

@@ -203,8 +203,9 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
     trials.append_result(path, {"on": [], "seconds": 1.0})
     path.write_bytes(path.read_bytes() + b'{"on": ["sd')
     trials.append_result(path, {"on": ["sdpa"], "seconds": 2.0})
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\n" + b"[" * 10**5 + b"\n")  # a damaged disk
     assert [r["on"] for r in trials.read_results(path)] == [[], ["sdpa"]]
-    assert json.loads(path.read_text().splitlines()[0])["seconds"] == 1.0
+    assert json.loads(path.read_bytes().splitlines()[0])["seconds"] == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rounds": 0}, {"leave_out": ("flash",)}])
