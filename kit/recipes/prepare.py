@@ -26,7 +26,7 @@ from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
 from kit.dataset import data_report
-from kit.dataset.alignment import AlignConfig, align_clips_cached
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.checks import check_dataset, match
 from kit.dataset.data_report import DataReport, ManifestConfig
@@ -290,7 +290,7 @@ class Preparation:
         return Result(line=f"The recogniser knows {letters} letters; {origin}")
 
     def align(self) -> Result:
-        """Align each text with its recording; reject clips that do not fit; show the worst."""
+        """Align each text with its recording; reject the clips whose text does not fit."""
         run = self.active_run
         config = build(AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
@@ -304,6 +304,10 @@ class Preparation:
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
         run.record(data={"alignment": self.matched.note})
+        return self._alignment_result(rows, alignments)
+
+    def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
+        """The fit of the worst clips and the limit; players for the worst of all."""
         pairs = sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:WORST_DRAWN]
         scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
         lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
@@ -328,25 +332,26 @@ class Preparation:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
         run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
-        self.cut = self.aligned
-        if not too_long:
-            return Result(line="No recording is too long.")
         if not self.matched.judged:
+            self.cut = self.aligned
             line = "Nothing is cut: the recogniser is not good enough to find the words."
-            line += f" Rejected as too long: {len(too_long):,} of the recordings."
+            if too_long:
+                line += f" Rejected as too long: {len(too_long):,} of the recordings."
             return Result(line=line)
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             language=self.rules.language,
         )
-        rows = [r for r in read_dataset(self.folder, self.rules).rows if r.id in too_long]
+        rows = read_dataset(self.folder, self.rules).rows if too_long else []
+        rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(
                 rows, run.path("long"), Ticker("seconds aligned"), parts.recognizer_group(run)
             )
         self.cut = self.aligned.with_clips(clips)
-        return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
+        line = f"{len(clips)} clips from {len(too_long)} recordings that were too long"
+        return Result(line=line if too_long else "No recording is too long.")
 
     def fit_positions(self) -> Result:
         """Size the model's position tables for the longest rows; write the manifest."""
