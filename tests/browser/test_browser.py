@@ -60,7 +60,7 @@ INPUT = """const box = [...document.querySelectorAll(arguments[0])]
     box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
 # From now on the page is Colab's: it puts the parts of a recording into `window.parts`.
 COLAB = """window.parts = []; window.google = {colab: {kernel: {
-    invokeFunction: async (name, [part, last]) => { window.parts.push(part, last); }}}}"""
+    invokeFunction: async (name, [part, first, last]) => { window.parts.push(part, last); }}}}"""
 
 
 @pytest.fixture(scope="module")
