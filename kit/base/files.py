@@ -12,7 +12,7 @@ import stat
 import tempfile
 import warnings
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +62,16 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of the file at `path`."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_digests(paths: Iterable[Path]) -> list[str]:
+    """Return the SHA-256 of each of `paths` that is a file: some may be optional."""
+    return [file_digest(path) for path in paths if path.is_file()]
+
+
+def shorten_name(name: str, max_bytes: int) -> str:
+    """Return what of `name` fits in `max_bytes` of UTF-8: a letter takes up to four."""
+    return name.encode()[:max_bytes].decode(errors="ignore")
 
 
 def file_kind(path: Path) -> str:

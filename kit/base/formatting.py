@@ -39,6 +39,11 @@ def non_utf8_problem(path) -> str:
     return ""
 
 
+def as_utf8(text: str) -> str:
+    """`text` with "?" for what UTF-8 cannot write: lone surrogates, as of damaged file names."""
+    return text.encode(errors="replace").decode()
+
+
 def clock(seconds: float) -> str:
     """125 -> "2:05", 3725 -> "1:02:05"."""
     minutes, seconds = divmod(max(0, round(seconds)), 60)

@@ -19,6 +19,7 @@ from kit.base.files import disk_errors, file_digest, make_folder, require_disk, 
 from kit.base.formatting import join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
+MAX_CARD_BYTES = 2**24
 PIECE_BYTES = 2**20
 TRIES = 3  # in a row that fetched nothing
 PAUSE_S = 2.0  # between them
@@ -172,7 +173,7 @@ def fetch_model(
 
 def fetched(folder: Path, names: Sequence[str]) -> dict:
     """The card in `folder` if all of `names` have been fetched there, else {}."""
-    if not bytes_on_disk(folder / CARD):
+    if not 0 < bytes_on_disk(folder / CARD) <= MAX_CARD_BYTES:
         return {}
     try:
         card = json.loads((folder / CARD).read_bytes())

@@ -199,8 +199,10 @@ class Mirror:
         try:
             if not self.copy(wait_s):
                 return False
-        except (OSError, KitError) as error:
-            trouble = reason(error) if isinstance(error, OSError) else str(error)
+        except OSError as error:
+            trouble = reason(error)
+        except KitError as error:
+            trouble = str(error)
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "

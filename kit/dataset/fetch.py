@@ -23,7 +23,7 @@ from kit.audio.container import open_audio
 from kit.base.config import build, require, require_least
 from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
-from kit.base.formatting import join_names, shorten
+from kit.base.formatting import as_utf8, join_names, shorten
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.layouts import recognise
 from kit.dataset.manifest import write_lines
@@ -288,8 +288,7 @@ def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
 
 def _one_line(text: str) -> str:
     """Return `text` without what a table would need to quote."""
-    text = text.encode(errors="replace").decode()  # replaces lone surrogates
-    return " ".join(text.replace("|", " ").replace("\0", " ").split())
+    return " ".join(as_utf8(text).replace("|", " ").replace("\0", " ").split())
 
 
 def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:

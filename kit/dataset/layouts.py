@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.base.errors import DatasetError, KitError
-from kit.base.formatting import join_names, non_utf8_problem, shorten
+from kit.base.formatting import as_utf8, join_names, non_utf8_problem, shorten
 from kit.dataset import tables as table_files
 from kit.dataset import text_files
 from kit.dataset.data_report import Finding, ManifestConfig, Spool, rows_in_split, values_repeated
@@ -293,7 +293,7 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
         content = join_names(names, 8) or "an empty folder"
     elif source.exists():
         content = f"a file {source.name}"
-    content = content.encode(errors="replace").decode()  # names that are not UTF-8
+    content = as_utf8(content)
     expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in (*LAYOUTS, TEXTS))
     raise DatasetError(
         f"{source} is not a dataset in a known layout (docs/extending.md shows how to add "

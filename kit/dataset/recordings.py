@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.container import SUFFIXES
-from kit.base.formatting import join_names, non_utf8_problem
+from kit.base.formatting import as_utf8, join_names, non_utf8_problem
 from kit.dataset.data_report import Finding, ManifestConfig, Spool
 from kit.dataset.manifest import Utterance
 from kit.text.normalize import letters, normalize
@@ -60,14 +60,13 @@ class Record:
 
 def bad_row(file: str, line: int, name: str, reason: str, fix: str = "") -> Finding:
     """Return the finding about a line of the table `file` that cannot be read."""
-    name = name.encode(errors="replace").decode()  # what is not UTF-8 could not be written
-    return Finding(file=file, line=line, id=name, kind="row", reason=reason, cure=fix)
+    return Finding(file=file, line=line, id=as_utf8(name), kind="row", reason=reason, cure=fix)
 
 
 def label_of(table: Path, tables: list[Path]) -> str:
     """Return the table's name as UTF-8, with its folders where tables in others are read, too."""
     common = os.path.commonpath([other.parent for other in tables])
-    return Path(os.path.relpath(table, common)).as_posix().encode(errors="replace").decode()
+    return as_utf8(Path(os.path.relpath(table, common)).as_posix())
 
 
 class Recordings:
@@ -330,7 +329,7 @@ def check_record(
     elif non_utf8_problem(audio):
         reason, _, fix = non_utf8_problem(audio).rpartition(": ")
     if reason:
-        name = (record.id or record.audio).encode(errors="replace").decode()
+        name = as_utf8(record.id or record.audio)
         place = {"file": record.file, "line": record.line, "id": name}
         return Finding(**place, kind=kind, reason=reason, cure=fix)
     speaker = "speaker" if record.speaker.lower() in ("", "nan") else record.speaker

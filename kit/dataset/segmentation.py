@@ -225,8 +225,7 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     for audio in recordings:
         relative = audio.relative_to(folder).as_posix().removesuffix(audio.suffix)
         plain = re.sub(r"[^\w-]+", "_", relative).strip("_")[:100] or "recording"
-        # A file system allows 255 bytes, of which suffixes need some; a letter takes up to four.
-        plain = plain.encode()[:200].decode(errors="ignore")
+        plain = files.shorten_name(plain, 200)  # of 255 that file systems allow: suffixes follow
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
         names.append(next(n for n in itertools.chain([plain], numbered) if n not in names))
     return names

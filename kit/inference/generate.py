@@ -58,14 +58,16 @@ class GenerateConfig:
 
     def __post_init__(self):
         require_types(GenerateConfig, vars(self))
-        require_within(self, 0, 100, "temperature")
+        in_range = 0 <= self.temperature <= 100
+        require(in_range, self, "temperature", "must lie in 0 (greedy) to 100 (almost random).")
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
+        require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         positive = self.repetition_penalty > 0
         require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
         require_within(self, 1, 100, "guidance_scale")
         require_within(self, 1, 64, "best_of")
         require_within(self, 0, 20, "retries")
-        require_least(self, 0, "top_k", "follow", "reread", "repetition_penalty", "exact_codes")
+        require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
         require_within(self, 0, 1000, "max_codes_per_text_id")
 
     @property

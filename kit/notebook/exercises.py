@@ -67,8 +67,12 @@ def warm_up(losses: Sequence[float], guess: float) -> Result:
 def error_rate(rate: Distance, spoken: list[tuple[str, str]], edit_distance: Distance) -> Result:
     """Notebook 03: `rate(text, transcript)` is the share of letters to correct."""
     letters = [("voice", "oice"), ("voice", "vvoice"), ("voice", "voices")]
-    kinds = {"the run's transcripts": spoken, "an added or missing letter": letters}
-    kinds["empty strings"] = [("", ""), ("voice", ""), ("", "oh")]
+    empty = [("", ""), ("voice", ""), ("", "oh")]
+    kinds = {
+        "the run's transcripts": spoken,
+        "an added or missing letter": letters,
+        "empty strings": empty,
+    }
     checks = []
     for kind, pairs in kinds.items():
         got = f"all {len(pairs)} right"

@@ -379,8 +379,10 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
             tick = {"markersize": 7, "color": PURPLE, "label": "event", "transform": foot}
             axes.plot(marks, [0.02] * len(marks), "|", **tick)
     # As long as the run is now: MAX_STEPS may have been another before it was stopped.
-    planned = [row.get("steps") or 0 for row in rows[-1:]]
-    all_axes[0].set_xlim(0, max([1, *planned, *(row["step"] for row in rows)]) * 1.01)
+    planned = 0
+    if rows:
+        planned = rows[-1].get("steps") or 0
+    all_axes[0].set_xlim(0, max([planned, 1, *(row["step"] for row in rows)]) * 1.01)
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
     all_axes[0].legend(frameon=False, fontsize=9, ncols=4, **above)
     all_axes[-1].set_xlabel("step", fontsize=10, color=INK)

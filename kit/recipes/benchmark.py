@@ -212,17 +212,22 @@ def keep_device(
     path = make_folder(devices_folder()) / (re.sub(r"\W+", "-", name.lower()) + ".json")
     known = {"device": name}
     if path.exists():
-        known = parse_object(path.read_bytes(), f"{path} (delete it if it is damaged)")
+        known = read_device(path)
     made_with = {"settings": settings, "threads": threads, "torch": versions()["torch"]}
     known[what] = figures | made_with | {"date": time.strftime("%Y-%m-%d")}
     write_atomic(path, json.dumps(known, indent=1) + "\n")
+
+
+def read_device(path: Path) -> dict:
+    """Return what was measured on a device. Raises KitError if the file is damaged."""
+    return parse_object(path.read_bytes(), f"{path} (delete it if it is damaged)")
 
 
 def devices(_name: str = "", folder: Path | None = None) -> Result:
     """Merge the files of `folder`, one a device, into its table README.md; `voicekit devices`."""
     folder = folder or devices_folder()
     paths = sorted(Path(folder).glob("*.json"))
-    files = [parse_object(p.read_bytes(), f"{p} (delete it if it is damaged)") for p in paths]
+    files = [read_device(path) for path in paths]
     if not files:
         raise KitError(f"{folder} has no measurements: `benchmark` and `tune` write them.")
     lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]

@@ -19,7 +19,7 @@ from kit.audio.codec import Codec, load_codec
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
 from kit.base.config import build, by_former_names
 from kit.base.errors import KitError
-from kit.base.files import cached_result, digest, file_digest
+from kit.base.files import cached_result, digest, file_digest, file_digests
 from kit.base.run import Run
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
@@ -127,8 +127,7 @@ class EvaluationData:
     @cached_property
     def digests(self) -> list[str]:
         """Digests of what results depend on beside the model's weights."""
-        files = [self.run.folder / name for name in OTHER_FILES]
-        return [self.language, *(file_digest(path) for path in files if path.is_file())]
+        return [self.language, *file_digests(self.run.folder / name for name in OTHER_FILES)]
 
     @cached_property
     def by_weights(self) -> dict[str, SpokenTexts]:

@@ -119,8 +119,14 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
         self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
-        base = {"base_model": base_model, "accept_license": accept_license}
-        self.prepare = Preparation(run, data, language, tokenizer=tokenizer, **base)
+        self.prepare = Preparation(
+            run,
+            data,
+            language,
+            base_model=base_model,
+            accept_license=accept_license,
+            tokenizer=tokenizer,
+        )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language
 
@@ -150,8 +156,9 @@ class FineTune:
         }
         figures |= {"layers": model.layers, "width": model.width}
         figures |= {"text ids": model.text_vocab, "codes": model.code_vocab}
-        line = f"{self.base_model}: {parameters / 1e6:,.1f} million parameters"
-        return Result(line=line, figures=figures)
+        return Result(
+            line=f"{self.base_model}: {parameters / 1e6:,.1f} million parameters", figures=figures
+        )
 
     def recordings(self) -> Result:
         """Check the recordings. Raises DatasetError if too many were rejected."""

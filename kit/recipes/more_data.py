@@ -149,11 +149,13 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
 
 def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses; empty where there are none."""
+    if not losses:
+        return []
     longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]
     rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
     for loss in longest:
         rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
-    return rows if losses else []
+    return rows
 
 
 class MoreText:

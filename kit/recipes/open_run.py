@@ -25,7 +25,14 @@ from kit.base import config, hardware
 from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
 from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
-from kit.base.files import MAX_NAME_BYTES, atomic_path, digest, disk_errors, write_atomic
+from kit.base.files import (
+    MAX_NAME_BYTES,
+    atomic_path,
+    digest,
+    disk_errors,
+    shorten_name,
+    write_atomic,
+)
 from kit.base.formatting import nearest, shorten
 from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run, find_run, read_run_file
@@ -132,8 +139,7 @@ def name_for_data(data: str, language: str) -> str:
         common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
         name = next((n for n in names if n.lower() not in common), "")
     name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60]
-    # Letters of many scripts have three bytes; a number may follow.
-    name = name.encode()[: MAX_NAME_BYTES - 6].decode(errors="ignore") or "voice"
+    name = shorten_name(name, MAX_NAME_BYTES - 6) or "voice"  # a number may follow
     names = itertools.chain([name], runs.numbered(name))
     return next(each for each in names if _source_of(each) in (None, (data, code)))
 

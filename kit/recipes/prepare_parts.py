@@ -216,7 +216,10 @@ def describe_codec_training(figures: dict) -> str:
         text = f"held-out loss {figures['held_out']:.3f} {text}"
     if figures["cut_short"]:
         minutes = max(30, 3 * figures["minutes"])
-        text += f" (for clearer sound: `--set codec.minutes={minutes:g}`; run nothing else then)"
+        text += (
+            f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
+            "meanwhile)"
+        )
     for stage, what in (("sharpened", "sound sharpened"), ("vocoder", "vocoder trained")):
         if figures[stage]["steps"]:
             text += f"; its {what} in {figures[stage]['steps']:,} steps"

@@ -302,7 +302,7 @@ def write_comparison(run: str, **other: str) -> Result:
 def existing_run(name: str) -> Run:
     """Return the run `name`. Raises KitError where there is none, with the nearest name."""
     folder = require_run(name)
-    return find_run(read_run_file(folder / "preset").strip(), name=name)
+    return find_run(read_run_file(folder / "preset"), name=name)
 
 
 def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:

@@ -34,16 +34,27 @@ class Setup:
 
     def run(self) -> Iterator[Result]:
         """Run every step, in order; `python -m kit setup`."""
-        steps = (self.machine, self.choices, self.products, self.memory, self.advice)
-        for step in (*steps, self.use, self.time, self.summary):
-            yield step()
+        yield self.machine()
+        yield self.choices()
+        yield self.products()
+        yield self.memory()
+        yield self.advice()
+        yield self.use()
+        yield self.time()
+        yield self.summary()
 
     def machine(self) -> Result:
         run = self.active
         hw = run.hw
         memory = format_gib(hw.memory_bytes)
-        figures = {"run": str(run.folder), "preset": run.preset_name, "device": hw.device}
-        figures |= {"name": hw.name, "cores": hw.cores, "memory": memory}
+        figures = {
+            "run": str(run.folder),
+            "preset": run.preset_name,
+            "device": hw.device,
+            "name": hw.name,
+            "cores": hw.cores,
+            "memory": memory,
+        }
         if hw.capability:
             figures["RAM"] = format_gib(hw.ram_bytes)
             figures["compute capability"] = hardware.format_capability(hw.capability)

@@ -170,7 +170,8 @@ class Speaking:
     def voice_in(self, dtype: str) -> Voice:
         """Return the voice in the number format `dtype`, "" the device's. Raises SpeechError."""
         if dtype and dtype not in self.voices:
-            raise SpeechError(f"The voice has no format {dtype!r}.{nearest(dtype, self.voices)}")
+            hint = nearest(dtype, self.voices)
+            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
         return self.voices[dtype] if dtype else self.voice
 
     def panel(self) -> None:
@@ -375,9 +376,8 @@ class SpeakingCosts:
         own = self.speaking
         run = own.active_run
         paths = [run.folder / name for name in (own.weights_file.name, *OTHER_FILES)]
-        digests = [files.file_digest(path) for path in paths if path.is_file()]
         sampling = by_former_names("generate", own.sampling)
-        return files.digest(digests, own.config, sampling, own.story, run.hw.name)
+        return files.digest(files.file_digests(paths), own.config, sampling, own.story, run.hw.name)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
@@ -550,7 +550,7 @@ def speak(
         spoken_by, speaker = with_reference(spoken_by, reference)
         parts.append(Path(reference).expanduser())
     if file:
-        made_by = files.digest([files.file_digest(path) for path in parts if path.is_file()], dtype)
+        made_by = files.digest(files.file_digests(parts), dtype)
         yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
         return
     speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]

@@ -480,7 +480,7 @@ def max_processes(run: ActiveRun) -> int:
 def gpus_offered(run: ActiveRun) -> int:
     """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
     limit = max_processes(run)
-    before = read_run_file(run.path(GPUS)).strip()
+    before = read_run_file(run.path(GPUS))
     number = int(before) if before.isdecimal() else 1
     return min(limit, max(1, number)) if limit > 1 else 0
 

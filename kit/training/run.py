@@ -138,8 +138,9 @@ class TrainingProcess:
         nothing = f"Training ended with exit code {code}."
         reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line, default=nothing)
         if code < 0:  # what it printed last is not why
-            reason = f"Its process was ended by {signal.Signals(-code).name}."
-            if "SIGKILL" in reason:
+            ended_by = signal.Signals(-code).name
+            reason = f"Its process was ended by {ended_by}."
+            if ended_by == "SIGKILL":
                 reason += " Most likely memory ran out: close other programs, lower `micro_batch`."
         return KitError(f"{reason} (Full output: {output}.)")
 

@@ -359,6 +359,7 @@ def broken(groups, **settings):
 @pytest.mark.parametrize(
     ("version", "why"),
     [
+        ("0.49.2", "bitsandbytes 0.49.2 is too old (pip install"),
         ("0.49rc1", "bitsandbytes 0.49rc1 is too old (pip install"),
         ("0.50.2", "does not run here: libcudart.so.12"),
     ],
