@@ -229,8 +229,8 @@ class CodeStream(IterableDataset):
         `references` are the rows of the reference clips, `longest` the tokens of the longest row.
         """
         cond = torch.from_numpy(np.stack([self.cache.references[i] for i in references])).float()
-        texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
-        codes = [self.cache.codes[i].tolist() for i in rows]
+        texts = [[] if i in without_text else self.cache.texts[i] for i in rows]
+        codes = [self.cache.codes[i] for i in rows]
         return texts, codes, cond, batching.padded(longest, self.config)
 
 

@@ -53,6 +53,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, layer: Layer, linear: type[nn.Module], dtype: torch.dtype):
         super().__init__()
         self.heads = layer.attn.heads
+        self.approximate = layer.mlp.approximate
         self.c_attn = linear(layer.attn.c_attn, dtype)
         self.c_proj = linear(layer.attn.c_proj, dtype)
         self.c_fc = linear(layer.mlp.c_fc, dtype)
@@ -78,7 +79,7 @@ class DecoderLayer(nn.Module):
         """Return the layer's output (B * Q, D) from its input and its heads' h (B, H, Q, d)."""
         x = x + self.c_proj(h.transpose(1, 2).reshape(x.shape).to(x.dtype))
         h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias)
-        return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate="tanh"))
+        return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate=self.approximate))
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:

@@ -8,6 +8,7 @@ Flamingo's (Alayrac et al. 2022).
 Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel frames, V vocabulary.
 """
 
+import functools
 import pkgutil
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from kit.base.hardware import prefers_explicit_attention
-from kit.model.sequence import Batch, GPTConfig
+from kit.model.sequence import GELU, Batch, GPTConfig
 from kit.model.text_attention import guided_attention_loss
 
 HEAD_ROWS = 64  # the number of targets is padded to a multiple of this
@@ -66,11 +67,21 @@ def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
 
 def attention_weights(q: Tensor, k: Tensor, is_causal: bool = False) -> Tensor:
     """Return attention weights (B, H, queries, keys) in fp32; each row sums to 1."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # scaled first: q @ k may overflow fp16
+    scale = q.shape[-1] ** -0.5  # within the matmul, or before it: q @ k may overflow fp16
     if is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
+        mask = causal_mask(q.shape[-2], q.dtype, q.device)
+        scores = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)
+        scores = scores.unflatten(0, q.shape[:2])
+    else:
+        scores = (q * scale) @ k.mT
     return scores.softmax(-1, dtype=torch.float32)
+
+
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # an inference tensor could not be used in training
+def causal_mask(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return (size, size): -inf where a key comes after its query, else 0."""
+    return torch.full((size, size), float("-inf"), dtype=dtype, device=device).triu(1)
 
 
 class MLP(nn.Module):
@@ -78,9 +89,10 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.width, 4 * config.width)
         self.c_proj = nn.Linear(4 * config.width, config.width)
+        self.approximate = GELU[config.activation_function]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
 
 
 class Layer(nn.Module):

@@ -8,7 +8,9 @@ Shapes: B batch, S packed sequence, M mels, T mel frames.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from kit.base.config import require, require_least, require_within
 MAX_TEXT_POSITIONS = 404
 MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
+GELU = {"gelu_new": "tanh", "gelu": "none"}  # names as in GPT-2's config: how torch computes it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class GPTConfig:
     # IndexTTS2's conditioning in place of the kit's: width, hidden width, heads, blocks and the
     # perceiver's factor, of its speaker encoder and then of its emotion encoder. (): the kit's.
     conformers: tuple[int, ...] = ()
+    activation_function: str = "gelu_new"  # or "gelu", which is faster on a CPU
     dropout: float = 0.0
     # Share of training examples without text, so that classifier-free guidance works
     # (`generate.guidance_scale`).
@@ -61,6 +65,8 @@ class GPTConfig:
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
+        known = self.activation_function in GELU
+        require(known, self, "activation_function", f"choose one of {', '.join(GELU)}.")
         require_within(self, 0, 0.9, "text_dropout")
         require_within(self, 1, 128, "layers")
         require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
@@ -168,60 +174,66 @@ class EffectiveBatch:
         return sum(int(m.lengths.sum()) for m in self.micro)
 
 
-def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int = 0) -> Batch:
+def pack(
+    config: GPTConfig, texts: Sequence, codes: Sequence, cond: Tensor, pad_to: int = 0
+) -> Batch:
     """Pack text ids and code ids (without START and STOP) into a Batch.
 
     `pad_to` pads every row to that many tokens (fixed shapes for compile). Raises ValueError for a
     row longer than the positions: the data report rejects such rows, they are never truncated.
     """
-    rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
-    longest = max(pad_to, *(len(r["tokens"]) for r in rows))
-
-    def grid(name: str) -> Tensor:
-        return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
-
-    def flat(name: str) -> Tensor:
-        return torch.tensor(
-            [i * longest + index for i, row in enumerate(rows) for index in row[name]]
-        )
-
-    def joined(name: str) -> Tensor:
-        return torch.tensor([target for row in rows for target in row[name]])
-
+    stops = config.stop_targets
+    for ids, row_codes in zip(texts, codes, strict=True):
+        if len(ids) + TEXT_EXTRA > config.max_text or len(row_codes) + stops > config.max_code:
+            raise ValueError(
+                f"A row of {len(ids)} text ids and {len(row_codes)} codes is longer than the "
+                f"model's {config.max_text} text and {config.max_code} code positions. Raise "
+                "`max_text` or `max_code`, or leave the row out."
+            )
+    text, text_targets = _with_start_and_stops(texts, config.start_text, config.stop_text, 1)
+    code, code_targets = _with_start_and_stops(codes, config.start_code, config.stop_code, stops)
+    # In the input, the codes begin after the text's STOP, or in its place.
+    text_lengths = text_targets + config.text_stop_input
+    lengths = text_lengths + code_targets
+    column = np.arange(max(pad_to, int(lengths.max())))  # (S,)
+    in_text = column < text_lengths  # (B, S)
+    in_codes = ~in_text & (column < lengths)
+    tokens = np.zeros(in_text.shape, dtype=np.int64)
+    tokens[in_text] = _first(text, text_lengths)
+    tokens[in_codes] = _first(code, code_targets) + config.text_vocab
+    positions = np.where(in_text, column, config.max_text + column - text_lengths)
+    positions[column >= lengths] = 0
     return Batch(
-        tokens=grid("tokens"),
-        positions=grid("positions"),
-        text_indices=flat("text_indices"),
-        text_targets=joined("text_targets"),
-        code_indices=flat("code_indices"),
-        code_targets=joined("code_targets"),
+        tokens=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        text_indices=torch.from_numpy(np.flatnonzero(column < text_targets)),
+        text_targets=torch.from_numpy(_first(text[:, 1:], text_targets)),
+        code_indices=torch.from_numpy(np.flatnonzero(in_codes)),
+        code_targets=torch.from_numpy(_first(code[:, 1:], code_targets)),
         cond=cond,
     )
+
+
+def _with_start_and_stops(
+    rows: Sequence, start: int, stop: int, stops: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return START, ids and STOP to the end, a row each, and how many targets each row has (B, 1).
+
+    The targets are the ids and `stops` times STOP.
+    """
+    counts = np.array([len(ids) for ids in rows])[:, None]
+    column = np.arange(1 + counts.max() + stops)
+    grid = np.full((len(rows), len(column)), stop)
+    grid[:, 0] = start
+    grid[(column > 0) & (column <= counts)] = np.concatenate(rows)
+    return grid, counts + stops
+
+
+def _first(grid: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the first `lengths` (B, 1) numbers of each row, one row after the other."""
+    return grid[np.arange(grid.shape[1]) < lengths]
 
 
 def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveBatch:
     """Pack micro-batches of (texts, codes, references) for one optimiser step."""
     return EffectiveBatch(micro=[pack(config, *part) for part in parts], position=position)
-
-
-def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str, list[int]]:
-    text_in = [config.start_text, *text, config.stop_text]
-    code_in = [config.start_code, *codes, *[config.stop_code] * (config.stop_targets - 1)]
-    if len(text_in) > config.max_text or len(code_in) > config.max_code:
-        raise ValueError(
-            f"A row of {len(text)} text ids and {len(codes)} codes is longer than the model's "
-            f"{config.max_text} text and {config.max_code} code positions. Raise `max_text` or "
-            "`max_code`, or leave the row out."
-        )
-    text_targets = text_in[1:]
-    if not config.text_stop_input:
-        text_in.pop()
-    positions = [*range(len(text_in)), *(config.max_text + i for i in range(len(code_in)))]
-    return {
-        "tokens": text_in + [config.text_vocab + c for c in code_in],
-        "positions": positions,
-        "text_indices": list(range(len(text_targets))),
-        "text_targets": text_targets,
-        "code_indices": list(range(len(text_in), len(text_in) + len(code_in))),
-        "code_targets": [*codes, *[config.stop_code] * config.stop_targets],
-    }

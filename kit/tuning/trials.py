@@ -191,10 +191,10 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
 
 def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
     """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
-    micro = []
-    for texts, codes, references, length in parts:
-        lists = [[ids.tolist() for ids in rows] for rows in (texts, codes)]
-        micro.append((*lists, torch.from_numpy(references), length))
+    micro = [
+        (texts, codes, torch.from_numpy(references), length)
+        for texts, codes, references, length in parts
+    ]
     return collate(model, micro, {})
 
 

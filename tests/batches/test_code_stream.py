@@ -23,7 +23,12 @@ OTHER_BATCHES = r"other batches \(seed, sizes, sorting, rehearsal\)"
 
 
 def keep(parts, place):
-    return parts, place
+    """The parts with lists in place of arrays, which can be compared."""
+    plain = []
+    for *columns, references, length in parts:
+        lists = [[np.asarray(ids).tolist() for ids in column] for column in columns]
+        plain.append((*lists, references, length))
+    return plain, place
 
 
 def stream(position=None, split="train", rank=0, world=1, text_dropout=0.0, **over) -> CodeStream:

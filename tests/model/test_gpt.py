@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,13 @@ from helpers import GPT, effective_batch, random_rows, tiny_model
 from torch import nn
 
 from kit.base.errors import KitError
-from kit.model.gpt import Trunk, explicit_attention, summed_loss, weighted_loss
+from kit.model.gpt import (
+    Trunk,
+    attention_weights,
+    explicit_attention,
+    summed_loss,
+    weighted_loss,
+)
 from kit.model.sequence import GPTConfig, pack
 from kit.tuning.memory_plan import count_parameters
 
@@ -79,6 +86,17 @@ def test_explicit_attention_of_large_queries_stays_within_fp16():
     assert torch.allclose(y.float(), wanted, atol=0.02)
 
 
+def test_the_causal_mask_within_the_matmul_changes_no_bit():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 2, 7, 64)  # of a head of 64 numbers, whose scale of 1/8 is exact
+    scores = (q / 8) @ k.mT
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    wanted = scores.masked_fill(later, float("-inf")).softmax(-1)
+    with torch.inference_mode():
+        assert attention_weights(q, k, is_causal=True).equal(wanted)
+    attention_weights(q.requires_grad_(), k, is_causal=True).sum().backward()
+
+
 @pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, explicit_attention])
 def test_dropout_of_attention_keeps_the_mean(attend):
     q = torch.randn(1, 2, 400, 8)
@@ -88,8 +106,9 @@ def test_dropout_of_attention_keeps_the_mean(attend):
 
 def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:
     """torch's own transformer with the trunk's weights."""
+    approximate = {"gelu_new": "tanh", "gelu": "none"}[config.activation_function]
     shape = {"d_model": config.width, "nhead": config.heads, "dim_feedforward": 4 * config.width}
-    how = {"activation": lambda x: F.gelu(x, approximate="tanh"), "norm_first": True}
+    how = {"activation": lambda x: F.gelu(x, approximate=approximate), "norm_first": True}
     layer = nn.TransformerEncoderLayer(**shape, **how, dropout=0, batch_first=True)
     reference = nn.TransformerEncoder(layer, config.layers, trunk.ln_f, enable_nested_tensor=False)
     for mine, theirs in zip(trunk.h, reference.layers):
@@ -103,10 +122,12 @@ def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:
     return reference
 
 
-def test_the_trunk_is_torchs_own_transformer():
-    trunk, x = tiny_model().gpt.train(), torch.randn(2, 13, GPT.width)
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+def test_the_trunk_is_torchs_own_transformer(activation):
+    model = tiny_model(activation_function=activation)
+    trunk, x = model.gpt.train(), torch.randn(2, 13, GPT.width)
     mask = nn.Transformer.generate_square_subsequent_mask(13)
-    wanted = trunk_reference(trunk, GPT)(x, mask=mask, is_causal=True)
+    wanted = trunk_reference(trunk, model.config)(x, mask=mask, is_causal=True)
     assert (trunk(x) - wanted).abs().max() < 1e-5
 
 
@@ -171,6 +192,39 @@ def test_rows_that_do_not_fit_are_refused_with_the_limits(text, codes):
     assert batch.tokens.shape == (1, 60) and torch.isfinite(tiny_model()(batch)[1])
 
 
+def packed_by_hand(config: GPTConfig, texts, codes, width: int) -> dict[str, list]:
+    """The sequence of each row, written out in plain loops."""
+    packed = {name: [] for name in ("tokens", "positions")}
+    packed |= {f"{kind}_{what}": [] for kind in ("text", "code") for what in ("indices", "targets")}
+    for row, (text, code) in enumerate(zip(texts, codes)):
+        text_in = [config.start_text, *text, *[config.stop_text] * config.text_stop_input]
+        code_in = [config.start_code, *code, *[config.stop_code] * (config.stop_targets - 1)]
+        tokens = text_in + [config.text_vocab + c for c in code_in]
+        positions = [*range(len(text_in)), *(config.max_text + i for i in range(len(code_in)))]
+        padding = [0] * (width - len(tokens))
+        packed["tokens"].append(tokens + padding)
+        packed["positions"].append(positions + padding)
+        packed["text_indices"] += [row * width + i for i in range(len(text) + 1)]
+        packed["text_targets"] += [*text, config.stop_text]
+        first = row * width + len(text_in)
+        packed["code_indices"] += range(first, first + len(code_in))
+        packed["code_targets"] += [*code, *[config.stop_code] * config.stop_targets]
+    return packed
+
+
+@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize(("stop_targets", "width"), [(1, 60), (4, 60), (4, 70)])
+def test_packed_rows_are_the_sequence_written_out(stop, stop_targets, width):
+    config = dataclasses.replace(GPT, text_stop_input=stop, stop_targets=stop_targets)
+    texts, codes, cond = rows(5)
+    texts[0] = codes[1] = []
+    arrays = [[np.array(ids, dtype=np.int32) for ids in column] for column in (texts, codes)]
+    wanted = packed_by_hand(config, texts, codes, width)
+    for columns in ((texts, codes), arrays):
+        batch = pack(config, *columns, cond, pad_to=width)
+        assert {name: getattr(batch, name).tolist() for name in wanted} == wanted
+
+
 @pytest.mark.parametrize("stop", [True, False])
 def test_counts_are_of_real_tokens(stop):
     texts, codes, cond = rows(6)
@@ -195,6 +249,7 @@ WRONG = [("start_text_id", {"start_text_id": 20}), ("stop_code_id", {"stop_code_
 WRONG += [("start_text_id", {"start_text_id": 4, "stop_text_id": 4})]
 WRONG += [("start_code_id", {"stop_code_id": 30})]  # where START is
 WRONG += [("width", {"heads": 5}), ("width", {"width": 48}), ("dropout", {"dropout": 1.0})]
+WRONG += [("activation_function", {"activation_function": "relu"})]
 
 
 @pytest.mark.parametrize(("field", "over"), WRONG)
