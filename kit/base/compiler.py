@@ -195,9 +195,19 @@ def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAG
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # "thread_local": other threads may use CUDA meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = work()
+    before = torch.cuda.current_stream()
+    random = torch.cuda.get_rng_state()
+    try:
+        # "thread_local": other threads may use CUDA meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = work()
+    except BaseException:
+        # PyTorch leaves its stream current, and its generator waits for the capture to end.
+        torch.cuda.set_stream(before)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
+        torch.cuda.set_rng_state(random)
+        raise
     return graph, result
 
 

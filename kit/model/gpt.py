@@ -19,11 +19,10 @@ from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from kit.base.hardware import prefers_explicit_attention
-from kit.model.sequence import GELU, Batch, GPTConfig
+from kit.model.sequence import GELU, IGNORE_INDEX, Batch, GPTConfig
 from kit.model.text_attention import guided_attention_loss
 
 HEAD_ROWS = 64  # the number of targets is padded to a multiple of this
-IGNORE_INDEX = -100
 
 
 class Attention(nn.Module):
@@ -38,9 +37,11 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width)
         self.c_proj = nn.Linear(config.width, config.width)
 
-    def qkv(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of every head, (3, B, H, S, D / H), from x (B, S, D)."""
-        return self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head, (B, H, S, D / H) each, from x (B, S, D)."""
+        # Taken apart in this order, their gradients come together in that of c_attn's result.
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
         q, k, v = self.qkv(x)
@@ -312,6 +313,8 @@ def summed_loss(head: nn.Linear, states: Tensor, indices: Tensor, targets: Tenso
     )
 
 
-def weighted_loss(config: GPTConfig, sums: tuple[Tensor, ...], text: int, code: int) -> Tensor:
+def weighted_loss(
+    config: GPTConfig, sums: tuple[Tensor, ...], text: float | Tensor, code: float | Tensor
+) -> Tensor:
     """Return `text_weight` * mean text loss + mean code loss over `text` and `code` targets."""
     return config.text_weight * sums[0] / text + sums[1] / code

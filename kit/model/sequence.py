@@ -21,6 +21,7 @@ from kit.base.config import require, require_least, require_within
 MAX_TEXT_POSITIONS = 404
 MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
+IGNORE_INDEX = -100  # a target that does not count
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # names as in GPT-2's config: how torch computes it
 
 

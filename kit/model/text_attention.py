@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kit.model.sequence import Batch, GPTConfig
+from kit.model.sequence import IGNORE_INDEX, Batch, GPTConfig
 
 WIDTH = 0.15  # standard deviation of the diagonal, as a share of text and codes
 MIN_DIAGONALITY = 0.9  # of 1: below it a head does not follow the text well enough to rank by
@@ -49,7 +49,8 @@ def guided_attention_loss(
     log_weights = diagonal_log_weights(config, batch, text_width)
     text_scores = scores[:, :, config.latents : config.latents + text_width] + log_weights
     loss = scores.logsumexp(-1) - text_scores.logsumexp(-1)
-    return loss.flatten().index_select(0, batch.code_indices).sum()
+    losses = loss.flatten().index_select(0, batch.code_indices)
+    return losses.where(batch.code_targets != IGNORE_INDEX, 0.0).sum()
 
 
 def diagonal_log_weights(config: GPTConfig, batch: Batch, text_width: int) -> Tensor:

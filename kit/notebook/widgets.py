@@ -21,6 +21,7 @@ PHASES = {
     "copy_s": ("copy", SKY),
     "forward_s": ("forward", BLUE),
     "backward_s": ("backward", GREEN),
+    "graph_s": ("forward and backward", BLUE),
     "reduce_s": ("gradients of all GPUs", RED),
     "update_s": ("update", ORANGE),
 }

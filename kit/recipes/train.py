@@ -119,7 +119,7 @@ class Training(TrainingPlan):
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""
         trainer = self.job.trainer if self.job else None
         return trainer is not None and wants_few_shapes(
-            self.active.hw.device, trainer.applied.precision, trainer.applied.on("compile")
+            self.active.hw.device, trainer.applied.precision, trainer.applied.names
         )
 
     def panel(self) -> None:

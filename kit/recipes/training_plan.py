@@ -133,8 +133,8 @@ class TrainingPlan:
         """Whether a run with these switches will pad its rows to fixed lengths."""
         run = self.active
         precision = run.precision.value if speed.mixed_precision else "fp32"
-        available = any(switch.name == "compile" and switch.available for switch in self.offered)
-        return wants_few_shapes(run.hw.device, precision, speed.compile and available)
+        on = [s.name for s in self.offered if s.available and getattr(speed, s.name)]
+        return wants_few_shapes(run.hw.device, precision, on)
 
     @once
     def size(self) -> Result:
@@ -513,7 +513,6 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
     device = bench.get("device", "another machine")
     where = "here" if device == run.hw.name else f"on {device}"
     pairs = {name: (name, "baseline") for name in LABELS}
-    pairs["cuda_graphs"] = ("compile+cuda_graphs", "compile")
     pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
     effects = {}
     for name, (on, off) in pairs.items():

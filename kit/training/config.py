@@ -20,6 +20,7 @@ PHASES = {  # of a step, in their order, and what each is called in the record
     "copy": "copying",  # the batch to the device
     "forward": "forward",
     "backward": "backward",
+    "graph": "forward and backward",  # as a CUDA graph
     "reduce": "summing gradients",  # of several ranks
     "update": "update",  # clipping, optimizers and the average of the weights
 }
@@ -253,6 +254,7 @@ class StepEvent:
     copy_s: float = 0.0  # to the device
     forward_s: float = 0.0
     backward_s: float = 0.0
+    graph_s: float = 0.0  # forward and backward as a CUDA graph
     reduce_s: float = 0.0  # summing the gradients of several ranks
     update_s: float = 0.0  # clipping, optimizers, average; on a GPU of the step before
     sync_s: float = 0.0  # of these, the CPU waited for the GPU

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
-from kit.base.hardware import autocast, is_oom, memory_in_use, peak_memory_bytes, release_memory
-from kit.model.gpt import weighted_loss
+from kit.base.hardware import is_oom, memory_in_use, peak_memory_bytes, release_memory
 from kit.model.sequence import Batch, EffectiveBatch
 from kit.model.text_attention import max_text_tokens
 from kit.training import checkpoint
 from kit.training.config import StepEvent
+from kit.training.passes import pass_loss
 from kit.training.trainer import Trainer
 
 KIT = Path(__file__).parents[1]  # the folder of the kit's code
@@ -46,26 +46,35 @@ def train(
     ranks = trainer.ranks
     clock = trainer.clock
     batches = start_stream(batches)
+    trainer.drop_ahead()
     skipped = 0
+    ahead = None  # the next step, where its passes run already
     while trainer.step < config.max_steps and not trainer.settled and not ranks.any(stop()):
         started = time.perf_counter()
-        clock.mark("data")
-        batch = next(batches, None)
-        if batch is None:
+        begun = ahead or begin_step(trainer, batches)
+        if begun is None:
             raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
-        lr = trainer.set_rates()
-        trainer.set_phase()
-        loss = accumulate(trainer, batch)
+        batch, loss = begun
         clock.mark("reduce")
         ranks.sum_gradients(trainer.trainable.parameters.values())
         clock.mark("update")
-        loss, norm = clip(trainer, loss)
-        loss, tokens = ranks.sums(loss, batch.tokens)
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        update(trainer, finite)
-        clock.mark("")
+        lr = trainer.set_rates()
+        numbers = torch.stack((loss, gradient_norm(trainer)))
         trainer.step += 1
         trainer.position = batch.position
+        ahead = None
+        if trainer.updates_on_device:
+            update_on_device(trainer, numbers)
+            clock.mark("")
+            trainer.random_ahead = checkpoint.random_state()
+            if trainer.step < config.max_steps:
+                ahead = begin_step(trainer, batches)
+        loss, norm = clock.wait_for(numbers)  # the CPU waits for the device only here
+        loss, tokens = ranks.sums(loss, batch.tokens)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if not trainer.updates_on_device:
+            update(trainer, norm, finite)
+        end_step(trainer, norm, finite)
         if finite:
             skipped = 0
         # A mere overflow of fp16 does not count: its scale starts high and each overflow halves it.
@@ -100,6 +109,23 @@ def train(
         )
 
 
+def begin_step(
+    trainer: Trainer, batches: Iterator[EffectiveBatch]
+) -> tuple[EffectiveBatch, Tensor] | None:
+    """Take the next batch and compute its gradients; returns it with this rank's part of the loss.
+
+    None where the data have ended.
+    """
+    if trainer.graphs:
+        trainer.graphs.record_seen()
+    trainer.clock.mark("data")
+    batch = next(batches, None)
+    if batch is None:
+        return None
+    trainer.set_phase()
+    return batch, accumulate(trainer, batch)
+
+
 def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     """Compute the gradients of an effective batch; returns this rank's part of its loss.
 
@@ -128,6 +154,8 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
         if not trainer.ranks.any(oom or bool(failed)):
             return loss
         loss = None
+        if trainer.graphs:
+            trainer.graphs.forget()
         trainer.model.zero_grad(set_to_none=True)
         release_memory(trainer.hw.device)
         checkpoint.restore_random_state(before)
@@ -143,7 +171,6 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
 
 def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     """Run all passes of `batch`; returns this rank's part of the loss, on the device."""
-    # A pass is divided by the targets of all passes, so any split gives the same gradients.
     totals = trainer.ranks.sums(batch.text_targets, batch.code_targets)
     guide = trainer.guide_weight
     loss = torch.zeros((), device=trainer.hw.device)
@@ -151,15 +178,15 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
         text_width = max_text_tokens(trainer.model.config, micro) if guide else 0
         trainer.clock.mark("copy")
         micro = micro.to(trainer.hw.device)
+        if trainer.graphs:
+            trainer.clock.mark("graph")
+            loss += trainer.graphs.run(micro, *totals, guide)
+            continue
         trainer.clock.mark("forward")
-        with autocast(trainer.hw.device, trainer.applied.precision):
-            sums = trainer.model(micro, text_width)
-        part = weighted_loss(trainer.model.config, sums, *totals)
-        loss += part.detach()
-        if guide:
-            part = part + guide * sums[2] / totals[1]
+        part, to_differentiate = pass_loss(trainer, micro, *totals, guide, text_width)
+        loss += part
         trainer.clock.mark("backward")
-        trainer.scaler.scale(part).backward()
+        trainer.scaler.scale(to_differentiate).backward()
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         trainer.scaler.scale(torch.zeros((), device=trainer.hw.device))
     return loss
@@ -183,39 +210,61 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
     )
 
 
-def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
-    """Clip the gradients; returns `loss` and the norm before clipping."""
+def gradient_norm(trainer: Trainer) -> Tensor:
+    """Remove the scale of fp16 from the gradients; returns their norm, on the device."""
     for optimizer in trainer.optimizers:
         trainer.scaler.unscale_(optimizer)
-    params = [p for p in trainer.model.parameters() if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in params])
-    # Read at once: only here does a step make the CPU wait for the device.
-    loss, norm = trainer.clock.wait_for(torch.stack((loss, total)))
-    limit, note = trainer.adaptation.clip_norm(trainer.config, norm)
-    if norm > limit:
-        nn.utils.clip_grads_with_norm_(params, limit, total)
-    if note:
-        trainer.notes.append(note)
-    return loss, norm
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    return nn.utils.get_total_norm(gradients)
 
 
-def update(trainer: Trainer, finite: bool) -> None:
-    """Step the optimizers and the average; a step that is not `finite` changes neither."""
-    # The gradients have been unscaled. `scaler.step` would wait for the device once per optimizer,
-    # and step those whose own gradients are finite.
+def update(trainer: Trainer, norm: float, finite: bool) -> None:
+    """Clip gradients of this `norm` and step the optimizers, unless they are not `finite`."""
+    # `scaler.step` would wait for the device once per optimizer, and step those whose own gradients
+    # are finite.
     if finite:
+        spike, tight, usual = trainer.adaptation.clip_limits(trainer.config)
+        limit = tight if norm > spike else usual
+        if norm > limit:
+            params = [p for p in trainer.model.parameters() if p.grad is not None]
+            nn.utils.clip_grads_with_norm_(params, limit, torch.tensor(norm))
         for optimizer in trainer.optimizers:
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 optimizer.step()
     trainer.scaler.update()
-    trainer.model.zero_grad(set_to_none=True)
+    trainer.clear_gradients()
+
+
+def update_on_device(trainer: Trainer, numbers: Tensor) -> None:
+    """The same where no number has reached the CPU: `numbers` are the step's loss and norm.
+
+    AdamW's fused kernel divides the gradients by one tensor, and does nothing if another is 1.
+    """
+    (optimizer,) = trainer.optimizers
+    norm = numbers[1]
+    spike, tight, usual = trainer.adaptation.clip_limits(trainer.config)
+    limit = torch.where(norm > spike, tight, usual)
+    optimizer.grad_scale = (norm / limit).clamp(min=1)
+    optimizer.found_inf = 1 - numbers.isfinite().all().float()
+    optimizer.step()
+    trainer.scaler.update()
+    trainer.clear_gradients()
+
+
+def end_step(trainer: Trainer, norm: float, finite: bool) -> None:
+    """Adapt to the norm and update the average of the weights, both of a step that is updated."""
+    note = trainer.adaptation.record_norm(trainer.config, norm)
+    if note:
+        trainer.notes.append(note)
     if finite and trainer.ema:
+        trainer.clock.mark("update")
         trainer.ema.update()
     if not finite:
         note = "skipped: the loss was not finite"
         if trainer.scaler.is_enabled():
             note += f"; the scale of fp16 is now {trainer.scaler.get_scale():g}"
         trainer.notes.append(note)
+    trainer.clock.mark("")
 
 
 def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable | None) -> dict:

@@ -254,20 +254,27 @@ class Adaptation:
             return 1.0
         return since / config.warmup_steps
 
-    def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
-        """Return the norm to clip this step to, and a note; a spike hardly changes the average."""
+    def clip_limits(self, config: TrainConfig) -> tuple[float, float, float]:
+        """Return the norm above which a step is a spike, and the norms to clip it and others to."""
+        if not config.spike:
+            return math.inf, config.max_grad_norm, config.max_grad_norm
+        spike = config.spike * self.usual_norm or math.inf  # the first norm is usual
+        tighter = max(MIN_TIGHT, self.tight / 2)
+        relaxed = min(1.0, self.tight * RELAX)
+        return spike, config.max_grad_norm * tighter, config.max_grad_norm * relaxed
+
+    def record_norm(self, config: TrainConfig, norm: float) -> str:
+        """Adapt to the norm of a step; a spike hardly changes the average. Returns a note."""
         if not config.spike or not math.isfinite(norm):
-            return config.max_grad_norm, ""
+            return ""
+        spike, limit, _ = self.clip_limits(config)
         usual = self.usual_norm or norm
-        note = ""
-        if norm > config.spike * usual:
-            self.tight = max(MIN_TIGHT, self.tight / 2)
-            limit = config.max_grad_norm * self.tight
-            note = f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
-        else:
-            self.tight = min(1.0, self.tight * RELAX)
         self.usual_norm = NORM_DECAY * usual + (1 - NORM_DECAY) * min(norm, config.spike * usual)
-        return config.max_grad_norm * self.tight, note
+        if norm <= spike:
+            self.tight = min(1.0, self.tight * RELAX)
+            return ""
+        self.tight = max(MIN_TIGHT, self.tight / 2)
+        return f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
 
     def record_validation(self, config: TrainConfig, loss: float) -> str:
         """Halve the rates after validations without a better one; returns a note."""

@@ -8,7 +8,7 @@ SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing:
 import dataclasses
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,16 +36,16 @@ class SpeedConfig:
 
     sdpa: bool = False  # fused attention
     attention_kernel: str = ""  # with sdpa: flash, efficient, cudnn or math; "": PyTorch's choice
+    tf32: bool = False  # fp32 matmuls with 10-bit mantissas
     mixed_precision: bool = False  # bf16 or fp16 matmuls, by the device
     fused_adamw: bool = False  # one kernel for the whole optimiser step
-    adamw_8bit: bool = False  # AdamW's moments in 8 bits
-    tf32: bool = False  # fp32 matmuls with 10-bit mantissas
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
     pinned_memory: bool = False  # batches made ahead in a thread, in page-locked memory
+    cuda_graphs: bool = False  # forward and backward of a pass recorded once for each shape
     compile: bool = False  # torch.compile of the trunk's layers
-    cuda_graphs: bool = False  # with compile: a layer's kernels recorded once for each shape
     gradient_checkpointing: bool = False  # recompute layers in the backward pass
     recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
+    adamw_8bit: bool = False  # AdamW's moments in 8 bits
     ema: bool = False  # keep averaged weights beside the trained ones
     ema_offload: bool = False  # ... in the CPU's memory
 
@@ -96,9 +96,14 @@ class Applied:
         """A sentence for each requested switch that is off."""
         return [f"{s.label} is off: {s.reason}" for s in self.switches if s.asked and not s.on]
 
+    @property
+    def names(self) -> list[str]:
+        """Of the switches that are really on."""
+        return [s.name for s in self.switches if s.on]
+
     def on(self, name: str) -> bool:
         """Whether the switch `name` is really on."""
-        return any(s.on for s in self.switches if s.name == name)
+        return name in self.names
 
     def without(self, name: str, reason: str) -> "Applied":
         """Return these with `name` turned off while training."""
@@ -111,25 +116,27 @@ class Applied:
         return {s.label: f"{s.ran} ({word[s.asked]}; {s.reason})" for s in self.switches}
 
 
-def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
+def wants_few_shapes(device: str, precision: str, on: Collection[str]) -> bool:
     """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
 
-    torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
+    `on` names the switches that run. torch.compile makes code for each shape, and a CUDA graph has
+    one; so does oneDNN for bf16 matmuls on a CPU.
     """
-    return compiled or (device == "cpu" and precision == "bf16")
+    fixed = "compile" in on or "cuda_graphs" in on
+    return fixed or (device == "cpu" and precision == "bf16")
 
 
 LABELS = {
     "sdpa": "Fused attention (SDPA)",
+    "tf32": "TF32 products",
     "mixed_precision": "Mixed precision",
     "fused_adamw": "Fused AdamW",
-    "adamw_8bit": "8-bit AdamW",
-    "tf32": "TF32 products",
     "cudnn_benchmark": "cuDNN benchmark",
     "pinned_memory": "Pinned memory",
-    "compile": "torch.compile",
     "cuda_graphs": "CUDA graphs",
+    "compile": "torch.compile",
     "gradient_checkpointing": "Gradient checkpointing",
+    "adamw_8bit": "8-bit AdamW",
     "ema": "EMA of the weights",
     "ema_offload": "EMA on the CPU",
 }
@@ -152,7 +159,6 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     if config.attention_kernel:
         attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
     gpu = hw.device == "cuda"
-    graphs = "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them"
     only_gpu = "only useful on a GPU"
     adamw_default = "torch's default, a loop over the tensors"
     tf32 = (False, "only a GPU has it")
@@ -163,15 +169,15 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
         "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
+        "tf32": tf32,
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
-        "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
-        "tf32": tf32,
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
+        "cuda_graphs": (gpu, "one call starts a whole pass" if gpu else "only a GPU has them"),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
-        "cuda_graphs": (gpu and compiles, graphs),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
+        "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
     }
@@ -217,8 +223,6 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     if rows["adamw_8bit"].on:
         reason = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
         rows["fused_adamw"] = rows["fused_adamw"].turned_off(reason)
-    if rows["cuda_graphs"].on and not rows["compile"].on:
-        rows["cuda_graphs"] = rows["cuda_graphs"].turned_off(f"needs {LABELS['compile']}")
     if config.attention_kernel and rows["sdpa"].on:
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
@@ -269,20 +273,18 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:
-        compile_layers(model, on["cuda_graphs"])
+        compile_layers(model)
     if every == 1:
         return f"all {len(trunk.h)} layers"
     return f"layers {', '.join(map(str, layers))} of {len(trunk.h)}"
 
 
-def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
+def compile_layers(model: SpeechGPT) -> None:
     """Compile the trunk's layers again, at the next training pass."""
     detect_vector_isa()
     torch.compiler.reset()  # graphs of an earlier model count against a limit
-    how = {"dynamic": True}  # one graph for any number and length of rows
-    if cuda_graphs:  # one for each shape
-        how = {"dynamic": False, "mode": "reduce-overhead"}
-    model.gpt.run_layer = torch.compile(run_layer, **how)
+    # One graph for all layers, and for any number and length of rows.
+    model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
 
 
 def compilations() -> int:

@@ -25,8 +25,9 @@ from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
 from kit.training import checkpoint
 from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
+from kit.training.passes import PassGraphs
 from kit.training.ranks import ALONE, Ranks, seed_rank
-from kit.training.switches import SpeedConfig, apply, compile_layers
+from kit.training.switches import SpeedConfig, apply, compilations, compile_layers
 
 
 class Trainable:
@@ -182,6 +183,11 @@ class Trainer:
         self.step = 0
         self.position = None
         self.micro_rows = 0  # limit on rows of a pass since memory ran out; 0: none
+        self.graphs = None
+        if self.applied.on("cuda_graphs") and not config.detect_anomaly:
+            self.graphs = PassGraphs(self)
+        # Random numbers at the end of the step, while passes of the next one run already.
+        self.random_ahead: dict[str, Tensor] | None = None
         self.notes: list[str] = []  # for the next event
         self.clock = StepClock(hw.device)
 
@@ -209,9 +215,47 @@ class Trainer:
 
     def set_phase(self) -> None:
         """Freeze what does not train in the next step."""
-        if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            # They were compiled for other gradients before.
-            compile_layers(self.model, self.applied.on("cuda_graphs"))
+        if not self.trainable.set_phase(self.step):
+            return
+        # Layers were compiled and passes recorded for other gradients.
+        self.model.zero_grad(set_to_none=True)
+        if self.applied.on("compile"):
+            compile_layers(self.model)
+        if self.graphs:
+            self.graphs.forget()
+
+    @property
+    def updates_on_device(self) -> bool:
+        """Whether an update needs no number on the CPU, so that the next passes need not wait."""
+        alone = not self.ranks.several and len(self.optimizers) == 1
+        return alone and self.hw.device == "cuda" and self.applied.on("fused_adamw")
+
+    @property
+    def compilations(self) -> int:
+        """The graphs compiled in this process, and the passes recorded as CUDA graphs."""
+        return compilations() + (len(self.graphs.recorded) if self.graphs else 0)
+
+    def clear_gradients(self) -> None:
+        """Set the gradients to 0: graphs add to them where they are, else their memory is freed."""
+        if self.graphs is None:
+            self.model.zero_grad(set_to_none=True)
+            return
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_zero_(gradients)
+
+    def drop_ahead(self) -> None:
+        """Forget passes that run already of a step that is not taken."""
+        if self.random_ahead is not None:
+            checkpoint.restore_random_state(self.random_ahead)
+            self.random_ahead = None
+            self.clear_gradients()
+
+    def stop_recording(self, why: str) -> None:
+        """Continue without CUDA graphs because recording one failed with `why`."""
+        self.graphs = None
+        self.applied = self.applied.without("cuda_graphs", why)
+        self.notes.append(f"CUDA graphs are off from here, recording one failed: {why}")
 
     def stop_compiling(self, why: str) -> None:
         """Continue uncompiled because the compiler failed with `why`; noted in log and record."""
@@ -255,7 +299,7 @@ class Trainer:
 
     def tree(self) -> dict:
         """Everything a checkpoint holds; called by all ranks together."""
-        random, *others = self.ranks.all_gather(checkpoint.random_state())
+        random, *others = self.ranks.all_gather(self.random_ahead or checkpoint.random_state())
         if others:
             random["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
         return {
@@ -339,6 +383,7 @@ class Trainer:
     def restore(self, tree: dict) -> None:
         """Resume from a checkpoint's tree. Raises as `require_complete` does."""
         self.require_complete(tree)
+        self.drop_ahead()
         with torch.no_grad():
             for name, parameter in self.trainable.parameters.items():
                 parameter.copy_(tree["model"][name])

@@ -37,15 +37,19 @@ def step_shares(rows: list[dict], skipped: int = SKIPPED) -> dict[str, float]:
     """The share of each phase of the newest steps of a log; {} where it has none."""
     rows = timed_rows(rows, skipped)[-RECENT:]
     total_s = sum(row["step_s"] for row in rows)
-    spent_s = {words: sum(row[f"{phase}_s"] for row in rows) for phase, words in PHASES.items()}
-    return {words: seconds / total_s for words, seconds in spent_s.items() if rows}
+    return {words: total(rows, f"{phase}_s") / total_s for phase, words in PHASES.items() if rows}
+
+
+def total(rows: list[dict], name: str) -> float:
+    """The sum of a field of `rows`; logs of earlier versions may lack it."""
+    return sum(row.get(name, 0.0) for row in rows)
 
 
 def timed_rows(rows: list[dict], skipped: int = SKIPPED) -> list[dict]:
     """The rows of the newest start that have phases, without its first `skipped` steps."""
     starts = [i for i, row in enumerate(rows) if "wall_s" in row and row["wall_s"] is None]
     first = max(starts, default=0) + skipped
-    return [row for row in rows[first:] if row.get("forward_s")]
+    return [row for row in rows[first:] if row.get("forward_s") or row.get("graph_s")]
 
 
 def diagnose(
@@ -64,7 +68,7 @@ def diagnose(
     device = "GPU" if gpu else "processor"
     step_s = statistics.fmean(row["step_s"] for row in recent)
     names = [f"{phase}_s" for phase in (*PHASES, "sync")]
-    mean_s = {name: statistics.fmean(row[name] for row in recent) for name in names}
+    mean_s = {name: total(recent, name) / len(recent) for name in names}
     share = {name: seconds / step_s for name, seconds in mean_s.items()}
     wall_s = sum(row["wall_s"] for row in recent)
     evaluating = sum(row["eval_s"] for row in recent) / wall_s
@@ -79,7 +83,7 @@ def diagnose(
         line += f"{advised} (now {workers}), so that other processes make the batches."
         causes.append((share["data_s"], "data", line))
     elif gpu and share["sync_s"] < MIN_SYNC:
-        fix = "make `micro_batch` larger" if "compile" in on else "turn torch.compile on"
+        fix = "make `micro_batch` larger" if "cuda_graphs" in on else "turn CUDA graphs on"
         line = f"Steps of {step_s:.2g} s are too short for the GPU: it waits for the CPU to start "
         causes.append((MAX_DATA, "launch", f"{line}its kernels. Better {fix}."))
     if share["copy_s"] > MAX_COPY:

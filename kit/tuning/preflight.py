@@ -23,8 +23,9 @@ from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.config import FULL, Finetuning, TrainConfig
-from kit.training.loop import clip, forward_backward, train, update
+from kit.training.loop import end_step, forward_backward, gradient_norm, train, update
 from kit.training.optim import eight_bit_adamw
+from kit.training.passes import FIRST_RECORDING
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, plan_bytes
@@ -74,11 +75,17 @@ class Workload:
             optimizer=self.train.optimizer,
             fused=speed.fused_adamw,
             eight_bit=speed.adamw_8bit and eight_bit_adamw(self.hw).value == "yes",
-            accumulate=self.data.grad_accum > 1,
+            # Graphs keep the gradients, as an earlier pass does.
+            accumulate=self.data.grad_accum > 1 or self.records,
             guided=self.train.guided_attention_weight > 0,
             device=self.hw.device,
             finetuning=self.finetuning,
         )
+
+    @property
+    def records(self) -> bool:
+        """Whether passes are recorded as CUDA graphs."""
+        return self.speed.cuda_graphs and self.hw.device == "cuda"
 
     @property
     def planned_bytes(self) -> int:
@@ -267,12 +274,12 @@ class PeakMemory(NamedTuple):
 
 
 def trial_peak(work: Workload) -> PeakMemory | None:
-    """Peak of two real optimiser steps of `work`; None when memory runs out."""
+    """Peak of some real optimiser steps of `work`; None when memory runs out."""
     devices = [torch.cuda.current_device()] if work.hw.device == "cuda" else []
     peak = None
     try:
         with torch.random.fork_rng(devices):
-            peak = measure_peak(lambda: two_steps(work), work.hw.device)
+            peak = measure_peak(lambda: some_steps(work), work.hw.device)
     except (RuntimeError, MemoryError) as error:
         if not is_oom(error):
             raise
@@ -282,10 +289,10 @@ def trial_peak(work: Workload) -> PeakMemory | None:
     return peak
 
 
-def two_steps(work: Workload) -> float:
-    """Train a throwaway model for two steps; return the seconds of the second.
+def some_steps(work: Workload) -> float:
+    """Train a throwaway model for some steps; return the seconds of the last.
 
-    Only that one has the optimizer's moments.
+    The second is the first that has the optimizer's moments; CUDA graphs come later.
     """
     speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
     with torch.device(work.hw.device):
@@ -302,10 +309,14 @@ def two_steps(work: Workload) -> float:
     micro = pack(work.model, texts, codes, cond, step.length)
     # Two passes stand for however many there are.
     batch = EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
-    for _ in range(2):
+    for _ in range(FIRST_RECORDING + 2 if state.graphs else 2):
+        if state.graphs:
+            state.graphs.record_seen()
         started_s = time.perf_counter()
-        clip(state, forward_backward(state, batch))
-        update(state, finite=True)
+        forward_backward(state, batch)
+        norm = gradient_norm(state).item()
+        update(state, norm, finite=True)
+        end_step(state, norm, finite=True)
         getattr(torch, work.hw.device).synchronize()
     return time.perf_counter() - started_s
 

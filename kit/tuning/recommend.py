@@ -46,7 +46,7 @@ MOST_LOSS = 0.10  # of steps/s, for such a saving
 # Kept unless they cost more than LEAST_GAIN: preparing batches while the GPU computes helps most
 # where the CPU or the disk is slow. A trial does not show that: its rows are already in memory.
 ON_BY_DEFAULT = ("pinned_memory",)
-SETS = ("baseline", "alone", "added", "all")  # kinds of trials that differ by their switches
+SETS = ("baseline", "alone", "added")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 UNITS = {
     "memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6},  # bytes
@@ -98,7 +98,7 @@ def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
 class Variant:
     """A set of switches to measure."""
 
-    kind: str  # "baseline", "alone", "added" (to those before it), "all", "cost" or "chosen"
+    kind: str  # "baseline", "alone", "added" (to those before it), "cost" or "chosen"
     label: str
     on: tuple = ()  # names of switches
     reason: str = ""  # why it cannot be measured; "": it can
@@ -504,16 +504,12 @@ def axes_of(
         attention.append({"sdpa": True, "attention_kernel": name})
     shares = [{"gradient_checkpointing": False, "recompute_every": 1}]
     shares += [{"gradient_checkpointing": True, "recompute_every": n} for n in (4, 2, 1)]
-    compiled = [{"compile": value, "cuda_graphs": False} for value in (False, True)]
-    if "cuda_graphs" not in unavailable:
-        compiled.append({"compile": True, "cuda_graphs": True})
-    by_switch = {"gradient_checkpointing": shares, "sdpa": attention, "compile": compiled}
-    for name in ("pinned_memory", "adamw_8bit", "ema_offload"):
+    by_switch = {"gradient_checkpointing": shares, "sdpa": attention}
+    for name in ("cuda_graphs", "compile", "pinned_memory", "adamw_8bit", "ema_offload"):
         by_switch[name] = [{name: False}, {name: True}]
     if not speed.ema:
         del by_switch["ema_offload"]
-    names = [*by_switch, "cuda_graphs"]
-    off += [(LABELS[name], unavailable[name]) for name in names if name in unavailable]
+    off += [(LABELS[name], unavailable[name]) for name in by_switch if name in unavailable]
     return [axis for name, axis in by_switch.items() if name not in unavailable], off
 
 

@@ -43,7 +43,8 @@ from kit.tuning.memory_plan import LAYER_MATRICES
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
-TRIED = tuple(name for name in LABELS if name not in (*COSTS, "cuda_graphs"))
+SAVINGS = ("gradient_checkpointing", "adamw_8bit")  # they save memory, and cost time
+LADDER = tuple(name for name in LABELS if name not in (*COSTS, *SAVINGS))
 # Results of steps that include something else are not comparable.
 STEP_INCLUDES = "collating, rows drawn together"
 
@@ -111,9 +112,10 @@ def published_task(hw: Hardware, threads: int) -> Task:
 
 
 def variants(task: Task, config: TrialConfig) -> list[Variant]:
-    """The baseline, each switch alone, each beside those before it, all on.
+    """The baseline, each switch alone, and each for speed beside those before it.
 
-    Then EMA, CUDA graphs and the attention kernels, among which nothing is chosen.
+    Each that saves memory is beside all of these, so that no other pays for its time. Then EMA and
+    the attention kernels, among which nothing is chosen.
     """
     offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
@@ -124,19 +126,15 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
         reason = refused.get(name, "")
         listed.append(Variant(kind=kind, label=LABELS[name], on=on, reason=reason))
 
-    for name in TRIED:
+    for name in (*LADDER, *SAVINGS):
         add("alone", name, (name,))
-    tried = tuple(name for name in TRIED if name not in refused)
-    for count in range(2, len(tried)):
-        label = f"+ {LABELS[tried[count - 1]]}"
-        listed.append(Variant(kind="added", label=label, on=tried[:count]))
-    if len(tried) > 1:
-        listed.append(Variant(kind="all", label="All on", on=tried))
+    ladder = tuple(name for name in LADDER if name not in refused)
+    rungs = [ladder[:count] for count in range(2, len(ladder) + 1)]
+    rungs += [(*ladder, name) for name in SAVINGS if ladder and name not in refused]
+    for on in rungs:
+        listed.append(Variant(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
     for count, name in enumerate(COSTS, 1):
         add("cost", name, COSTS[:count])
-    if "compile" in refused:
-        refused["cuda_graphs"] = refused["compile"]
-    add("extra", "cuda_graphs", ("compile", "cuda_graphs"))
     return listed + attention_variants(task, refused)
 
 
@@ -249,7 +247,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     )
     trainer = Trainer(model, settings, speed_of(on), task.hw, task.finetuning.without_phases())
     precision = trainer.applied.precision
-    few_shapes = switches.wants_few_shapes(task.hw.device, precision, "compile" in on)
+    few_shapes = switches.wants_few_shapes(task.hw.device, precision, trainer.applied.names)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,
     # so that code compiled for a shape belongs to the warm-up.
     rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
@@ -262,8 +260,9 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         events.append(event)
         if event.step == config.warmup_steps:
             warmup_s = time.perf_counter() - began_s
-            compiled = switches.compilations()
-    if "compile" in on and not trainer.applied.on("compile"):  # its figures are another variant's
+            compiled = trainer.compilations
+    failed = {"compile", "cuda_graphs"}.intersection(on).difference(trainer.applied.names)
+    if failed:  # its figures are another variant's
         return {"error": "; ".join(event.note for event in events if event.note)}
     timed = events[config.warmup_steps :]
     last = timed[-max(1, len(timed) // 4) :]
@@ -281,7 +280,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         "warmup_s": warmup_s,
         "peak_memory_bytes": peak_bytes - idle_bytes,
         "compilations": compiled,
-        "recompilations": switches.compilations() - compiled,
+        "recompilations": trainer.compilations - compiled,
         "precision": precision,
         "attention": profile_attention(trainer),
         "notes": list(dict.fromkeys(notes)),

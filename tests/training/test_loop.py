@@ -20,7 +20,7 @@ from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
-from kit.training.loop import accumulate, clip, split_batch, split_passes, train, update
+from kit.training.loop import accumulate, gradient_norm, split_batch, split_passes, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, validation_loss
 from kit.training.switches import SpeedConfig
@@ -107,11 +107,11 @@ def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
 def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
     s = fp16_state(monkeypatch, 256.0, optimizer="muon")
     s.set_rates()
-    loss = accumulate(s, next(random_batches(GPT)))
+    accumulate(s, next(random_batches(GPT)))
     s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
     before = [p.detach().clone() for p in s.model.parameters()]
-    _, norm = clip(s, loss)
-    update(s, finite=math.isfinite(norm))
+    norm = gradient_norm(s).item()
+    update(s, norm, finite=math.isfinite(norm))
     assert all(map(torch.equal, before, s.model.parameters()))
     assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
 
@@ -352,6 +352,65 @@ def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
         events = run(s, iter(batches))
     assert all(math.isfinite(event.loss) for event in events)
     assert reads.count == len(events) == 6
+
+
+@pytest.fixture
+def on_device(monkeypatch) -> None:
+    """AdamW's fused kernel, the CPU's too, clips and skips before any number is read."""
+    fused = property(lambda s: len(s.optimizers) == 1 and s.applied.on("fused_adamw"))
+    monkeypatch.setattr(Trainer, "updates_on_device", fused)
+
+
+def shaken(s: Trainer) -> Trainer:
+    """`s` with a much larger loss in its fourth step, and NaN in the seventh."""
+    forward, factors = s.model.forward, {3: 1000.0, 6: math.nan}
+    s.model.forward = lambda *inputs: [x * factors.get(s.step, 1.0) for x in forward(*inputs)]
+    return s
+
+
+def test_an_update_whose_numbers_are_read_later_is_the_same(request):
+    config = settings(max_steps=9, spike=3.0, max_grad_norm=0.5, eval_steps=4)
+    make = functools.partial(state, config, fused_adamw=True, ema=True)
+    plain = shaken(make())
+    wanted = run(plain, validate=validator(plain))
+    request.getfixturevalue("on_device")
+    late = shaken(make())
+    found = run(late, validate=validator(late))
+    for name in ("step", "tokens", "lr", "note"):
+        assert [getattr(e, name) for e in found] == [getattr(e, name) for e in wanted]
+    assert "spike" in found[3].note and "skipped" in found[6].note and not found[2].note
+    for name in ("loss", "grad_norm"):
+        pairs = zip((getattr(e, name) for e in found), (getattr(e, name) for e in wanted))
+        assert all(a == pytest.approx(b, rel=1e-5, nan_ok=True) for a, b in pairs)
+    assert found[3].ema_val_loss == pytest.approx(wanted[3].ema_val_loss, rel=1e-5)
+    assert late.ema.updates == plain.ema.updates == 8
+    assert late.adaptation == dataclasses.replace(
+        plain.adaptation, usual_norm=pytest.approx(plain.adaptation.usual_norm, rel=1e-5)
+    )
+    for a, b in zip(late.model.parameters(), plain.model.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+
+
+def test_while_the_next_passes_run_a_checkpoint_is_of_its_own_step(on_device):
+    begin = functools.partial(state, TRAIN, {"dropout": 0.1}, fused_adamw=True, ema=True)
+    whole = begin()
+    torch.manual_seed(0)
+    trees = []
+    events = []
+    for event in train(whole, random_batches(GPT)):
+        events.append(event)
+        trees.append(copy.deepcopy(whole.tree()))
+    for at in (0, 4, 10):
+        resumed = begin()
+        resumed.restore(trees[at])
+        assert resumed.step == at + 1
+        again = run(resumed, random_batches(GPT, resumed.position))
+        assert losses(again) == losses(events[at + 1 :])
+    stopped = begin()
+    torch.manual_seed(0)
+    head = list(itertools.islice(train(stopped, random_batches(GPT)), 5))  # the sixth has begun
+    rest = run(stopped, random_batches(GPT, stopped.position))
+    assert losses([*head, *rest]) == losses(events)
 
 
 def test_one_row_too_large_is_a_verdict_with_a_fix():

@@ -177,8 +177,12 @@ def test_a_plateau_halves_the_rates_once():
 
 def limits(norms, **settings) -> tuple[list[float], list[str]]:
     adaptation, config = Adaptation(), TrainConfig(**settings)
-    found, notes = zip(*(adaptation.clip_norm(config, norm) for norm in norms))
-    return [*found], [note for note in notes if note]
+    found, notes = [], []
+    for norm in norms:
+        spike, tight, usual = adaptation.clip_limits(config)
+        found.append(tight if norm > spike else usual)
+        notes.append(adaptation.record_norm(config, norm))
+    return found, [note for note in notes if note]
 
 
 def test_a_spike_tightens_clipping_once_and_is_forgotten():
@@ -193,11 +197,11 @@ def test_a_spike_tightens_clipping_once_and_is_forgotten():
 def test_spikes_hardly_move_the_usual_norm_and_leave_a_sixteenth_of_the_limit():
     adaptation, config = Adaptation(), TrainConfig(spike=4.0)
     for norm in [1.0] * 30 + [1e9]:
-        adaptation.clip_norm(config, norm)
+        adaptation.record_norm(config, norm)
     assert adaptation.usual_norm < 1.1
     before = dataclasses.replace(adaptation)
     for norm in (math.nan, math.inf):  # what is not finite changes nothing
-        adaptation.clip_norm(config, norm)
+        adaptation.record_norm(config, norm)
     assert adaptation == before
     assert min(limits([1.0] + [1000.0] * 40, spike=3.0)[0]) >= 1 / 16
 

@@ -32,7 +32,7 @@ def log(steps: int = 150, **changes) -> list[dict]:
 # What provokes it, what must not yet, and the setting that the sentence names.
 CASES = {
     "data": ({"data_s": 0.3}, {"data_s": 0.09}, "workers"),
-    "launch": ({"sync_s": 0.001}, {"sync_s": 0.04}, "torch.compile"),
+    "launch": ({"sync_s": 0.001}, {"sync_s": 0.04}, "CUDA graphs"),
     "copy": ({"copy_s": 0.1}, {"copy_s": 0.04}, "Pinned memory"),
     "reduce": ({"reduce_s": 0.4}, {"reduce_s": 0.19}, "effective_batch"),
     "disk": ({"wall_s": 1.5}, {"wall_s": 1.15}, "save_steps"),
@@ -63,7 +63,7 @@ def test_a_healthy_training_has_no_diagnosis():
 
 
 def test_advice_follows_what_is_on_already():
-    assert "micro_batch" in diagnose(log(400, sync_s=0.0), GPU, on=["compile"])["launch"]
+    assert "micro_batch" in diagnose(log(400, sync_s=0.0), GPU, on=["cuda_graphs"])["launch"]
     assert "to 3 (now 2)" in diagnose(log(400, data_s=0.3), GPU, workers=2)["data"]
 
 

@@ -219,7 +219,7 @@ def pretended_t4(monkeypatch):
     work = tier("t4")
     hw = dataclasses.replace(work.hw, memory_bytes=int(14.6 * 2**30), capability=(7, 5))
     monkeypatch.setattr(preflight, "is_here", lambda _hw: True)
-    monkeypatch.setattr(preflight, "two_steps", lambda _work: None)
+    monkeypatch.setattr(preflight, "some_steps", lambda _work: None)
     for name in ("reset_peak_memory_stats", "empty_cache", "get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -81,7 +81,7 @@ SWITCHES = tuple(LABELS)
 BASELINE = Variant(kind="baseline", label="Baseline")
 ALONE = [Variant(kind="alone", label=LABELS[n], on=(n,)) for n in SWITCHES]
 ALL = [Variant(kind="added", label="+ TF32", on=SWITCHES[:2])]
-ALL += [Variant(kind="all", label="All on", on=SWITCHES)]
+ALL += [Variant(kind="added", label="+ Checkpointing", on=SWITCHES)]
 
 
 def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over) -> dict:
@@ -198,7 +198,7 @@ def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
 
 def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
     """Not where the switches before it did: it is not to blame for those."""
-    both = Variant(kind="all", label="All on", on=("sdpa", "pinned_memory"))
+    both = Variant(kind="added", label="+ Pinned memory", on=("sdpa", "pinned_memory"))
     moved = result(both.on, loss=6.0)
     for loss, kept in ((5.0, False), (6.0, True)):
         measured = [result(), result(("sdpa",), loss=loss), moved]
@@ -403,4 +403,4 @@ def test_settings_left_out_or_missing_here_are_not_varied():
     with_ema = dataclasses.replace(START.speed, ema=True)
     axes, _ = recommend.axes_of(with_ema, {}, KERNELS)
     assert any("ema_offload" in axis[0] for axis in axes)
-    assert {"compile": True, "cuda_graphs": True} in [values for axis in axes for values in axis]
+    assert {"cuda_graphs"} in [set(axis[0]) for axis in axes]

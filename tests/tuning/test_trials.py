@@ -23,7 +23,7 @@ from kit.training import switches
 from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials
 from kit.tuning.recommend import LEFT_OUT, Variant
-from kit.tuning.trials import TRIED, Task, TrialConfig
+from kit.tuning.trials import LADDER, SAVINGS, Task, TrialConfig
 
 ROWS = trials.some_rows((3, 9), (5, 25), 40)
 TASK = Task(model=GPT, train=TRAIN, data=DATA, rows=ROWS, hw=CPU, threads=1)
@@ -32,13 +32,15 @@ SHORT = TrialConfig(steps=4, warmup_steps=1, rounds=2, leave_out=SLOW)
 BASELINE = Variant(kind="baseline", label="Baseline")
 
 
-def test_variants_are_the_baseline_each_alone_each_added_and_all():
+def test_variants_are_the_baseline_each_alone_and_each_beside_those_before_it():
     found = trials.variants(TASK, dataclasses.replace(SHORT, leave_out=("sdpa", "pinned_memory")))
-    possible = [n for n in TRIED if any(v.on == (n,) and not v.reason for v in found)]
-    sets = [v.on for v in found if v.kind in ("added", "all")]
+    possible = [n for n in LADDER if any(v.on == (n,) and not v.reason for v in found)]
+    saving = [n for n in SAVINGS if any(v.on == (n,) and not v.reason for v in found)]
+    sets = [v.on for v in found if v.kind == "added"]
     assert found[0].kind == "baseline" and found[0].on == ()
-    assert [v.on for v in found if v.kind == "alone"] == [(n,) for n in TRIED]
-    assert sets == [tuple(possible[:n]) for n in range(2, len(possible) + 1)]
+    assert [v.on for v in found if v.kind == "alone"] == [(n,) for n in (*LADDER, *SAVINGS)]
+    ladder = [tuple(possible[:n]) for n in range(2, len(possible) + 1)]
+    assert sets == ladder + [(*possible, n) for n in saving] and "gradient_checkpointing" in saving
     reasons = {v.on: v.reason for v in found}
     assert reasons[("sdpa",)] == LEFT_OUT and "GPU" in reasons[("tf32",)]
     assert "GPU" in reasons[("pinned_memory",)], "not left out: this device lacks it"
