@@ -242,6 +242,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     settings = dataclasses.replace(
         task.train,
         max_steps=total + 1,
+        num_train_epochs=0.0,
         eval_steps=total + 1,
         warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
     )

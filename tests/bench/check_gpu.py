@@ -1,9 +1,8 @@
-"""Everything that only a GPU can show, in one command of ten minutes: `make check-gpu`.
+"""Everything that only a GPU can show, in a quarter of an hour: `make check-gpu`.
 
-Stages run one after another (STAGES). In most of them one part has the GPU to itself; where
-nothing is timed, parts run side by side. A part is a process of its own: one that fails, crashes
-or runs out of time is a row with its reason, and the rest still runs. A stage that ends early
-leaves its time to the next ones.
+Parts run one after another, each in a process of its own: one that fails, crashes or runs out of
+time is a row with its reason, and the rest still runs. A part that ends early leaves its time to
+the next ones. What was compiled is kept beside the table, for the next time.
 
 Every row is in runs/bench/gpu.json as soon as it is measured: {"machine": {...}, "rows": [{"row",
 "value", "unit", "peer", "peer_value", "ratio", "part", "status", ...}]}. A ratio above 1 means
@@ -15,7 +14,6 @@ the check works. It says nothing about any GPU.
 """
 
 import argparse
-import dataclasses
 import datetime
 import importlib
 import json
@@ -43,52 +41,54 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LOOK_S = 0.5  # between two looks at what the parts have measured
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
-    """Parts that run side by side (where nothing is timed), and how long they may take."""
-
-    parts: tuple[str, ...]
-    limit_s: int
-
-
 # Each part is a generator of rows, in a module that is imported in the part's own process.
 PARTS = {
-    "attention": "gpu_training:attention_rows",
-    "parity": "gpu_training:parity_rows",
-    "memory": "gpu_training:memory_rows",
-    "memory, fixed segments": "gpu_training:memory_rows",
-    "recovery": "gpu_training:recovery_rows",
-    "resume": "gpu_training:resume_rows",
-    "codec": "gpu_speaking:codec_rows",
-    "recogniser": "gpu_speaking:recognizer_rows",
-    "tests": "gpu_speaking:test_rows",
-    "switches, XTTS-v2": "gpu_training:xtts_switch_rows",
-    "t4": "gpu_t4:t4_rows",
-    "cuDNN attention": "gpu_speaking:cudnn_rows",
-    "decoding, XTTS-v2": "gpu_speaking:large_decoding_rows",
-    "copies": "gpu_training:copy_rows",
-    "monitor": "gpu_speaking:monitor_rows",
-    "decoding, small": "gpu_speaking:small_decoding_rows",
-    "peer step": "gpu_training:peer_step_rows",
-    "switches, preset": "gpu_training:preset_switch_rows",
     "ranks": "gpu_ranks:ranks_rows",
+    "machine": "gpu_checks:machine_rows",
+    "kernels": "gpu_training:kernel_rows",
+    "kernels of decoding": "gpu_speaking:kernel_rows",
+    "passes": "gpu_training:pass_rows",
+    "compiled layer": "gpu_speaking:layer_rows",
+    "t4": "gpu_t4:t4_rows",
+    "resume": "gpu_checks:resume_rows",
+    "variants": "gpu_checks:variant_rows",
+    "switches": "gpu_training:switch_rows",
+    "decoding": "gpu_speaking:decoding_rows",
+    "a real run": "gpu_training:run_rows",
+    "memory": "gpu_checks:memory_rows",
+    "attention": "gpu_checks:attention_rows",
+    "parity": "gpu_checks:parity_rows",
+    "recovery": "gpu_checks:recovery_rows",
+    "codec": "gpu_checks:codec_rows",
+    "recogniser": "gpu_checks:recognizer_rows",
+    "tests": "gpu_checks:test_rows",
+    "monitor": "gpu_checks:monitor_rows",
 }
-TOGETHER = ("parity", "memory", "memory, fixed segments", "recovery", "resume", "codec")
-STAGES = (
-    Stage(parts=("attention",), limit_s=35),
-    Stage(parts=(*TOGETHER, "recogniser", "tests"), limit_s=95),
-    Stage(parts=("switches, XTTS-v2",), limit_s=150),
-    Stage(parts=("t4",), limit_s=50),
-    Stage(parts=("cuDNN attention",), limit_s=15),
-    Stage(parts=("decoding, XTTS-v2",), limit_s=110),
-    Stage(parts=("copies",), limit_s=15),
-    Stage(parts=("monitor",), limit_s=10),
-    # As long as time is left.
-    Stage(parts=("peer step",), limit_s=25),
-    Stage(parts=("decoding, small",), limit_s=25),
-    Stage(parts=("ranks",), limit_s=20),
-    Stage(parts=("switches, preset",), limit_s=30),
-)
+# Seconds for each part. A GPU that is lent for minutes runs `decide`, then `confirm`: within 275 s
+# each, everything that is decided by these figures. Your own runs all three.
+COMMANDS = {
+    "decide": {
+        "ranks": 10,
+        "machine": 15,
+        "kernels": 20,
+        "kernels of decoding": 15,
+        "passes": 75,
+        "compiled layer": 45,
+        "t4": 35,
+        "resume": 25,
+        "variants": 25,
+    },
+    "confirm": {"switches": 65, "decoding": 70, "a real run": 100, "memory": 35},
+    "rest": {
+        "attention": 35,
+        "parity": 60,
+        "recovery": 30,
+        "codec": 30,
+        "recogniser": 30,
+        "tests": 90,
+        "monitor": 15,
+    },
+}
 PRETENDED = {"steps": 6, "codes": 6}
 
 
@@ -108,22 +108,25 @@ def part_rows(part: str, setting: Setting) -> Iterator[dict]:
         yield note_row(part, reason, "failed") | {"part": part}
 
 
-def run_part(part: str, setting: Setting, path: Path) -> None:
+def run_part(part: str, setting: Setting, path: Path, caches: Path) -> None:
     """Measure a part; every row is on the disk as soon as it is known."""
     set_cuda_defaults()
+    cache = caches / f"compiled-{part.replace(' ', '-')}"
+    if cache.exists():
+        torch.compiler.load_cache_artifacts(cache.read_bytes())
     rows = []
     for row in part_rows(part, setting):
         rows.append(row)
         write_atomic(path, json.dumps(rows, ensure_ascii=False))
         print(f"  {row['row']}: {row.get('note') or row['value']}", flush=True)
+    compiled = torch.compiler.save_cache_artifacts()
+    if compiled:
+        write_atomic(cache, compiled[0])
 
 
-def start_part(part: str, path: Path) -> subprocess.Popen:
-    environment = dict(os.environ)
-    if part == "memory, fixed segments":
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
+def start_part(part: str, path: Path, caches: Path) -> subprocess.Popen:
     command = [sys.executable, __file__, "--part", part, "--rows", str(path)]
-    return subprocess.Popen(command, env=environment)
+    return subprocess.Popen([*command, "--folder", str(caches)])
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -162,52 +165,41 @@ class Table:
         write_atomic(self.path, json.dumps(whole, indent=1, ensure_ascii=False))
 
 
-def run_stage(parts: tuple[str, ...], limit_s: float, measured: Table) -> None:
-    """Run `parts` side by side; what is not done after `limit_s` is stopped."""
-    print(f"{', '.join(parts)} (up to {limit_s:.0f} s):", flush=True)
+def measure(part: str, limit_s: float, measured: Table) -> None:
+    """Run a part; what is not done after `limit_s` is stopped."""
+    print(f"{part} (up to {limit_s:.0f} s):", flush=True)
     until_s = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as folder:
-        paths = {part: Path(folder) / f"{number}.json" for number, part in enumerate(parts)}
-        running = {part: start_part(part, path) for part, path in paths.items()}
-        seen = dict.fromkeys(parts, 0)
-        while running:
+        path = Path(folder) / "rows.json"
+        process = start_part(part, path, measured.path.parent)
+        reason = ""
+        while process.poll() is None and not reason:
             time.sleep(LOOK_S)
-            for part, process in list(running.items()):
-                reason = ""
-                if process.poll() is not None:
-                    if process.returncode:
-                        reason = f"its process ended with code {process.returncode}"
-                    del running[part]
-                elif time.monotonic() > until_s:
-                    stop(process)
-                    reason = f"stopped after {limit_s:.0f} s"
-                    del running[part]
-                path = paths[part]
-                rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-                if reason:
-                    rows.append(note_row(part, reason, "failed") | {"part": part})
-                if len(rows) > seen[part]:
-                    measured.put(part, rows)
-                    seen[part] = len(rows)
+            if path.exists():
+                measured.put(part, json.loads(path.read_text(encoding="utf-8")))
+            if time.monotonic() > until_s and process.poll() is None:
+                stop(process)
+                reason = f"stopped after {limit_s:.0f} s"
+        if process.returncode and not reason:
+            reason = f"its process ended with code {process.returncode}"
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if reason:
+            rows.append(note_row(part, reason, "failed") | {"part": part})
+        measured.put(part, rows)
 
 
-def run_stages(only: list[str], whole_s: float, measured: Table) -> None:
-    """All stages; each may use its own time and what those before it have left."""
+def measure_all(limits_s: dict[str, float], whole_s: float, measured: Table) -> None:
+    """All parts; each may use its own time and what those before it have left."""
     started_s = time.monotonic()
-    planned_s = 0
-    for stage in STAGES:
-        parts = tuple(part for part in stage.parts if part in only)
-        if not parts:
-            continue
-        planned_s += stage.limit_s
-        limit_s = min(planned_s, whole_s) - (time.monotonic() - started_s)
-        if limit_s < 10:
-            for part in parts:
-                if part not in measured.rows:
-                    reason = "no time was left: run it alone with --only"
-                    measured.put(part, [note_row(part, reason) | {"part": part}])
-            continue
-        run_stage(parts, limit_s, measured)
+    planned_s = 0.0
+    for part, limit_s in limits_s.items():
+        planned_s += limit_s
+        left_s = min(planned_s, whole_s) - (time.monotonic() - started_s)
+        if left_s >= 5:
+            measure(part, left_s, measured)
+        elif part not in measured.rows:
+            reason = "no time was left: run it alone with --only"
+            measured.put(part, [note_row(part, reason) | {"part": part}])
 
 
 # --- the machine ----------------------------------------------------------------------------
@@ -265,9 +257,10 @@ def installed_version(package: str) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
+    parser.add_argument("commands", choices=COMMANDS, nargs="*", default=list(COMMANDS))
+    parser.add_argument("--only", choices=PARTS, nargs="*", help="these parts alone")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
-    parser.add_argument("--limit-s", type=float, default=580, help="seconds for all of it")
+    parser.add_argument("--limit-s", type=float, default=900, help="seconds for all of it")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -276,15 +269,19 @@ def main() -> None:
     if setting.pretended:
         setting = Setting(hw=setting.hw, **PRETENDED)
     if options.part:
-        run_part(options.part, setting, options.rows)
+        run_part(options.part, setting, options.rows, options.folder)
         return
     if setting.pretended:
         print("torch sees no GPU here: this checks the check, and says nothing about a GPU.")
     path = options.folder / ("gpu-pretended.json" if setting.pretended else "gpu.json")
     measured = Table(path, describe_machine(setting))
     print(json.dumps(measured.machine), flush=True)
-    run_stages(options.only, options.limit_s, measured)
-    rows = [row for part in options.only for row in measured.rows.get(part, [])]
+    limits_s = {part: s for command in options.commands for part, s in COMMANDS[command].items()}
+    if options.only:
+        share_s = options.limit_s / len(options.only)
+        limits_s = dict.fromkeys(options.only, share_s)
+    measure_all(limits_s, options.limit_s, measured)
+    rows = [row for part in limits_s for row in measured.rows.get(part, [])]
     table([row | {"note": describe_row(row)} for row in rows])
     statuses = [row.get("status") for row in rows]
     print(f"\n{len(rows)} rows, {statuses.count('off')} off, {statuses.count('failed')} failed")

@@ -6,6 +6,7 @@ check itself works, nothing else.
 
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from unittest.mock import patch
 import torch
 from rows import result
 
-from kit.base.hardware import Choice, Hardware, choose_precision, release_memory
+from kit.base.hardware import DTYPES, Choice, Hardware, choose_precision, release_memory
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
@@ -74,7 +75,7 @@ class Setting:
         return self.task(TINY if self.pretended else MIDDLE)
 
 
-def new_state(task: Task, precision: str = "fp32", **switches: bool) -> Trainer:
+def new_state(task: Task, precision: str = "fp32", **switches: bool | int) -> Trainer:
     """A run at its first step, always from the same weights, in a `precision` of our choice."""
     release_memory(task.hw.device)
     torch.manual_seed(0)
@@ -122,6 +123,29 @@ def timed(work: Callable[[], object], device: str) -> float:
 def seconds(work: Callable[[], object], device: str, rounds: int = 3) -> float:
     """Median seconds of `work` after one call that warms up."""
     return statistics.median([timed(work, device) for _ in range(rounds + 1)][1:])
+
+
+def product_flops_per_s(precision: str, setting: Setting) -> float:
+    """Floating-point operations a second of a large square product."""
+    size = 256 if setting.pretended else 8192
+    dtype = DTYPES.get(precision, torch.float32)
+    a = torch.randn(size, size, device=setting.hw.device).to(dtype)
+    b = torch.randn(size, size, device=setting.hw.device).to(dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        return 2 * size**3 / seconds(lambda: a @ b, setting.hw.device, rounds=5)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def covered_us(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of sorted spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def spread(values: list[float]) -> float:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import CPU, DATA, GPT, TRAIN, until
 
-from kit.base.config import CONFIGS, load_preset
+from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
 from kit.batches.batching import padding_lengths
@@ -220,6 +220,8 @@ def test_a_step_of_a_preset_is_timed_in_a_moment():
     before = torch.get_num_threads()
     try:
         assert 0 < trials.step_seconds(load_preset("tiny"), CPU, 1) < 60
+        epochs = {"num_train_epochs": 16, "min_steps": 4000, "max_steps": 60000}
+        assert 0 < trials.step_seconds(merge(load_preset("tiny"), {"train": epochs}), CPU, 1) < 60
     finally:
         torch.set_num_threads(before)
 

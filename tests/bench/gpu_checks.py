@@ -1,0 +1,463 @@
+"""Parts of the GPU check that compare: kernels, numbers, memory, recovery, resuming, sound.
+
+Each is a generator of rows, so that what was measured before a failure is kept.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from gpu_setting import (
+    Setting,
+    limit_row,
+    new_state,
+    note_row,
+    product_flops_per_s,
+    relative_difference,
+    seconds,
+    some_batches,
+    train_losses,
+    train_steps,
+    wait_for_device,
+)
+from infer_calls import random_model, request
+from rows import result
+from torch.profiler import ProfilerActivity, profile
+
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
+from kit.base import compiler
+from kit.base.config import build, load_preset
+from kit.base.hardware import (
+    attention_backend,
+    autocast,
+    release_memory,
+    reset_peak_memory,
+    silence_profiler,
+)
+from kit.batches.batching import DataConfig
+from kit.model.gpt import Attention
+from kit.model.sequence import GPTConfig
+from kit.notebook.plots import GIB
+from kit.training import checkpoint
+from kit.training.config import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
+from kit.tuning.monitor import Monitor
+from kit.tuning.preflight import Workload, trial_peak
+from kit.tuning.trials import Task, make_batches
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Files of the suite with tests for a GPU.
+TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "trials")
+KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
+PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+VARIANTS = {
+    "recomputed layers": {"gradient_checkpointing": True},
+    "EMA on the CPU": {"ema": True, "ema_offload": True},
+    "CUDA graphs": {"cuda_graphs": True},
+    "a recording that fails": {"cuda_graphs": True},
+}
+GPU_TIERS = ("8gb", "12gb", "t4", "24gb", "80gb")
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+def machine_rows(setting: Setting) -> Iterator[dict]:
+    """What the card and the processor beside it reach, and what compiling needs."""
+    device = setting.hw.device
+    for precision in ("fp32", setting.precision) if setting.pretended else PRECISIONS:
+        tflops = product_flops_per_s(precision, setting) / 1e12
+        yield result(f"a large product, {precision}", tflops, "TFLOP/s")
+    array = torch.ones(2**20 if setting.pretended else 2**30, device=device)
+    read_s = seconds(array.sum, device, rounds=5)
+    yield result("reading memory", array.nbytes / read_s / 1e9, "GB/s")
+    copy_s = seconds(array.clone, device, rounds=5)
+    yield result("copying memory, read and written", 2 * array.nbytes / copy_s / 1e9, "GB/s")
+    small = torch.ones(16, device=device)
+    started_s = time.perf_counter()
+    for _ in range(2000):
+        small.add_(1)
+    yield result("launching an operation", (time.perf_counter() - started_s) * 500, "us")
+    capability = setting.hw.capability
+    for kind in ("cpu",) if setting.pretended else ("cuda", "cpu"):
+        choice = compiler.compiler_available(kind, capability)
+        more = {"status": "ok" if choice.value == "yes" else "off", "reason": choice.reason}
+        yield result(f"torch.compile for {kind}", float(choice.value == "yes"), "yes", **more)
+
+
+# --- attention, numbers, memory -----------------------------------------------------------------
+
+
+def attention_rows(setting: Setting) -> Iterator[dict]:
+    """Which attention kernel the dispatcher predicts, and which really ran; matmuls."""
+    silence_profiler()
+    for precision in ("fp32", setting.precision):
+        for dropout in (0.0, 0.1):
+            model = dataclasses.replace(setting.middle.model, dropout=dropout)
+            head_width = model.width // model.heads
+            predicted = attention_backend(setting.hw, precision, head_width, model.heads, dropout)
+            names = kernel_names(setting, Attention(model), precision)
+            ran = attention_kernel(names)
+            row = f"attention, {precision}, dropout {dropout:g}: {predicted.value} predicted"
+            same = ran == ("math" if "explicit" in predicted.value else predicted.value)
+            more = {"status": "ok" if same else "off", "names": names, "reason": predicted.reason}
+            yield result(row, float(same), f"{ran} ran", "predicted", 1.0, None, **more)
+
+
+def attention_kernel(names: list[str]) -> str:
+    """The attention kernel among these operators and kernels."""
+    return next((k for k in KERNELS if any(f"{k}_attention" in name for name in names)), "math")
+
+
+def kernel_names(setting: Setting, layer: Attention, precision: str) -> list[str]:
+    """Attention operators and kernels of one forward and backward pass of `layer`."""
+    device = setting.hw.device
+    layer = layer.to(device).train()
+    x = torch.randn(2, 64, layer.c_proj.weight.shape[0], device=device, requires_grad=True)
+
+    def work() -> None:
+        with autocast(device, precision):
+            y = layer(x)
+        y.float().sum().backward()
+
+    seconds(work, device, rounds=1)
+    cuda = [] if setting.pretended else [ProfilerActivity.CUDA]
+    with profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True) as record:
+        seconds(work, device, rounds=1)
+    names = {event.key for event in record.key_averages()}
+    return sorted(name for name in names if "fmha" in name or "flash" in name or "atten" in name)
+
+
+def parity_rows(setting: Setting) -> Iterator[dict]:
+    """Loss curves in half precision beside fp32's, from the same weights on the same batches."""
+    for optimizer in ("adamw", "muon"):
+        config = dataclasses.replace(setting.middle.train, optimizer=optimizer)
+        task = dataclasses.replace(setting.middle, train=config)
+        yield from optimizer_parity_rows(setting, task)
+
+
+def optimizer_parity_rows(setting: Setting, task: Task) -> Iterator[dict]:
+    optimizer, count = task.train.optimizer, setting.steps
+    batches = some_batches(task, count)
+    fp32 = train_losses(new_state(task), batches)
+    again = train_losses(new_state(task), batches)
+    difference = relative_difference(again, fp32)
+    yield limit_row(f"{optimizer}, fp32 twice: difference of the losses", difference, "share", 1e-4)
+    for precision in ("bf16", "fp16"):
+        row = f"{optimizer}, {precision}: loss after {count} steps beside fp32's, difference"
+        if precision == "bf16" and not setting.pretended and setting.hw.capability < (8, 0):
+            yield note_row(row, "this GPU has no bf16 units")
+            continue
+        state = new_state(task, precision, sdpa=True)
+        if precision == "fp16":
+            state.scaler = torch.amp.GradScaler(task.hw.device, init_scale=256.0)
+        losses = train_losses(state, batches)
+        if precision == setting.precision:
+            again = train_losses(new_state(task, precision, sdpa=True), batches)
+            name = f"{optimizer}, {precision} twice: difference of the losses"
+            yield result(name, relative_difference(again, losses), "share", status="ok")
+        difference = relative_difference(losses[-5:], fp32[-5:])
+        yield limit_row(row, difference, "share", 0.02, fp32=fp32, half=losses)
+    state = new_state(task, "fp16", sdpa=True)
+    events = train_steps(state, batches)
+    skipped = sum(not math.isfinite(event.grad_norm) for event in events)
+    row = f"{optimizer}, fp16: steps skipped of {count} in the search for its scale"
+    yield limit_row(row, skipped, "steps", count / 2, scale=state.scaler.get_scale())
+
+
+def memory_rows(setting: Setting) -> Iterator[dict]:
+    """The memory plan of a step beside the peaks of two real ones, allocated and reserved."""
+    for label, work in workloads(setting):
+        release_memory(setting.hw.device)
+        planned, measured = work.planned_bytes, trial_peak(work)
+        row = f"memory plan, {label}"
+        if measured is None:
+            yield note_row(row, f"planned {planned / GIB:.2f} GiB; a real step ran out", "failed")
+            continue
+        error = abs(planned / measured.allocated_bytes - 1)
+        more = {"status": "ok" if error <= PLAN_OFF else "off", "within_aim": error <= PLAN_AIM}
+        peak = measured.allocated_bytes / GIB
+        ratio = planned / measured.allocated_bytes
+        yield result(row, planned / GIB, "GiB", "allocated", peak, ratio, **more)
+        if not setting.pretended:
+            reserved = measured.reserved_bytes / GIB
+            row = f"{row}: reserved"
+            yield result(row, reserved, "GiB", "allocated", peak, peak / reserved, status="ok")
+
+
+def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
+    """The longest step of every GPU preset, and of two sizes with single switches.
+
+    A preset that would take more than half of this GPU has fewer rows a pass: other parts run
+    beside this one.
+    """
+    here = {"hw": setting.hw, "precision": setting.precision}
+    half = {"sdpa": True, "mixed_precision": True, "fused_adamw": True}
+    middle, xtts = setting.middle, setting.task(setting.xtts)
+    cases = {
+        "12 x 512, fp32, explicit softmax": (middle, {}, {}),
+        "12 x 512, fp32, fused attention": (middle, {"sdpa": True}, {}),
+        "12 x 512, half, explicit softmax": (middle, {"mixed_precision": True}, {}),
+        "12 x 512, half, fused, Muon": (middle, half, {"optimizer": "muon"}),
+        "XTTS-v2, half, fused": (xtts, half, {}),
+        "XTTS-v2, half, fused, recomputed": (xtts, half | {"gradient_checkpointing": True}, {}),
+    }
+    for label, (task, switches, train_settings) in cases.items():
+        train_config = dataclasses.replace(task.train, **train_settings)
+        sizes = {"model": task.model, "data": task.data}
+        yield label, Workload(train=train_config, speed=SpeedConfig(**switches), **sizes, **here)
+    for name in () if setting.pretended else GPU_TIERS:
+        preset = load_preset(name)
+        sections = {"model": GPTConfig, "train": TrainConfig}
+        sections |= {"data": DataConfig, "speed": SpeedConfig}
+        work = Workload(**{n: build(kind, preset[n]) for n, kind in sections.items()}, **here)
+        while work.planned_bytes > setting.hw.memory_bytes / 2 and work.data.micro_batch > 1:
+            work = work.with_rows(work.data.micro_batch // 2)
+        yield f"preset {name}, {work.data.micro_batch} rows a pass", work
+
+
+def add_in_one_order() -> None:
+    """Let this process take deterministic kernels, so that equal steps have equal losses."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)  # with warn_only, attention would not be
+
+
+def recovery_rows(setting: Setting) -> Iterator[dict]:
+    """Memory runs out in mid-run: losses as if smaller passes had been planned from there on."""
+    add_in_one_order()
+    task = setting.middle
+    batches = some_batches(task, 6)
+    state = new_state(task, setting.precision, sdpa=True)
+    losses = train_losses(state, batches[:3])
+    with less_memory(state, setting, batches[3:]):
+        events = train_steps(state, batches[3:])
+    losses += [event.loss for event in events]
+    rows, notes = state.micro_rows, [event.note for event in events if event.note]
+    row = "rows a pass after memory ran out"
+    status = "ok" if rows else "off"
+    before = task.data.micro_batch
+    yield result(row, rows, "rows", "before", before, None, status=status, notes=notes)
+    if not rows:
+        return
+    planned = new_state(task, setting.precision, sdpa=True)
+    expected = train_losses(planned, batches[:3])
+    planned.micro_rows = rows
+    expected += train_losses(planned, batches[3:])
+    row = "losses of a recovered run beside the planned one's, difference"
+    yield limit_row(row, relative_difference(losses, expected), "share", 1e-3)
+
+
+@contextlib.contextmanager
+def less_memory(state: Trainer, setting: Setting, batches: list) -> Iterator[None]:
+    """Inside, the GPU has half of the memory that the passes of `batches` take beside the weights.
+
+    What they take is measured on a copy of the run. On the CPU more than two rows are refused.
+    """
+    if setting.pretended:
+        hook = state.model.register_forward_pre_hook(refuse_many_rows)
+        yield
+        hook.remove()
+        return
+    task = setting.middle
+    before = checkpoint.random_state()
+    copy = new_state(task, setting.precision, sdpa=True)
+    train_losses(copy, batches[:1])
+    release_memory("cuda")
+    reset_peak_memory("cuda")
+    two_runs = torch.cuda.memory_allocated()  # weights and moments of this run and of the copy
+    train_losses(copy, batches)
+    passes = torch.cuda.max_memory_allocated() - two_runs
+    del copy
+    checkpoint.restore_random_state(before)
+    release_memory("cuda")
+    limit = torch.cuda.memory_reserved() + passes // 2
+    torch.cuda.set_per_process_memory_fraction(limit / setting.hw.memory_bytes)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def refuse_many_rows(_model, args: tuple) -> None:
+    if len(args[0].tokens) > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory. (pretended)")
+
+
+def resume_rows(setting: Setting) -> Iterator[dict]:
+    """A run that was saved and resumed, beside two that were not interrupted.
+
+    Where the kernels add in any order, these two differ as well; where they are deterministic, all
+    three are equal to the last bit.
+    """
+    on = {"sdpa": True, "fused_adamw": True, "ema": True}
+    for order in ("any order", "one order"):
+        if order == "one order":
+            add_in_one_order()
+        first, second, resumed = (losses_of_a_run(setting, on, stop) for stop in (0, 0, 3))
+        apart = relative_difference(second, first)
+        row = f"{setting.precision}, sums in {order}: "
+        yield result(f"{row}two runs, difference of the losses", apart, "share", status="ok")
+        limit = max(2 * apart, 1e-6) if order == "any order" else 0.0
+        difference = relative_difference(resumed, first)
+        yield limit_row(f"{row}resumed, difference of the losses", difference, "share", limit)
+
+
+def losses_of_a_run(setting: Setting, on: dict, stop: int) -> list[float]:
+    """The losses of eight steps; with `stop`, saved there and resumed by another trainer."""
+    task = setting.middle
+    batches = some_batches(task, 8)
+    state = new_state(task, setting.precision, **on)
+    if not stop:
+        return train_losses(state, batches)
+    losses = train_losses(state, batches[:stop])
+    with tempfile.TemporaryDirectory() as folder:
+        state.save(Path(folder))
+        tree, _ = checkpoint.load_newest(Path(folder))
+    resumed = new_state(task, setting.precision, **on)
+    resumed.restore(tree)
+    return losses + train_losses(resumed, batches[stop:])
+
+
+def variant_rows(setting: Setting) -> Iterator[dict]:
+    """Recomputed layers, an average on the CPU, a graph that fails: the losses stay."""
+    task = setting.middle
+    # Of few lengths and three times each, so that graphs are replayed.
+    batches = list(itertools.islice(make_batches(task, few_shapes=True), 4)) * 3
+    expected = train_losses(new_state(task, sdpa=True), batches)
+    again = train_losses(new_state(task, sdpa=True), batches)
+    limit = max(2 * relative_difference(again, expected), 1e-6)
+    for name, switches in VARIANTS.items():
+        state = new_state(task, sdpa=True, **switches)
+        if name == "a recording that fails":
+            if setting.pretended:
+                yield note_row(name, "only a GPU records")
+                continue
+            state.model.register_forward_hook(lambda *_: torch.cuda.synchronize())
+        losses = train_losses(state, batches)
+        difference = relative_difference(losses, expected)
+        more = {"ran": state.applied.names}
+        yield limit_row(f"{name}: difference of the losses", difference, "share", limit, **more)
+
+
+# --- codec, recogniser, latents -------------------------------------------------------------
+
+
+def codec_rows(setting: Setting) -> Iterator[dict]:
+    """The codec trains on the device, lands on the CPU, and gives there what it gives here."""
+    device = setting.hw.device
+    config = MelCodecConfig(width=32, blocks=2, steps=12, batch=4, griffin_lim_iters=8)
+    torch.manual_seed(0)
+    waves = [wave(seconds_long) for seconds_long in (0.8, 1.0, 1.3)]
+    for precision in ("fp32", setting.precision):
+        codec = MelCodec(config)
+        losses = [loss for _, loss in codec.fit(waves, device, precision)]
+        row = f"codec, {precision}: loss of 12 steps"
+        yield falling(row, losses, {p.device.type for p in codec.parameters()})
+    mine, here = codec.encode(waves[0][None]), codec.to(device)
+    theirs = here.encode(waves[0][None].to(device)).cpu()
+    yield limit_row(
+        "codec: codes unlike the CPU's", float((theirs != mine).float().mean()), "share", 0.05
+    )
+    values = here.fsq.dequantize(mine.to(device)).float()
+    magnitude = here.decode_values(values)[1].exp().detach()
+    sound = here.griffin_lim(magnitude).cpu()
+    wanted = here.cpu().griffin_lim(magnitude.cpu())
+    off = float((sound - wanted).norm() / wanted.norm())
+    yield limit_row("Griffin-Lim: difference from the CPU's", off, "share", 0.02)
+
+
+def wave(length_s: float) -> torch.Tensor:
+    """Something like a voice, (L,)."""
+    t = torch.arange(int(22050 * length_s)) / 22050
+    tone = sum(torch.sin(2 * math.pi * 140 * k * t) / k for k in range(1, 8))
+    return 0.2 * tone * (1 + torch.sin(2 * math.pi * 3 * t)) + 0.01 * torch.randn(len(t))
+
+
+def falling(row: str, losses: list[float], devices: set[str]) -> dict:
+    """A loss that fell, of a module whose weights are on the CPU again."""
+    well = math.isfinite(sum(losses)) and losses[-1] < losses[0] and devices == {"cpu"}
+    more = {"status": "ok" if well else "off", "weights_on": sorted(devices)}
+    return result(row, losses[-1], "loss", "first", losses[0], losses[0] / losses[-1], **more)
+
+
+def recognizer_rows(setting: Setting) -> Iterator[dict]:
+    """The recogniser trains on the device and gives the same transcripts on the CPU."""
+    torch.manual_seed(0)
+    config = RecognizerConfig(width=32, blocks=2, steps=12, batch=4)
+    mels = [torch.randn(80, 60 + 4 * i) - 5 for i in range(8)]
+    texts = ["ab", "ba", "aab", "abb", "bab", "bba", "aba", "bb"]
+    for precision in ("fp32", setting.precision):
+        model = Recognizer(config, "ab")
+        training = train_recognizer(model, mels, texts, setting.hw.device, precision)
+        losses = [loss for _, loss in training]
+        row = f"recogniser, {precision}: loss of 12 steps"
+        yield falling(row, losses, {p.device.type for p in model.parameters()})
+    mine = model.log_probs(mels[:2])
+    theirs = model.to(setting.hw.device).log_probs(mels[:2])
+    off = max(float((a - b).abs().max()) for a, b in zip(theirs, mine))
+    yield limit_row("recogniser: difference from the CPU's", off, "nats", 0.02)
+    gpt = random_model("S", 1)
+    cond = request(gpt.config, 1)[1]
+    with torch.inference_mode():
+        mine = gpt.conditioner(cond)
+        theirs = gpt.to(setting.hw.device).conditioner(cond.to(setting.hw.device)).cpu()
+    off = float((theirs - mine).norm() / mine.norm())
+    yield limit_row("latents of a reference: difference from the CPU's", off, "share", 1e-3)
+
+
+# --- the machine ----------------------------------------------------------------------------
+
+
+def monitor_rows(setting: Setting) -> Iterator[dict]:
+    """What the monitor reads while the device is kept busy."""
+    device, busy_s = setting.hw.device, 0.5 if setting.pretended else 4.0
+    block = torch.randn(512 if setting.pretended else 8192, 1024, device=device)
+    with Monitor(setting.hw, every_s=busy_s / 8) as monitor:
+        until_s = time.monotonic() + busy_s
+        while time.monotonic() < until_s:
+            for _ in range(20):
+                block @ block.mT
+            wait_for_device(device)
+    summary = monitor.summary()
+    if summary["error"] or not summary["count"]:
+        yield note_row("monitor", summary["error"] or "it took no sample", "failed")
+        return
+    memory, held = summary["memory_peak_bytes"], block.nbytes
+    plausible = held <= memory <= setting.hw.memory_bytes
+    more = {"status": "ok" if plausible else "off", "source": summary["source"]}
+    figures = memory / 2**30, "GiB", "all there is", setting.hw.memory_bytes / 2**30, None
+    yield result("monitor: memory in use", *figures, **more)
+    load = summary["load_mean"]
+    if load is None:
+        yield note_row("monitor: load", summary["load_note"], "failed")
+        return
+    status = "ok" if setting.pretended or load > 0.3 else "off"
+    yield result("monitor: load of busy seconds", load, "share", status=status)
+
+
+def test_rows(setting: Setting) -> Iterator[dict]:
+    """The suite's own tests that need a GPU; without one they are skipped."""
+    files = [str(file) for name in TESTS for file in (ROOT / "tests").glob(f"*/test_{name}.py")]
+    # addopts name plugins that need not be installed here.
+    options = ["-q", "-o", "addopts=", "-k", "gpu or cuda or pinned", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()[-200:]]
+    missing = {line.split("'")[1] for line in lines if "ModuleNotFoundError: No module" in line}
+    if missing:
+        reason = f"No module named {', '.join(sorted(missing))}"
+        yield note_row("tests that need a GPU", reason, "failed")
+        return
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    more = {"status": "off" if ended.returncode else "ok", "note": lines[-1], "failed": failed}
+    yield result("tests that need a GPU", ended.returncode, "exit code", "", 0, None, **more)
