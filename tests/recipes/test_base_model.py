@@ -5,6 +5,7 @@ import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -450,6 +451,17 @@ def test_what_a_person_or_a_use_has_set_wins_over_it():
         assert method == ("full" if preset in ("24gb", "80gb") else "lora")
     with pytest.raises(KitError, match=r"micro_batch = 64: must divide effective_batch \(16\)"):
         tuned(gpu_run("t4", data={"micro_batch": 64}))
+
+
+def test_the_other_method_is_offered_with_what_it_takes(release):
+    for method, other, times in (("lora", "full", "1.5x"), ("full", "lora", "0.7x")):
+        run = adapting(f"offers {other}", release, finetune={"method": method})
+        training = Training(run)
+        training.verdict = SimpleNamespace(limit_bytes=2**40)
+        line = training.other_method(training.workload())
+        assert f'"method": "{other}"' in line and times in line and "GiB planned" in line
+        training.verdict = SimpleNamespace(limit_bytes=1)
+        assert "would not fit" in training.other_method(training.workload())
 
 
 def test_a_run_from_scratch_has_nothing_to_keep():
