@@ -153,9 +153,13 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "benchmark:check",
-        "does a training step fit here? (optional)",
+        "check:check",
+        "does a training step fit here, or another GPU? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
+        (
+            ("gpu", str, "GPU", 'plan for this one instead: a T4, or "16 GiB, 7.5" (none)'),
+            ("table", Path, "FILE", "write these plans for all known GPUs (none)"),
+        ),
         takes="preset",
     ),
     Command(
@@ -440,7 +444,8 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
     allow_expandable_segments()
     chosen = (options.run, options.preset, options.use, parse_settings(options.set))
     if takes == "preset":
-        results = command.results(open_settings(*chosen), options)
+        run = open_settings(*chosen, gpu=getattr(options, "gpu", ""))
+        results = command.results(run, options)
         print_results(results, options.tables, interrupts, answer)
         return 0
     ranks = join_ranks(command.own_gpu)

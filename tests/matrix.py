@@ -110,6 +110,7 @@ def shrunk(row: Row) -> dict:
     small["train"]["gate_every"] = 3 if own["train"].get("gate_every") else 0
     if own["train"].get("num_train_epochs"):  # then steps follow from the data
         small["train"]["min_steps"] = 2
+        small["base_model"]["train"] |= {"min_steps": 2, "gate_every": 3, "save_steps": 2}
     passes = own["data"]["effective_batch"] // own["data"]["micro_batch"]
     small["data"]["micro_batch"] = max(1, small["data"]["effective_batch"] // passes)
     if row.switch:

@@ -22,6 +22,7 @@ from kit.audio.codec import AudioStream, mels_and_codes
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import Mel
+from kit.base.config import merge
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
@@ -32,7 +33,7 @@ from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, more_data, prepare, prepare_parts, train, training_data
+from kit.recipes import evaluate, more_data, prepare, prepare_parts, speak, train, training_data
 from kit.recipes.start import start
 from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
@@ -232,6 +233,16 @@ def test_a_voice_is_on_its_device_with_codec_and_reader(tmp_path, moves):
     voice.reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", voice.codec.levels)
     load_export(export_voice(voice, tmp_path / "voice", "fp32"), "cuda")
     assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiled"), [((7, 0), ()), ((7, 5), ()), ((8, 0), ("fp16",))]
+)
+def test_no_format_is_compiled_for_a_gpu_without_tritons_products(run, moves, capability, compiled):
+    hw = dataclasses.replace(GPU, capability=capability)
+    preset = merge(run.preset, {"infer": {"compiled": ["fp16"]}})
+    speaking = speak.Speaking(dataclasses.replace(run, hw=hw, preset=preset))
+    assert speaking.config.compiled == compiled
 
 
 def test_encoding_visits_the_runs_device(run, moves, monkeypatch):

@@ -14,7 +14,7 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.inference.generate import GenerateConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
-from kit.training.switches import LABELS, SpeedConfig
+from kit.training.switches import LABELS, SpeedConfig, switches
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import recommend
@@ -36,6 +36,7 @@ CARDS = {
     "V100": (15.8, (7, 0), "t4"),
     "P40": (22.4, (6, 1), "t4"),
     "RTX 2080 Ti": (10.7, (7, 5), "12gb"),
+    "RTX 3080": (9.78, (8, 6), "12gb"),
     "RTX 3060": (11.6, (8, 6), "12gb"),
     "RTX 4080": (15.7, (8, 9), "12gb"),
     "L4": (22.2, (8, 9), "24gb"),
@@ -95,8 +96,7 @@ OF_THE_DEMO = (
     "data.effective_batch data.short_first data.reference_frames model.layers model.width "
     "model.latents train.optimizer train.lr train.max_steps train.warmup_steps train.eval_steps "
     "train.save_steps recognizer.steps recognizer.utterances align.clips generate.temperature "
-    "generate.best_of infer.lengths infer.batches infer.formats infer.compiled trials.steps "
-    "trials.warmup_steps"
+    "generate.best_of infer.lengths infer.batches infer.formats trials.steps trials.warmup_steps"
 ).split()
 
 
@@ -117,6 +117,25 @@ def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
     generate = build(GenerateConfig, preset["generate"])
     assert generate.max_codes_per_text_id > 8 * codec.frame_rate / 14  # codes a letter
+
+
+@each_tier
+def test_a_run_from_a_base_model_is_short(name):
+    preset = load_preset(name)
+    scratch, tuned = preset, merge(preset, preset["base_model"])
+    data = build(DataConfig, tuned["data"])
+    assert data.effective_batch == 16 and tuned["model"] == scratch["model"]
+    train = build(TrainConfig, tuned["train"])
+    epoch_steps = 3 * 3600 // 5 // data.effective_batch  # 3 hours in clips of 5 s
+    steps = resolve_steps(train, epoch_steps)
+    assert 6 <= steps.max_steps / epoch_steps <= 20
+    assert (train.min_steps, steps.gate_every, steps.eval_steps) == (300, 100, 100)
+    assert 0 < train.lr_plateau_patience < train.early_stopping_patience
+    for few in (1, epoch_steps):  # checkpoints, evaluations and an end before the last step
+        short = resolve_steps(train, few)
+        assert short.gate_every * short.gate_patience < short.max_steps
+        assert short.save_steps < short.max_steps and short.warmup_steps <= short.max_steps / 10
+    assert build(TrainConfig, scratch["train"]).min_steps == 4000
 
 
 @pytest.mark.parametrize("use", ["", *OVERLAYS])
@@ -154,7 +173,9 @@ def test_every_card_gets_its_tier_and_recommendations_agree_with_it(name):
         section, key = advice.setting.split(".")
         laid = merge(laid, {section: {key: advice.value}})
     recompute = "gradient_checkpointing"
-    assert laid["speed"][recompute] == preset["speed"].get(recompute, False)
+    assert laid["speed"].get(recompute, False) == preset["speed"].get(recompute, False)
+    on = {each.name for each in switches(build(SpeedConfig, preset["speed"]), hw) if each.on}
+    assert ("tf32" in on) == (hw.capability >= (8, 0))
     work = workload(laid, hw)
     room = int(work.max_memory_fraction * hw.memory_bytes)
     assert work.planned_bytes <= room, change(work, room)

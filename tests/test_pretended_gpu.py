@@ -182,3 +182,18 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     with pytest.raises(KitError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
         list(Benchmark(start()).run())
     assert not find_run().path("speed.yaml").exists()
+
+
+@pytest.mark.parametrize("card", ["T4"], indirect=True)
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_02_recomputes_what_a_t4_cannot_hold_unless_that_is_forbidden(card, forbidden):
+    started_run(card)
+    sizes = {"layers": 30, "width": 1152, "heads": 18}
+    speed = {"gradient_checkpointing": False} if forbidden else {}
+    training = Training(start(settings={"model": sizes, "speed": speed}))
+    fit = str(training.fits())
+    assert fit.startswith("It does not fit.") and "It fits." in fit
+    on = training.switches().figures["Gradient checkpointing"].startswith("on")
+    assert on is not forbidden
+    assert training.speed.gradient_checkpointing is on
+    assert training.values()["gradient_checkpointing"] is on, "as the panel shows it"

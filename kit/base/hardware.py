@@ -29,6 +29,10 @@ ATTENTION_KERNELS = {
     "math": SDPBackend.MATH,
 }
 SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
+NO_BUILDS = (
+    "PyTorch's builds with CUDA 12.8 and later, 13 too, have no code for Pascal and Volta GPUs "
+    "(GTX 10, P100, V100)."
+)
 PROC_STATUS = Path("/proc/self/status")
 
 
@@ -63,7 +67,7 @@ def detect() -> Hardware:
         return cpu
     card = torch.cuda.get_device_properties(0)
     capability = (card.major, card.minor)
-    # With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
+    # torch calls a GPU for which it has no code available, and every operation on it fails.
     architectures = torch.cuda.get_arch_list()
     if torch.version.cuda is None or has_code_for(capability, architectures):
         gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
@@ -71,7 +75,7 @@ def detect() -> Hardware:
     warnings.warn(
         f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
         f"built for {', '.join(architectures)}, that GPU has compute capability "
-        f"{format_capability(capability)}. The build with CUDA 12.6 has code for it: pip install "
+        f"{format_capability(capability)}. {NO_BUILDS} That with CUDA 12.6 has: pip install "
         # "+cu126", because pip would take another build of the same number for good enough.
         "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
@@ -292,8 +296,8 @@ def choose_preset(hw: Hardware) -> Choice:
     """The preset for the training device: by its memory, and an old GPU by its speed."""
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
-    gib = hw.memory_bytes / 2**30
-    reason = f"{hw.name} has {gib:.0f} GiB"
+    gib = round(hw.memory_bytes / 2**30)  # GPUs report a little less than their names say
+    reason = f"{hw.name} has {gib} GiB"
     capability = f"compute capability {format_capability(hw.capability)}"
     if hw.capability < (7, 0):
         reason += f", but {capability} has no half-precision units: a small model"
@@ -301,7 +305,7 @@ def choose_preset(hw: Hardware) -> Choice:
     if hw.capability < (8, 0) and 14 <= gib < 20:
         reason += f", and {capability} has no bf16: it is slow before it is full"
         return Choice(value="t4", reason=reason)
-    tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))  # GPUs report a little less
+    tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
     name = next(name for floor, name in tiers if gib >= floor)
     if 36 <= gib < 72:
         reason += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"

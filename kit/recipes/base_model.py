@@ -17,7 +17,8 @@ from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.hub import fetch_model, fetched, list_files
 from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER, Run, read_run_file, run_folder, runs_folder
+from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, run_folder, runs_folder
+from kit.batches.batching import DataConfig
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
@@ -31,6 +32,7 @@ from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
 from kit.releases.xtts_v2 import model as xtts_v2
 from kit.releases.xtts_v2.codec import xtts_codec
+from kit.training.config import TrainConfig
 from kit.tuning.memory_plan import count_parameters
 
 HUB = "hf://"
@@ -60,7 +62,11 @@ TERMS = {
     ),
 }
 # Nothing is spoken in training: the kit does not make its sound.
-NOT_SPOKEN = {"train": {"gate_every": 0}, "decoder_finetune": {"steps": 0}, "reader": {"rows": 0}}
+NOT_SPOKEN = {
+    "train": {"gate_every": 0, "gate_patience": 0},
+    "decoder_finetune": {"steps": 0},
+    "reader": {"rows": 0},
+}
 ACCEPTED = ", accepted"  # as a run records it, after the licence's name
 CONDITIONS = {LICENCE: "neither the model nor its speech may be sold"}
 OTHER_CONDITIONS = "its conditions go with the model"
@@ -387,18 +393,34 @@ def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
 
 
 def settings_for(run: ActiveRun, base: BaseModel) -> dict:
-    """The settings of a run that starts from `base`: its sizes, and what suits fine-tuning.
+    """The settings of a run that starts from `base`: its sizes, and what suits fine-tuning."""
+    model = base.model.config
+    sections = {
+        "model": model_settings(model) | {name: getattr(model, name) for name in base.kept},
+        "codec": dataclasses.asdict(base.codec.config),
+        "front_end": dataclasses.asdict(base.front_end),
+        "text": {"phonemes": base.phonemes},
+    }
+    return merge(finetuning_settings(run, model, base.defaults), sections)
 
-    Settings that the user has given win over what suits fine-tuning.
+
+def finetuning_settings(run: ActiveRun, model: GPTConfig, defaults: dict) -> dict:
+    """The settings with which `run` fine-tunes `model`, whose own are `defaults`.
+
+    They replace those of the preset's section `base_model`; what the user has set replaces both.
     """
     # A trained model has heads that follow the text.
-    defaults = merge({"train": {"guided_attention_weight": 0.0}}, base.defaults)
+    defaults = merge({"train": {"guided_attention_weight": 0.0}}, defaults)
+    use = load_use(run.use)
+    defaults = {
+        section: {key: value for key, value in values.items() if key not in use.get(section, {})}
+        for section, values in merge(run.section("base_model"), defaults).items()
+    }
     finetune = dict(run.section("finetune"))
     if finetune.get("method") == "auto":
-        # The preset's own model is as large as fits the machine when all of it trains.
+        # With adapters a step computes a third less, and little data teach them as much.
         own = count_parameters(build(GPTConfig, run.section("model")))
-        too_large = count_parameters(base.model.config) > own
-        finetune["method"] = "lora" if too_large else "full"
+        finetune["method"] = "lora" if count_parameters(model) > own else "full"
     lr = defaults["train"].get("lr")
     lora = finetune.get("method") == "lora"
     if lr and lora:
@@ -409,11 +431,6 @@ def settings_for(run: ActiveRun, base: BaseModel) -> dict:
         rates = {name: float(f"{FINETUNE_LR_FACTOR * train[name]:.3g}") for name in names}
         defaults = merge(defaults, {"train": rates})
     settings = merge(merge(defaults, run.settings), {"finetune": finetune})
-    model = base.model.config
-    sections = {
-        "model": model_settings(model) | {name: getattr(model, name) for name in base.kept},
-        "codec": dataclasses.asdict(base.codec.config),
-        "front_end": dataclasses.asdict(base.front_end),
-        "text": {"phonemes": base.phonemes},
-    }
-    return merge(settings, sections)
+    for name, cls in (("data", DataConfig), ("train", TrainConfig)):  # do they agree?
+        build(cls, merge(run.section(name), settings.get(name, {})))
+    return settings

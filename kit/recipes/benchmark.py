@@ -1,8 +1,8 @@
 """Notebook 05: which switches pay off on this device, and which settings train fastest.
 
 Every variant trains on the same batches in a process of its own, and its result is cached. What
-pays off is written to a file for notebook 02. `python -m kit check` and `tune` need no prepared
-data: with a run that has codes the rows are as long as its recordings.
+pays off is written to a file for notebook 02. `python -m kit tune` needs no prepared data: with a
+run that has codes the rows are as long as its recordings.
 """
 
 import dataclasses
@@ -256,34 +256,6 @@ def device_cells(what: str, row: dict) -> tuple[str, ...]:
         format_gib(row["memory_bytes"]),
         f"{row['date']}, torch {row['torch']}",
     )
-
-
-def check(run: ActiveRun) -> Iterator[Result]:
-    """Take real steps at the longest lengths. Raises KitError, with what to change."""
-    work = workload(run, finetuning=finetuning_of(run))
-    step = work.step
-    lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
-    yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
-    try:
-        verdict, free_bytes = recommend.check_step(work, int(run.threads.value))
-    except KitError as error:
-        raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
-    figures = {"planned": format_gib(verdict.planned_bytes)}
-    if verdict.measured_bytes is not None:
-        figures["allocated"] = format_gib(verdict.measured_bytes)
-        reserved = verdict.reserved_bytes
-        figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
-    figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
-    if verdict.step_s is not None:
-        passes = work.data.grad_accum
-        figures["step"] = f"{verdict.step_s:.3g} s"
-        if passes > 2:  # two stood for all of them
-            step_s = verdict.step_s * passes / 2
-            figures["step"] = f"about {step_s:.3g} s, from two of {passes} passes"
-    yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
-    if not verdict.fits:
-        raise KitError(str(verdict), exit_code=3)
-    yield Result(line=str(verdict))
 
 
 class Tuning:

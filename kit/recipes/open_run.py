@@ -56,6 +56,7 @@ from kit.text.normalize import language_code
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.config import FinetuneConfig, TrainConfig
 from kit.training.switches import SpeedConfig
+from kit.tuning.cards import find_card
 from kit.tuning.session_plan import TimeBudget
 from kit.tuning.trials import TrialConfig
 
@@ -174,18 +175,20 @@ def parse_settings(words: list[str]) -> dict:
     return sections
 
 
-def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun:
+def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "") -> ActiveRun:
     """Return the run `name`, or without a name a preset alone, on this machine; writes nothing.
 
-    The `settings` apply over both. The folder of a preset alone is bench/ beside the runs.
+    With `gpu`, as `find_card` reads it, on that one, where nothing can run. The `settings` apply
+    over both. The folder of a preset alone is bench/ beside the runs.
     """
     show_plain_notes()
+    hw = find_card(gpu) if gpu else hardware.detect()
     if name:
         runs.require_run(name)
         run = find_run(preset, use, name)
     else:
         preset = preset or os.environ.get("KIT_PRESET")
-        preset = preset or hardware.choose_preset(hardware.detect()).value
+        preset = preset or hardware.choose_preset(hw).value
         run = Run(
             name="",
             preset_name=shorten_preset(preset),
@@ -196,7 +199,11 @@ def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun
     settings = rename_settings(settings)
     check_settings(settings, run.preset)
     over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
-    return active_run(dataclasses.replace(run, **over))
+    run = dataclasses.replace(run, **over)
+    if not gpu:
+        return active_run(run)
+    threads = hardware.Choice(value="1", reason="nothing runs")
+    return ActiveRun(**vars(run), hw=hw, threads=threads, precision=hardware.choose_precision(hw))
 
 
 def check_settings(sections: dict, preset: dict) -> None:

@@ -81,6 +81,9 @@ class Speaking:
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
         self.active_run = run
         self.config = build(measure.InferConfig, run.section("infer"))
+        if run.hw.capability and run.hw.capability < (8, 0):
+            # Triton 3.3 has no matrix products (`tl.dot`) for Turing and older GPUs (triton#5066).
+            self.config = dataclasses.replace(self.config, compiled=())
         self.weights = chosen_weights(run)
         self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.require_figure("data", "language", "01_data_prep")

@@ -14,9 +14,9 @@ from kit.audio.recognizer import load_recognizer
 from kit.base.config import build, merge, parse_object, require
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_memory
+from kit.base.formatting import clock, format_gib, format_memory
 from kit.base.processes import run_in_process
-from kit.base.run import read_run_file
+from kit.base.run import load_use, read_run_file
 from kit.batches.batching import DataConfig
 from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.model.sequence import GPTConfig
@@ -29,10 +29,25 @@ from kit.recipes.training_data import TrainingData
 from kit.training.config import Finetuning, TrainConfig
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
-from kit.training.switches import LABELS, SpeedConfig, load_choice, switches, wants_few_shapes
+from kit.training.switches import (
+    LABELS,
+    SpeedConfig,
+    load_choice,
+    switches,
+    wants_few_shapes,
+)
 from kit.tuning import session_plan
+from kit.tuning.cards import step_flop
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
-from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight, trial_rows
+from kit.tuning.preflight import (
+    Verdict,
+    Workload,
+    changed_settings,
+    first_fitting,
+    make_fit,
+    preflight,
+    trial_rows,
+)
 from kit.tuning.session_plan import SessionLimits, SessionPlan, TimeBudget
 
 TRIAL_STEPS = 8
@@ -110,12 +125,7 @@ class TrainingPlan:
         self.measured = {} if run.use == "debug" else load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
-        self.speed = build(SpeedConfig, merge(speed, plan.get("switches", {})))
-        effects = measured_effects(run)
-        self.offered = [
-            dataclasses.replace(switch, measured=effects.get(switch.name, ""))
-            for switch in switches(self.speed, run.hw, self.model)
-        ]
+        self.set_speed(build(SpeedConfig, merge(speed, plan.get("switches", {}))))
         epoch_steps = self.data.epoch_steps
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
         self.config = build(TrainConfig, plan.get("train", run.section("train")))
@@ -124,6 +134,14 @@ class TrainingPlan:
                 self.config, epoch_steps, self.asked_steps, self.previous_steps
             )
         self.finetuning.require_steps(self.config.max_steps)
+
+    def set_speed(self, speed: SpeedConfig) -> None:
+        self.speed = speed
+        effects = measured_effects(self.active)
+        self.offered = [
+            dataclasses.replace(switch, measured=effects.get(switch.name, ""))
+            for switch in switches(speed, self.active.hw, self.model)
+        ]
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
         """Every step of the plan, in the order in which they build on each other."""
@@ -199,8 +217,8 @@ class TrainingPlan:
     def fits(self) -> Result:
         """One real step at the longest lengths. Raises KitError where not even one row fits.
 
-        Where it does not fit, the largest micro-batch that does is searched; accumulation fills the
-        rest, so the effective batch and the gradients stay. Tried in a process of its own.
+        Where it does not fit, passes get fewer rows or layers are recomputed, unless a person has
+        set that; the effective batch and the gradients stay. Tried in a process of its own.
         """
         work = self.workload()
         if self.process.running:
@@ -218,12 +236,15 @@ class TrainingPlan:
         verdict = in_process(preflight, work)
         line = str(verdict)
         if not verdict.fits:
-            verdict = in_process(largest_micro_batch, work)
-            rows = verdict.micro_batch
-            work = work.with_rows(rows)
+            fitting, verdict = in_process(make_fit, work, self.kept_switches)
+            changes = ", ".join(changed_settings(work, fitting))
+            work = fitting
+            self.set_speed(work.speed)
+            rows = work.data.micro_batch
             self.data.config = dataclasses.replace(self.data.config, micro_batch=rows)
-            line += f"\n{verdict} {work.data.grad_accum} of them make a step."
+            line += f"\nChanged: {changes}. {verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
+        line += self.other_method(work)
         planned = plan_bytes(self.model, work.step)
         picture = memory_bars(
             planned.parts,
@@ -234,6 +255,34 @@ class TrainingPlan:
             title=f"{work.hw.name}, fullest at {planned.fullest}",
         )
         return Result(line=line, pictures=(picture,))
+
+    def other_method(self, work: Workload) -> str:
+        """What the other method of fine-tuning would take; "" from scratch, and once trained."""
+        if work.finetuning.base is None or self.rows_before:
+            return ""
+        method, line = "lora", "Adapters"
+        if work.finetuning.adapters:
+            method = "full"
+            line = (
+                "With little data adapters learn as much as all weights, in less time. All weights"
+            )
+        config = dataclasses.replace(self.finetuning.config, method=method)
+        finetuning = dataclasses.replace(self.finetuning, config=config)
+        other = dataclasses.replace(self.workload(), finetuning=finetuning)
+        other = first_fitting(other, self.verdict.limit_bytes, self.kept_switches)
+        if other is None:
+            return f"\n{line} would not fit here."
+        times = step_flop(other, work.step.length) / step_flop(work, work.step.length)
+        return (
+            f'\n{line}, by {{"finetune": {{"method": "{method}"}}}} in a new run: '
+            f"{format_gib(other.planned_bytes)} planned, {times:.1f}x the computation of a step."
+        )
+
+    @property
+    def kept_switches(self) -> tuple[str, ...]:
+        """The switches that a person or a use has set, and the precision."""
+        by_use = load_use(self.active.use).get("speed", {})
+        return (*by_use, *self.active.settings.get("speed", {}), "mixed_precision")
 
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""

@@ -11,9 +11,11 @@ V vocabulary.
 
 import dataclasses
 import functools
+import importlib.util
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from kit.base.hardware import prefers_explicit_attention
 from kit.model.gpt import SpeechGPT
@@ -35,6 +37,9 @@ MUON_HALF_BYTES = 10
 # 8-bit AdamW's working copies on a CPU, bytes per entry of a parameter: both moments in fp32, the
 # gradient, the root of the second moment before and after the division.
 EIGHT_BIT_CPU_BYTES = 20
+# Of the released IndexTTS2: `GPTConfig.conformers`, and the numbers in its conditioner.
+RELEASED_CONFORMERS = (512, 2048, 8, 6, 2, 512, 1024, 4, 4, 2)
+RELEASED_CONDITIONER = 338_899_964
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,10 +81,22 @@ class MemoryPlan:
         return max(self.moments, key=self.moments.get)
 
 
+def empty_model(config: GPTConfig) -> SpeechGPT:
+    """The model without memory for its weights.
+
+    The released IndexTTS2 is planned without its package, too: its conditioner is then one table.
+    """
+    with torch.device("meta"):
+        if config.conformers != RELEASED_CONFORMERS or importlib.util.find_spec("indextts"):
+            return SpeechGPT(config)
+        model = SpeechGPT(dataclasses.replace(config, conformers=()))
+        model.conditioner = nn.Embedding(RELEASED_CONDITIONER, 1)
+        return model
+
+
 @functools.cache
 def count_parameters(config: GPTConfig) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in SpeechGPT(config).parameters())
+    return sum(p.numel() for p in empty_model(config).parameters())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +115,8 @@ class Counts:
 @functools.cache
 def count_trained(config: GPTConfig, finetuning: Finetuning, optimizer: str = "adamw") -> Counts:
     """Count what `finetuning` trains of a model, and what of it AdamW updates."""
+    model = empty_model(config)
     with torch.device("meta"):
-        model = SpeechGPT(config)
         trainable = Trainable(model, finetuning.without_phases())
         adamw = make_optimizers(model, TrainConfig(optimizer=optimizer), fused=False)[0]
     sizes = {name: p.numel() for name, p in trainable.parameters.items()}

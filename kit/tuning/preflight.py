@@ -2,13 +2,13 @@
 
 `preflight` plans the step, refuses what is hopeless without trying, and otherwise takes two steps
 of a throwaway model: a run that would fail in its third hour fails now, with what to change.
-`largest_micro_batch` bisects how many rows a pass may have; accumulation fills the rest.
+`make_fit` finds the mildest change with which it fits.
 """
 
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import psutil
@@ -74,7 +74,7 @@ class Workload:
             ema=speed.ema and not (speed.ema_offload and self.hw.device == "cuda"),
             optimizer=self.train.optimizer,
             fused=speed.fused_adamw,
-            eight_bit=speed.adamw_8bit and eight_bit_adamw(self.hw).value == "yes",
+            eight_bit=speed.adamw_8bit and has_8bit_adamw(self.hw),
             # Graphs keep the gradients, as an earlier pass does.
             accumulate=self.data.grad_accum > 1 or self.records,
             guided=self.train.guided_attention_weight > 0,
@@ -175,24 +175,28 @@ def preflight(work: Workload) -> Verdict:
     )
 
 
-def largest_micro_batch(work: Workload) -> Verdict:
-    """The verdict on the most rows of a pass that fit: a divisor of the effective batch, bisected.
+def make_fit(work: Workload, kept: Collection[str] = ()) -> tuple[Workload, Verdict]:
+    """Return `work` with the mildest change with which it fits, and the verdict on that.
 
-    Raises KitError when not even one row fits.
+    The gradients stay. So do the switches `kept`, which a person has set. Raises KitError when
+    nothing helps.
     """
-    sizes = divisors(work.data.effective_batch)
-    best = None
-    while sizes:
-        middle = len(sizes) // 2
-        verdict = preflight(work.with_rows(sizes[middle]))
+    other = first_fitting(work, limit_memory(work.hw, work.max_memory_fraction), kept)
+    while other is not None:
+        verdict = preflight(other)
         if verdict.fits:
-            best = verdict
-            sizes = sizes[middle + 1 :]
-        else:
-            sizes = sizes[:middle]
-    if best is None:
-        raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
-    return best
+            return other, verdict
+        other = first_fitting(work, other.planned_bytes - 1, kept)
+    *_, least = milder(work, kept)
+    verdict = preflight(least)  # the plan may be too high
+    if verdict.fits:
+        return least, verdict
+    raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
+
+
+def first_fitting(work: Workload, room_bytes: int, kept: Collection[str] = ()) -> Workload | None:
+    """The mildest of `milder` that is planned to fit into `room_bytes`; None where none is."""
+    return next((o for o in milder(work, kept) if o.planned_bytes <= room_bytes), None)
 
 
 def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:
@@ -216,18 +220,30 @@ def divisors(number: int) -> list[int]:
 
 def change(work: Workload, room_bytes: int) -> str:
     """Describe the mildest change with which `work` should fit into `room_bytes`."""
-    for other in milder(work):
-        if other.planned_bytes <= room_bytes:
-            return f"Change: {', '.join(changed_settings(work, other))}."
+    fitting = first_fitting(work, room_bytes)
+    if fitting is not None:
+        return f"Change: {', '.join(changed_settings(work, fitting))}."
+    *_, least = milder(work)
+    smaller = "choose the preset of a smaller tier"
+    if work.finetuning.base is not None and not work.finetuning.adapters:
+        smaller = "train adapters (`finetune.method` lora)"
+    if not has_8bit_adamw(work.hw):
+        smaller += f", use 8-bit AdamW ({eight_bit_adamw(work.hw).reason})"
     return (
         "Even single rows with every saving on need "
-        f"{format_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
-        "longest utterances out (`MAX_CLIP_SECONDS` in 01_data_prep)."
+        f"{format_gib(least.planned_bytes)}: {smaller}, or leave the longest utterances out "
+        "(`MAX_CLIP_SECONDS` in 01_data_prep)."
     )
 
 
-def milder(work: Workload) -> Iterator[Workload]:
-    """Variants of `work` that need less, the cheapest in speed first.
+def has_8bit_adamw(hw: Hardware) -> bool:
+    """Whether 8-bit AdamW runs on `hw`; on a GPU elsewhere its package can be installed."""
+    elsewhere = hw.device == "cuda" and not is_here(hw)
+    return elsewhere or eight_bit_adamw(hw).value == "yes"
+
+
+def milder(work: Workload, kept: Collection[str] = ()) -> Iterator[Workload]:
+    """Variants of `work` that need less, the cheapest in speed first; the switches `kept` stay.
 
     Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
     costs a third of a step, an average in the CPU's memory a copy, moments in 8 bits some
@@ -239,14 +255,15 @@ def milder(work: Workload) -> Iterator[Workload]:
     recompute = dataclasses.replace(free, gradient_checkpointing=True)
     offload = work.speed.ema and work.hw.device == "cuda"
     away = dataclasses.replace(recompute, ema_offload=offload)
-    eight_bit = eight_bit_adamw(work.hw).value == "yes"
-    small = dataclasses.replace(away, adamw_8bit=eight_bit or away.adamw_8bit)
+    small = dataclasses.replace(away, adamw_8bit=has_8bit_adamw(work.hw) or away.adamw_8bit)
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
     many = [n for n in rows if 4 * n >= work.data.micro_batch]
     few = [n for n in rows if 4 * n < work.data.micro_batch]
     order = [*itertools.product((free, recompute, away, small), many)]
     order += itertools.product((recompute, away, small), few)
+    stay = {name: getattr(work.speed, name) for name in kept}
     for speed, micro_batch in order:
+        speed = dataclasses.replace(speed, **stay)
         yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
 
 

@@ -70,9 +70,9 @@ def recommend(hw: Hardware) -> list[Advice]:
     if hw.capability:
         gib = round(hw.memory_bytes / 2**30)
         capability = list(hw.capability)
-        memory = next(entry for entry in table["memory"] if gib < entry["below_gib"])
+        small = [entry["settings"] for entry in table["memory"] if gib < entry["below_gib"]]
         architecture = next(entry for entry in table["architecture"] if capability < entry["below"])
-        settings = table["gpu"] | memory["settings"] | architecture["settings"]
+        settings = table["gpu"] | (small[0] if small else {}) | architecture["settings"]
     return [Advice(name, entry["value"], entry["why"]) for name, entry in settings.items()]
 
 

@@ -38,8 +38,8 @@ from kit.training.config import FULL, Finetuning, TrainConfig
 from kit.training.loop import train
 from kit.training.switches import LABELS, SpeedConfig
 from kit.training.trainer import Trainer
+from kit.tuning.cards import token_flop
 from kit.tuning.doctor import step_shares
-from kit.tuning.memory_plan import LAYER_MATRICES
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -362,12 +362,9 @@ def peak_flops(hw: Hardware, threads: int) -> float:
 
 
 def peak_tokens_per_s(task: Task) -> float:
-    """Tokens a second if the device did nothing but this model's matmuls, 6 operations a weight."""
-    model = task.model
+    """Tokens a second if the device did nothing but this model's matmuls."""
     length = statistics.fmean(map(sum, task.rows))
-    weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
-    operations = 6 * (weights + model.layers * model.width * length)  # causal attention, too
-    return peak_flops(task.hw, task.threads) / operations
+    return peak_flops(task.hw, task.threads) / token_flop(task.model, length)
 
 
 def read_results(path: Path) -> list[dict]:

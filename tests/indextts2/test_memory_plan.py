@@ -3,15 +3,21 @@
 import dataclasses
 
 import pytest
+import torch
 from helpers import CPU
 from published_indextts2 import FULL, SMALL, encoder
 
+from kit.base.config import build, read_yaml
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.model import gpt_config
 from kit.training.config import FULL as ALL_OF_IT
 from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
 from kit.training.switches import SpeedConfig
+from kit.tuning.cards import CARDS
+from kit.tuning.memory_plan import RELEASED_CONDITIONER, RELEASED_CONFORMERS
 from kit.tuning.preflight import Workload, trial_peak
 
 MIDDLE = SMALL | {"model_dim": 256, "condition_module": encoder(128, 256, heads=2, blocks=2)}
@@ -42,6 +48,17 @@ def require_near(monkeypatch, gpt: dict, method: str, precision: str, frames: in
     print(f"\n{method}, {precision}: measured {measured / 2**30:.2f} GiB", end=", ")
     print(f"planned {planned / 2**30:.2f} GiB, {planned / measured - 1:+.1%}")
     assert planned == pytest.approx(measured, rel=0.1)
+
+
+def test_without_the_package_the_release_is_planned_with_as_many_numbers():
+    model = gpt_config({"gpt": FULL}, "config.yaml")
+    with torch.device("meta"):
+        conditioner = SpeechGPT(model).conditioner
+    assert model.conformers == RELEASED_CONFORMERS
+    assert sum(p.numel() for p in conditioner.parameters()) == RELEASED_CONDITIONER
+    sizes = build(GPTConfig, read_yaml(CARDS)["indextts2"])
+    ids = ("start_text_id", "stop_text_id", "start_code_id", "stop_code_id")
+    assert dataclasses.replace(sizes, **{name: getattr(model, name) for name in ids}) == model
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -5,6 +5,7 @@ import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from helpers import corpus, dataset, few_words, manifest, unchecked
 from hub import COMMIT, serving
 from released_xtts import START, STOP, random_model, write_release
 
-from kit.base.config import merge
+from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
+from kit.base.run import Run, load_use
+from kit.batches.batching import DataConfig
 from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
@@ -23,7 +26,16 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_adapters, load_model
 from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, first_model
-from kit.recipes.base_model import CODEC, PINNED, RELEASE, inherited_licence, start_from_base
+from kit.recipes.base_model import (
+    CODEC,
+    NOT_SPOKEN,
+    PINNED,
+    RELEASE,
+    XTTS_DEFAULTS,
+    finetuning_settings,
+    inherited_licence,
+    start_from_base,
+)
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
@@ -31,6 +43,7 @@ from kit.recipes.train import Training
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
 from kit.training import checkpoint
+from kit.training.config import TrainConfig
 from kit.training.logs import read_log
 from kit.tuning.trials import TrialConfig, run_variant
 
@@ -399,6 +412,56 @@ def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
         run = start(f"by its size, {method}")
         assert run.section("finetune")["method"] == method
         assert run.section("train")["lr"] == pytest.approx(lr)
+
+
+GPU_PRESETS = ("8gb", "t4", "12gb", "24gb", "80gb")
+XTTS = build(GPTConfig, load_preset("xtts_v2")["model"])
+
+
+def gpu_run(preset: str, use: str = "", **settings) -> Run:
+    """A run that has not started, with that preset, use and settings of a person."""
+    sections = merge(merge(load_preset(preset), load_use(use)), settings)
+    about = {"name": "new", "preset_name": preset, "folder": Path("nowhere"), "use": use}
+    return Run(preset=sections, settings=settings, **about)
+
+
+def tuned(run: Run, defaults: dict = XTTS_DEFAULTS) -> tuple[TrainConfig, DataConfig]:
+    settings = finetuning_settings(run, XTTS, defaults)
+    train = build(TrainConfig, merge(run.section("train"), settings["train"]))
+    return train, build(DataConfig, merge(run.section("data"), settings["data"]))
+
+
+@pytest.mark.parametrize("preset", GPU_PRESETS)
+def test_on_a_gpu_its_length_is_that_of_fine_tuning(preset):
+    train, data = tuned(gpu_run(preset))
+    assert (train.min_steps, train.gate_every, data.effective_batch) == (300, 100, 16)
+    assert train.guided_attention_weight == 0 and train.lr in (5e-6, 5e-5)
+    silent, _ = tuned(gpu_run(preset), merge(XTTS_DEFAULTS, NOT_SPOKEN))
+    assert not silent.gate_every and silent.end_patience == 5, "an IndexTTS2 has no gate"
+
+
+def test_what_a_person_or_a_use_has_set_wins_over_it():
+    asked = {"train": {"min_steps": 50, "lr": 1e-4}, "data": {"effective_batch": 32}}
+    train, data = tuned(gpu_run("80gb", **asked, finetune={"method": "lora"}))
+    assert (train.min_steps, train.lr, data.effective_batch) == (50, 1e-4, 32)
+    assert tuned(gpu_run("80gb"))[1].micro_batch == 16
+    assert tuned(gpu_run("80gb", "low_memory"))[1].micro_batch == 4
+    for preset in GPU_PRESETS:
+        method = finetuning_settings(gpu_run(preset), XTTS, {})["finetune"]["method"]
+        assert method == ("full" if preset in ("24gb", "80gb") else "lora")
+    with pytest.raises(KitError, match=r"micro_batch = 64: must divide effective_batch \(16\)"):
+        tuned(gpu_run("t4", data={"micro_batch": 64}))
+
+
+def test_the_other_method_is_offered_with_what_it_takes(release):
+    for method, other, times in (("lora", "full", "1.5x"), ("full", "lora", "0.7x")):
+        run = adapting(f"offers {other}", release, finetune={"method": method})
+        training = Training(run)
+        training.verdict = SimpleNamespace(limit_bytes=2**40)
+        line = training.other_method(training.workload())
+        assert f'"method": "{other}"' in line and times in line and "GiB planned" in line
+        training.verdict = SimpleNamespace(limit_bytes=1)
+        assert "would not fit" in training.other_method(training.workload())
 
 
 def test_a_run_from_scratch_has_nothing_to_keep():

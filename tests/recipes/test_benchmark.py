@@ -1,17 +1,16 @@
-"""Switches measured on this device, and `check` and `tune` with tiny sizes for real."""
+"""Switches measured on this device, and `tune` with tiny sizes for real."""
 
 import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
-from commands import Terminal
 from torch.backends.cpu import get_cpu_capability as isa
 
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.run import find_run
-from kit.recipes.benchmark import START_S, Benchmark, Tuning, check, devices, devices_folder
+from kit.recipes.benchmark import START_S, Benchmark, Tuning, devices, devices_folder
 from kit.recipes.open_run import open_settings
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
@@ -132,26 +131,6 @@ def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
     found = Tuning(preset, path, **options)
     monkeypatch.setattr(found, "measure", measure)
     return found
-
-
-def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
-    text = "\n".join(map(str, check(preset)))
-    assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
-    assert "It fits" in text
-    assert not (tmp_path / "runs").exists()
-    small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
-    sections = preset.preset | {"memory": {"max_memory_fraction": 1.0}}
-    with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
-        list(check(dataclasses.replace(preset, hw=small, preset=sections)))
-
-
-def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, processes):
-    terminal = Terminal(tmp_path, processes)
-    share = "memory.max_memory_fraction=0.000001"
-    code, _, err = terminal.run("check", "--preset", "tiny", "--set", share)
-    assert code == 3 and "It does not fit" in err and len(err.splitlines()) == 1
-    code, _, err = terminal.run("check", "--set", "train.steeps=1")
-    assert (code == 2 and "train.steps" in err) or "steeps" in err
 
 
 def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_path, monkeypatch):

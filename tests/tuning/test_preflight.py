@@ -79,24 +79,39 @@ def test_free_savings_come_before_those_that_cost_time():
     assert preflight.change(work, work.planned_bytes // 15).endswith("gradient_checkpointing on.")
 
 
-def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
+SWITCHES = ("sdpa", "gradient_checkpointing", "ema_offload", "adamw_8bit")
+
+
+@pytest.mark.parametrize(
+    ("kept", "rows", "on"), [((), 32, {"sdpa"}), (("sdpa",), 8, {"gradient_checkpointing"})]
+)
+def test_the_mildest_change_that_fits_is_made_but_what_a_person_set_stays(
+    monkeypatch, kept, rows, on
+):
     verdicts, real = [], preflight.preflight
     record = lambda work: verdicts.append(real(work)) or verdicts[-1]  # noqa: E731
     monkeypatch.setattr(preflight, "preflight", record)
     work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
     limit = work.with_rows(8).planned_bytes * 1.05
     small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
-    best = preflight.largest_micro_batch(dataclasses.replace(work, hw=small))
-    assert best.fits and best.micro_batch == 8
-    data = work.with_rows(best.micro_batch).data
-    assert (data.effective_batch, data.grad_accum) == (64, 8)
-    assert len(verdicts) <= 3 and sum(v.tried for v in verdicts) <= 2  # of seven divisors
+    fitting, verdict = preflight.make_fit(dataclasses.replace(work, hw=small), kept)
+    assert verdict.fits and fitting.planned_bytes <= limit
+    assert {name for name in SWITCHES if getattr(fitting.speed, name)} == on
+    assert (verdict.micro_batch, fitting.data.effective_batch) == (rows, 64)
+    assert len(verdicts) == 1, "the plan leaves one to try"
+
+
+def test_with_every_switch_kept_only_passes_get_smaller():
+    work = workload()
+    small = dataclasses.replace(CPU, memory_bytes=int(work.with_rows(1).planned_bytes * 1.1 / 0.9))
+    fitting, verdict = preflight.make_fit(dataclasses.replace(work, hw=small), SWITCHES)
+    assert fitting.speed == work.speed and verdict.micro_batch == 1
 
 
 def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
     assert "smaller tier" in preflight.preflight(workload(memory_bytes=2**20)).change
     with pytest.raises(KitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
-        preflight.largest_micro_batch(workload(memory_bytes=2**20))
+        preflight.make_fit(workload(memory_bytes=2**20))
 
 
 def test_switches_that_need_more_than_what_was_checked_are_tried_and_reported():
@@ -130,7 +145,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 verdicts = []
 asked = fit.preflight
 fit.preflight = lambda work: verdicts.append(asked(work)) or verdicts[-1]
-fit.largest_micro_batch(work)
+fit.make_fit(work)
 print(json.dumps([vars(verdict) for verdict in verdicts]))
 """
 

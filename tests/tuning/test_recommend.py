@@ -51,8 +51,9 @@ def test_every_line_is_a_setting_there_is_with_a_reason(hw):
 
 def test_small_cards_save_memory_and_large_ones_time():
     found = {name: values(recommend.recommend(card(name))) for name in CARDS}
-    saving = [found[name]["speed.gradient_checkpointing"] for name in ("GTX 1060", "T4", "H100")]
-    assert saving == [True, False, False]
+    recompute = "speed.gradient_checkpointing"
+    assert found["GTX 1060"][recompute] is True
+    assert recompute not in found["T4"] | found["H100"], "the plan of the model decides"
     # A card reports less than its name says; it counts as what it is sold as.
     assert found["GTX 1060"]["speed.ema_offload"] and "speed.ema_offload" not in found["GTX 1080"]
 

@@ -1,0 +1,192 @@
+"""Does a training step fit? Real steps on this device, plans for a GPU that is not here.
+
+Neither needs prepared data: with a run that has codes the rows are as long as its recordings.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from kit.audio.codec import codec_config
+from kit.base.config import build, load_preset, merge, read_yaml
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
+from kit.base.formatting import format_gib, text_grid
+from kit.base.hardware import NO_BUILDS, choose_precision, choose_preset, format_capability
+from kit.batches.batching import EXTRA_TOKENS
+from kit.model.lora import LoRAConfig
+from kit.model.sequence import GPTConfig
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun, finetuning_of, workload
+from kit.recipes.base_model import NOT_SPOKEN, XTTS_DEFAULTS, finetuning_settings
+from kit.training.config import Base, FinetuneConfig, Finetuning
+from kit.tuning import cards, recommend
+from kit.tuning.preflight import Workload, first_fitting, milder
+from kit.tuning.session_plan import resolve_steps
+
+HOURS = 3.0  # of speech, whose training time is calculated
+CLIP_S = 5.0
+TEXT_IDS_PER_S = 5.0
+# The longest rows of a released model, with which its memory is planned.
+LONGEST_S = 10.0
+LONGEST_TEXT_IDS = 120
+HEAD = ("what trains", "fits", "planned peak", "rows a pass", "effective batch", "saving memory")
+HEAD += ("a step", f"{HOURS:g} hours of speech")
+SAVINGS = {
+    "gradient_checkpointing": "recomputing",
+    "ema_offload": "EMA on the CPU",
+    "adamw_8bit": "8-bit AdamW",
+}
+ASSUMED = (
+    "Memory is planned: a preset at the longest rows its model has positions for, a released model "
+    f"at rows of {LONGEST_S:g} s. Seconds and hours are calculated, for {HOURS:g} hours of speech "
+    f"in clips of {CLIP_S:g} s, without validation, gate and checkpoints. Only what is marked so "
+    "was measured, on an H200."
+)
+PAGE = f"""# What fits which GPU
+
+Written by `python -m kit check --table docs/devices/planned.md`; `python -m kit check --gpu T4`
+prints a section of it, for any GPU (`--gpu "16 GiB, 7.5"`), preset and settings.
+
+{ASSUMED}
+"""
+
+
+def check(run: ActiveRun, gpu: str = "", table: Path | None = None) -> Iterator[Result]:
+    """Take real steps at the longest lengths. Raises KitError, with what to change.
+
+    With `gpu`, which `run` is on, nothing runs: memory is planned, and time calculated. `table`
+    is a file to write these plans for every known GPU to.
+    """
+    if table is not None:
+        yield write_table(run, table)
+        return
+    if gpu:
+        yield from check_elsewhere(run)
+        return
+    work = workload(run, finetuning=finetuning_of(run))
+    step = work.step
+    lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
+    yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
+    try:
+        verdict, free_bytes = recommend.check_step(work, int(run.threads.value))
+    except KitError as error:
+        raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
+    figures = {"planned": format_gib(verdict.planned_bytes)}
+    if verdict.measured_bytes is not None:
+        figures["allocated"] = format_gib(verdict.measured_bytes)
+        reserved = verdict.reserved_bytes
+        figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
+    figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
+    if verdict.step_s is not None:
+        passes = work.data.grad_accum
+        figures["step"] = f"{verdict.step_s:.3g} s"
+        if passes > 2:  # two stood for all of them
+            step_s = verdict.step_s * passes / 2
+            figures["step"] = f"about {step_s:.3g} s, from two of {passes} passes"
+    yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
+    if not verdict.fits:
+        raise KitError(str(verdict), exit_code=3)
+    yield Result(line=str(verdict))
+
+
+def check_elsewhere(run: ActiveRun) -> Iterator[Result]:
+    """Plan for the GPU that `run` is on. Raises KitError where the preset does not fit."""
+    yield Result(line=describe_card(run))
+    grid = planned_grid(run)
+    like = cards.like_card(run.hw)
+    speed = f" It is taken to be as fast as a {like}." if like not in ("", run.hw.name) else ""
+    yield Result(line=f"{text_grid(grid)}\n{ASSUMED}{speed}", grid=grid)
+    if grid[1][1] == "no":
+        raise KitError(f"A step does not fit: {grid[1][2]}.", exit_code=3)
+
+
+def describe_card(run: ActiveRun) -> str:
+    hw = run.hw
+    limit_bytes = run.section("memory")["max_memory_fraction"] * hw.memory_bytes
+    builds = f" {NO_BUILDS}" if hw.capability < (7, 5) else ""
+    return (
+        f"{hw.name}, {format_gib(hw.memory_bytes)}, of which a run may use "
+        f"{format_gib(limit_bytes)}; compute capability {format_capability(hw.capability)}: preset "
+        f"{run.preset_name}, {run.precision.value}.{builds}"
+    )
+
+
+def planned_grid(run: ActiveRun) -> list[tuple[str, ...]]:
+    """What `run`, and without a run what the released models, take on the GPU it is on."""
+    own = workload(run, finetuning=finetuning_of(run))
+    frame_rate = codec_config(run.section("codec")).frame_rate
+    if run.name:
+        return [HEAD, planned_cells(run.name, own, frame_rate)]
+    preset = planned_cells(f"{run.preset_name}, from scratch", own, frame_rate)
+    measured = read_yaml(cards.CARDS)["measured_gib"].get(run.preset_name)
+    if measured and run.precision.value != "fp32" and run.preset == load_preset(run.preset_name):
+        preset = (*preset[:2], f"{preset[2]} ({measured:.2f} measured)", *preset[3:])
+    grid = [HEAD, preset]
+    indextts2 = read_yaml(cards.CARDS)["indextts2"]
+    releases = {
+        "XTTS-v2": (load_preset("xtts_v2")["model"], 22050 / 1024, XTTS_DEFAULTS),
+        "IndexTTS2": (indextts2, 50.0, merge(XTTS_DEFAULTS, NOT_SPOKEN)),
+    }
+    for name, (sizes, frame_rate, defaults) in releases.items():
+        model = build(GPTConfig, sizes)
+        settings = finetuning_settings(run, model, defaults)
+        tuned = dataclasses.replace(run, preset=merge(run.preset, settings))
+        for method, what in (("lora", "adapters"), ("full", "all weights")):
+            default = " (default)" if method == settings["finetune"]["method"] else ""
+            finetuning = Finetuning(
+                config=build(FinetuneConfig, tuned.section("finetune"), method=method),
+                lora=build(LoRAConfig, tuned.section("lora")),
+                base=Base(config=model, sha256="", weights=Path(name)),
+            )
+            codes = round(LONGEST_S * frame_rate)
+            lengths = {"text_ids": LONGEST_TEXT_IDS, "codes": codes}
+            work = workload(tuned, model=model, finetuning=finetuning, **lengths)
+            grid.append(planned_cells(f"{name}, {what}{default}", work, frame_rate))
+    return grid
+
+
+def planned_cells(what: str, work: Workload, frame_rate: float) -> tuple[str, ...]:
+    """A line of the table: `work`, or the mildest change of it that fits."""
+    limit_bytes = int(work.max_memory_fraction * work.hw.memory_bytes)
+    if work.planned_bytes > limit_bytes:
+        *_, least = milder(work)
+        work = first_fitting(work, limit_bytes) or least
+    if work.planned_bytes > limit_bytes:
+        return (what, "no", f"{format_gib(work.planned_bytes)} at least", *[""] * (len(HEAD) - 3))
+    row_tokens = work.model.latents + CLIP_S * (frame_rate + TEXT_IDS_PER_S) + EXTRA_TOKENS
+    step_s = cards.step_seconds(work, row_tokens)
+    epoch_steps = math.ceil(3600 * HOURS / CLIP_S / work.data.effective_batch)
+    steps = resolve_steps(work.train, epoch_steps).max_steps
+    times = ("unknown", f"{steps:,} steps")
+    if step_s is not None:
+        all_s = steps * step_s
+        duration = f"{all_s / 3600:.1f} h" if all_s >= 3600 else f"{all_s / 60:.0f} min"
+        times = (f"{step_s:.2g} s", f"{steps:,} steps, {duration}")
+    savings = [label for name, label in SAVINGS.items() if getattr(work.speed, name)]
+    rows = (str(work.data.micro_batch), str(work.data.effective_batch))
+    return (what, "yes", format_gib(work.planned_bytes), *rows, ", ".join(savings), *times)
+
+
+def write_table(run: ActiveRun, path: Path) -> Result:
+    """Write what every known GPU can train, with the preset that it gets, to the page `path`."""
+    lines = [PAGE]
+    for name in cards.known_cards():
+        hw = cards.find_card(name)
+        preset = choose_preset(hw).value
+        on_card = dataclasses.replace(
+            run,
+            name="",
+            hw=hw,
+            precision=choose_precision(hw),
+            preset_name=preset,
+            preset=load_preset(preset),
+            settings={},
+            use="",
+        )
+        head, *rows = planned_grid(on_card)
+        lines += [f"## {name}", "", describe_card(on_card), ""]
+        lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
+    write_atomic(path, "\n".join(lines))
+    return Result(line=f"GPUs: {len(cards.known_cards())}. Written: {path}")

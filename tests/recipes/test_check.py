@@ -1,0 +1,112 @@
+"""Does a step fit? Real steps of tiny sizes here, and plans for GPUs that are not here."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from commands import Terminal
+
+from kit.base.errors import KitError
+from kit.recipes.check import HEAD, check, planned_grid, write_table
+from kit.recipes.open_run import open_settings
+from kit.recipes.start import start
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "devices" / "planned.md"
+
+
+@pytest.fixture
+def preset(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    return open_settings("", "tiny", "", {"train": {"lr": 0.001}})
+
+
+@pytest.fixture
+def on_card(tmp_path, monkeypatch):
+    """A function: a GPU's name -> the preset that suits it, on that GPU."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("KIT_PRESET", raising=False)
+    return lambda gpu, **settings: open_settings("", "", "", settings, gpu)
+
+
+def planned(run) -> dict[str, dict[str, str]]:
+    """{what trains: {column: cell}}."""
+    head, *rows = planned_grid(run)
+    assert head == HEAD
+    return {row[0]: dict(zip(HEAD, row)) for row in rows}
+
+
+def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
+    text = "\n".join(map(str, check(preset)))
+    assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
+    assert "It fits" in text
+    assert not (tmp_path / "runs").exists()
+    small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
+    sections = preset.preset | {"memory": {"max_memory_fraction": 1.0}}
+    with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):
+        list(check(dataclasses.replace(preset, hw=small, preset=sections)))
+
+
+def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, processes):
+    terminal = Terminal(tmp_path, processes)
+    share = "memory.max_memory_fraction=0.000001"
+    code, _, err = terminal.run("check", "--preset", "tiny", "--set", share)
+    assert code == 3 and "It does not fit" in err and len(err.splitlines()) == 1
+    code, _, err = terminal.run("check", "--set", "train.steeps=1")
+    assert (code == 2 and "train.steps" in err) or "steeps" in err
+    code, out, _ = terminal.run("check", "--gpu", "16 GiB, 7.5")
+    assert code == 0 and "XTTS-v2, all weights" in out and "a T4" in out
+    code, _, err = terminal.run("check", "--gpu", "T5")
+    assert code == 2 and "16 GiB, 7.5" in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.glob("[!.]*"))
+
+
+def test_the_committed_table_is_what_the_command_writes(preset, tmp_path):
+    write_table(preset, tmp_path / "planned.md")
+    assert (tmp_path / "planned.md").read_text() == COMMITTED.read_text()
+
+
+def test_a_t4_can_train_all_weights_of_both_released_models(on_card):
+    run = on_card("T4")
+    assert (run.preset_name, run.precision.value) == ("t4", "fp16")
+    table = planned(run)
+    for name in ("XTTS-v2", "IndexTTS2"):
+        adapters, all_weights = table[f"{name}, adapters (default)"], table[f"{name}, all weights"]
+        assert adapters["fits"] == all_weights["fits"] == "yes"
+        assert adapters["effective batch"] == all_weights["effective batch"] == "16"
+        assert not adapters["saving memory"]
+    assert "EMA on the CPU" in table["IndexTTS2, all weights"]["saving memory"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "preset_name", "precision", "has_builds"),
+    [
+        ("RTX 3080", "12gb", "bf16", True),
+        ("V100", "t4", "fp16", False),
+        ("P100", "t4", "fp32", False),
+        ("8 GiB, 8.6", "8gb", "bf16", True),
+        ("H200", "80gb", "bf16", True),
+    ],
+)
+def test_the_card_decides_preset_and_precision(on_card, gpu, preset_name, precision, has_builds):
+    run = on_card(gpu)
+    assert (run.preset_name, run.precision.value) == (preset_name, precision)
+    text = "\n".join(map(str, check(run, gpu)))
+    assert ("CUDA 12.8" in text) is not has_builds
+    assert all(each["fits"] == "yes" for what, each in planned(run).items() if "scratch" in what)
+    assert ("measured)" in text) == (precision != "fp32")
+
+
+def test_a_run_is_planned_alone(on_card):
+    start("mine", "tiny")
+    run = open_settings("mine", "", "", {}, "T4")
+    assert (run.preset_name, run.hw.name) == ("tiny", "T4")
+    assert list(planned(run)) == ["mine"]
+
+
+def test_settings_count_and_a_preset_that_does_not_fit_is_refused(on_card):
+    assert "measured" not in str(planned(on_card("T4", model={"layers": 6})))
+    run = open_settings("", "80gb", "", {}, "4 GiB, 8.6")
+    assert run.preset_name == "80gb"
+    with pytest.raises(KitError, match="GiB at least") as raised:
+        list(check(run, "4 GiB, 8.6"))
+    assert raised.value.exit_code == 3
