@@ -32,7 +32,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
   test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
-  check-gpu gpu-page gpu-wheels test-gpu-session lint clean
+  check-gpu gpu-page gpu-wheels gpu-run test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -236,16 +236,26 @@ bench-infer: $(VENV)/.extra-bench-infer  ## compare speaking with other librarie
 bench-ranks: $(STAMP)  ## measure what torch.distributed costs one process: runs/bench/ranks.json
 	@$(BIN)/python tests/bench/bench_ranks.py $(ARGS)
 
-check-gpu: $(STAMP)  ## measure on a GPU, in ten minutes: runs/bench/gpu.json
+check-gpu: $(STAMP)  ## measure on a GPU, in a quarter of an hour: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
 
-gpu-page: $(STAMP)  ## write the table of runs/bench/gpu.json into docs/measurements-archive.md
-	@$(BIN)/python tests/bench/gpu_page.py runs/bench/gpu.json $(ARGS)
+TABLES ?= runs/bench/gpu.json
+gpu-page: $(STAMP)  ## write GPU measurements into docs/measurements-archive.md: [TABLES="a.json b.json"]
+	@$(BIN)/python tests/bench/gpu_page.py $(TABLES) $(ARGS)
 
 # For a machine with a GPU and no network: tests/bench/gpu_session.sh installs them there.
 WHEELS ?= .whl
 gpu-wheels: $(STAMP)  ## download wheels for tests/bench/gpu_session.sh: WHEELS=folder (default .whl)
 	@$(BIN)/python tests/bench/gpu_wheels.py "$(WHEELS)" $(ARGS)
+
+# Codes of 3,000 sentences for the part "a real run", 60 MB, to be copied to that machine, too.
+GPU_RUN := data.reference_frames=86 corpus.utterances=3000 corpus.held_out=64 corpus.unseen=8 corpus.long=4 \
+  corpus.free_order=8 codec.steps=500 codec.width=192 codec.batch=8 codec.minutes=0 \
+  codec.sharpen_steps=0 codec.vocoder_steps=0 recognizer.steps=200 recognizer.utterances=1500 \
+  recognizer.minutes=0 align.clips=200
+gpu-run: $(STAMP)  ## prepare a run for the GPU session on a CPU, in ten minutes: runs/gpu-session
+	@KIT_RUNS=runs/gpu-session $(BIN)/python -m kit prepare --run gpu --preset 12gb --set $(GPU_RUN)
+	@rm -rf runs/gpu-session/gpu/corpus/wavs
 
 PYTHON_VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 .venv-gpu/.installed: tests/gpu_session/requirements.txt tests/bench/gpu_wheels.py

@@ -129,6 +129,8 @@ def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optim
         library = importlib.import_module(BITSANDBYTES)
     finally:
         log.setLevel(before)
+    # It would wait for the GPU after each tensor; only its paged optimizers need that.
+    library.optim.optimizer.sync_gpu = lambda tensor: None
     return library.optim.AdamW8bit(groups, lr=lr, betas=betas, min_8bit_size=MIN_8BIT_ENTRIES)
 
 

@@ -52,6 +52,7 @@ from kit.tuning.trials import Task
 ROOT = Path(__file__).resolve().parent.parent.parent
 WARM = FIRST_RECORDING + 3  # steps before those that are timed, where passes are recorded
 RUN_S = 80  # of a real run
+PREPARED = ROOT / "runs" / "gpu-session"  # a folder of runs with one that is called gpu
 LOSS_TOLERANCE = 0.02
 BEST = {"sdpa": True, "fused_adamw": True, "ema": True}
 PASSES = {
@@ -272,12 +273,11 @@ def peak_flops(setting: Setting) -> float:
 
 def run_rows(setting: Setting) -> Iterator[dict]:
     """`python -m kit train` on a run that `make gpu-run` prepared: its loss, speed and load."""
-    source = Path(os.environ.get("KIT_GPU_RUN", ROOT / "runs" / "gpu"))
-    if not source.is_dir():
-        yield note_row("a real run", f"there is no {source.name} here: `make gpu-run` prepares it")
+    if not PREPARED.is_dir():
+        yield note_row("a real run", "no run was prepared by `make gpu-run`")
         return
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(source, Path(folder) / "gpu")
+        shutil.copytree(PREPARED, folder, dirs_exist_ok=True)
         environment = os.environ | {"KIT_RUNS": folder, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "kit", "train", "--run", "gpu"]
         with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
