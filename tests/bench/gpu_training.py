@@ -52,7 +52,8 @@ from kit.tuning.trials import Task
 ROOT = Path(__file__).resolve().parent.parent.parent
 WARM = FIRST_RECORDING + 3  # steps before those that are timed, where passes are recorded
 RUN_S = 80  # of a real run
-PREPARED = ROOT / "runs" / "gpu-session"  # a folder of runs with one that is called gpu
+# A folder of runs with one that is called gpu, which `make gpu-run` prepares.
+PREPARED = Path(os.environ.get("KIT_GPU_RUNS", ROOT / "runs" / "gpu-session"))
 LOSS_TOLERANCE = 0.02
 BEST = {"sdpa": True, "fused_adamw": True, "ema": True}
 PASSES = {
