@@ -301,8 +301,9 @@ class PretendedGraph:
         """Its memory is everybody's."""
 
 
-def pretended_capture(work, pool=None) -> tuple:
+def pretended_capture(work, undo, pool=None) -> tuple:
     graph = PretendedGraph(work)
+    undo()
     return graph, graph.result
 
 
@@ -310,7 +311,7 @@ def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) 
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
     monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
-    decoder.compiled = CudaGraphSteps(decoder, compiles=False)
+    decoder.compiled = CudaGraphSteps(decoder, compiles=config.get("compile", False))
     decoder.memory = decoder.compiled.memory
     return decoder
 

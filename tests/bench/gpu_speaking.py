@@ -124,7 +124,7 @@ def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Te
     """Greedy codes (B, N)."""
     texts, cond = request(decoder.config, batch)
     config = greedy(setting.codes, **options)
-    rows = decode(decoder, texts, cond.to(decoder.device), config, [0] * batch)
+    rows = decode(decoder, texts, cond.to(decoder.device), config, [[0]] * batch)
     return torch.stack([row.codes for row in rows])
 
 
