@@ -430,27 +430,27 @@ def decode_stream(
             batch.steps = n + 1
             if n % decoder.check_every == 0 or n + 1 == longest:
                 done = batch.done | (batch.row_limits <= n)
-                share = float(done.float().mean())
-                if share == 1:
+                count = int(done.sum())
+                if count == len(done):
                     yield batch.finished()
                     return
                 yield batch
-                if decoder.can_drop_rows and share >= 0.5:
+                if decoder.can_drop_rows and 2 * count >= len(done):
                     kept = ~done
                     kept_prompts = kept.repeat(len(batch.last) // len(kept))
                     batch.keep(kept)
                     cache.keep(kept_prompts)
                     if not config.kv_cache:
                         x = x[kept_prompts]
-                        padding = [p for p, kept in zip(padding, kept_prompts.tolist()) if kept]
+                        padding = [p for p, keep in zip(padding, kept_prompts.tolist()) if keep]
             batch.draw(n + 1)
             if config.kv_cache:
                 decoder.advance(batch, n + 1, cache)
-                continue
-            x = torch.cat((x, decoder.embed(batch.last, n + 1)[:, None]), dim=1)
-            decoder.release(cache)
-            logits, cache = decoder.prefill(x, padding, 0)
-            batch.take(logits, cache.state, n + 1)
+            else:
+                x = torch.cat((x, decoder.embed(batch.last, n + 1)[:, None]), dim=1)
+                decoder.release(cache)
+                logits, cache = decoder.prefill(x, padding, 0)
+                batch.take(logits, cache.state, n + 1)
     except (RuntimeError, MemoryError) as error:
         if len(row_seeds) > 1 or not is_oom(error):
             raise
