@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from kit.audio.clip import load_wave
@@ -287,30 +288,60 @@ def finetune_in(folder: str, train: TrainConfig, finetuning: Finetuning) -> list
     return list(session.run({"ema": True}, threading.Event()))
 
 
-class PretendedGraph:
-    """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
+# A graph that is being captured can neither read a result nor copy from Python's memory.
+UNCAPTURABLE = ("item", "is_nonzero", "_local_scalar_dense", "nonzero", "lift_fresh")
 
-    def __init__(self, work):
-        self.work = work
-        self.result = tree_map(torch.clone, work())
+
+class PretendedGraph(TorchDispatchMode):
+    """A CUDA graph as far as a CPU can have one: operations recorded with the tensors they take.
+
+    A replay runs them again on the same memory, and none of the Python between them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.recorded = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # or what is compiled would never be used again
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.overloadpacket.__name__ in UNCAPTURABLE:
+            raise RuntimeError(f"CUDA error: {operation} is not permitted when capturing")
+        result = operation(*args, **(kwargs or {}))
+        self.recorded.append((operation, args, kwargs or {}, result))
+        return result
 
     def replay(self) -> None:
-        tree_map(torch.Tensor.copy_, self.result, self.work())
+        with torch.no_grad():
+            self.run_again()
+
+    def run_again(self) -> None:
+        for operation, args, kwargs, result in self.recorded:
+            again = operation(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(again)):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
 
     def pool(self) -> None:
         """Its memory is everybody's."""
 
 
-def pretended_capture(work, pool=None) -> tuple:
-    graph = PretendedGraph(work)
-    return graph, graph.result
+def pretended_capture(work, undo, pool=None) -> tuple:
+    work()
+    undo()
+    with PretendedGraph() as graph:
+        result = work()
+    undo()
+    return graph, result
 
 
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
     monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
-    decoder.compiled = CudaGraphSteps(decoder, compiles=False)
+    decoder.compiled = CudaGraphSteps(decoder, compiles=config.get("compile", False))
     decoder.memory = decoder.compiled.memory
     return decoder
 

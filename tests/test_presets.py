@@ -113,7 +113,7 @@ def test_the_values_of_a_gpu_tier_are_where_their_reasons_say(name):
     assert train.num_train_epochs and train.min_steps >= 1000
     assert train.gate_every and train.gate_patience and train.early_stopping_patience
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
-    assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
+    assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16", "int8"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
     generate = build(GenerateConfig, preset["generate"])
     assert generate.max_codes_per_text_id > 8 * codec.frame_rate / 14  # codes a letter

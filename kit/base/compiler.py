@@ -176,23 +176,22 @@ def best_seconds(work: Callable[[], object]) -> float:
     return min(timings(work, 5))
 
 
-def gpu_tuning(capability: tuple) -> dict[str, bool]:
-    """Inductor's settings for the fastest kernels on a GPU of this compute capability."""
-    # With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as
-    # it reads. Autotuning needs `tl.dot`, which Triton 3.3 has not for Turing (triton#5066).
-    return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
-
-
-def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
+def capture_graph(
+    work: Callable[[], Made], undo: Callable[[], None], pool=None
+) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Capture `work` as a CUDA graph; returns it and the tensors that hold its result.
 
-    Graphs that share a memory `pool` run one by one: copy the result before the next is replayed.
+    `work` runs three times before, to compile, tune and allocate workspaces; `undo` takes back what
+    it wrote. Of graphs that share a memory `pool`, the next overwrites the result of the last.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compile, tune and allocate workspaces first
+    with torch.cuda.stream(stream):
         for _ in range(3):
-            work()
+            try:
+                work()
+            finally:
+                undo()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream()

@@ -70,10 +70,10 @@ def text_attention(
     b, count, d = x.shape
     mask = decoder.causal_mask(decoder.padding_mask(padding) if any(padding) else None, count)
     shape = (2, b, c.heads, count, d // c.heads)
-    keys, values = torch.empty(shape, dtype=decoder.cache_dtype, device=x.device)
+    kv = torch.empty(shape, dtype=decoder.cache_dtype, device=x.device)
     x = x.reshape(b * count, d).to(decoder.dtype)
     for lower in decoder.layers[:layer]:
-        x = lower(x, keys, values, 0, mask)
+        x = lower(x, kv, 0, mask)
     q, k, _ = decoder.layers[layer].qkv(x, b)
     tokens = torch.tensor([len(text) + 2 for text in texts])
     longest = int(tokens.max())

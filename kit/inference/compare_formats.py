@@ -89,11 +89,10 @@ def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
     text, codes, mel = row
     x, padding = decoder.prompt([text], mel[None].float().to(decoder.device))
     logits, cache = decoder.prefill(x, padding, len(codes) + 1)
-    all_logits = [logits.clone()]
+    all_logits = [logits]
     recorded = torch.tensor(codes, device=decoder.device)
     for position, code in enumerate(recorded, start=1):
-        logits = decoder.decode_one(code[None], position, cache)
-        all_logits.append(logits.clone())  # a CUDA graph overwrites its output
+        all_logits.append(decoder.decode_one(code[None], position, cache))
     decoder.release(cache)
     return torch.cat(all_logits)
 

@@ -7,8 +7,10 @@ Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D
 d = D / H, V code vocabulary, K latents.
 """
 
+import collections
 import dataclasses
 import gc
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +35,8 @@ Conditioning = Tensor | list[list[Tensor]]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     weights: str = "fp32"  # fp32, bf16, fp16, int8 or int8-weight-only
-    # torch.compile for each batch size: seconds to minutes of warm-up, then faster steps. On a GPU
-    # also CUDA graphs, even if nothing can be compiled.
+    # torch.compile: on a CPU of a step, seconds to minutes of warm-up for each batch size; on a GPU
+    # of a layer, once for all, in CUDA graphs (which are used even if nothing can be compiled).
     compile: bool = False
     # On a GPU: CUDA graphs of eager steps, captured in under a second. No effect on a CPU.
     graphs: bool = False
@@ -61,25 +63,38 @@ class DecoderLayer(nn.Module):
         self.ln_1, self.ln_1_bias = norm(layer.ln_1, dtype)
         self.ln_2, self.ln_2_bias = norm(layer.ln_2, dtype)
 
-    def qkv(self, x: Tensor, rows: int) -> Tensor:
-        """Return queries, keys and values of every head, (3, B, H, Q, d), from x (B * Q, D)."""
-        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias)
-        h = self.c_attn(h).view(rows, -1, 3, self.heads, x.shape[-1] // self.heads)
-        return h.permute(2, 0, 3, 1, 4)
-
-    def forward(
-        self, x: Tensor, k: Tensor, v: Tensor, input_pos: int | Tensor, mask: Tensor | None
-    ) -> Tensor:
-        q, new_k, new_v = self.qkv(x, len(k))
-        k = write(k, new_k, input_pos)
-        v = write(v, new_v, input_pos)
-        return self.add_heads(x, attend(q.to(k.dtype), k, v, mask))
+    def project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values (B * Q, 3D) from the layer's input (B * Q, D)."""
+        return self.c_attn(torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias))
 
     def add_heads(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return the layer's output (B * Q, D) from its input and its heads' h (B, H, Q, d)."""
-        x = x + self.c_proj(h.transpose(1, 2).reshape(x.shape).to(x.dtype))
+        """Return the layer's output from its input and the attention's output h, (B * Q, D) all."""
+        x = x + self.c_proj(h.to(x.dtype))
         h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias)
         return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate=self.approximate))
+
+    def qkv(self, x: Tensor, rows: int) -> Tensor:
+        """Return queries, keys and values of every head, (3, B, H, Q, d), from x (B * Q, D)."""
+        return split_heads(self.project(x), rows, self.heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        kv: Tensor,
+        input_pos: int | Tensor,
+        mask: Tensor | None,
+        project: Callable = project,
+        add_heads: Callable = add_heads,
+    ) -> Tensor:
+        """Return the output (B * Q, D); `project` and `add_heads` may be compiled ones."""
+        qkv = split_heads(project(self, x), kv.shape[1], self.heads)
+        k, v = write(kv, qkv[1:], input_pos)
+        h = attend(qkv[0].to(kv.dtype), k, v, mask)
+        return add_heads(self, x, h.transpose(1, 2).reshape(x.shape))
+
+
+def split_heads(h: Tensor, rows: int, heads: int) -> Tensor:  # (B * Q, 3D) -> (3, B, H, Q, d)
+    return h.view(rows, -1, 3, heads, h.shape[1] // (3 * heads)).permute(2, 0, 3, 1, 4)
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:
@@ -148,7 +163,9 @@ class Decoder(nn.Module):
         self.alignment_head = config.alignment_head
         self.compiled = None  # None: eager steps
         # By rows and threads; on a GPU by rows and positions.
-        self.warm_up_s: dict[tuple[int, int], float] = {}
+        self.warm_up_s: dict[tuple[int, int], float] = collections.Counter()
+        # Steps between checks for finished rows: each is a GPU sync.
+        self.check_every = 1 if self.device.type == "cpu" else 16
         if graphs:
             self.compiled = CudaGraphSteps(self, compiles)
             self.memory = self.compiled.memory
@@ -214,23 +231,35 @@ class Decoder(nn.Module):
         means = {key: mean_latents(self.conditioner, each) for key, each in by_id.items()}
         return torch.stack([means[id(segments)] for segments in cond])
 
-    def prefill(self, x: Tensor, padding: list[int], longest: int) -> tuple[Tensor, KVCache]:
-        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes."""
+    def prefill(
+        self, x: Tensor, padding: list[int], longest: int, prompts: list[int] | None = None
+    ) -> tuple[Tensor, KVCache]:
+        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes.
+
+        With `prompts`, the prompt of each row, several rows may share one: each is run once.
+        """
         b, count, d = x.shape
+        rows = b if prompts is None else len(prompts)
         # Several rows: the same graph with or without padding.
-        masked = any(padding) or (b > 1 and not self.can_drop_rows)
+        masked = any(padding) or (rows > 1 and not self.can_drop_rows)
         mask = self.padding_mask(padding) if masked else None
         # Never full: that would be one more case to compile.
-        cache = self.memory.new_cache(b, count + longest + 1, mask)
+        row_masks = mask[prompts] if masked and prompts else mask
+        cache = self.memory.new_cache(rows, count + longest + 1, row_masks)
         try:
             mask = self.causal_mask(mask, count)
             x = x.reshape(b * count, d).to(self.dtype)
-            for layer, (k, v) in zip(self.layers, cache.layers):
-                x = layer(x, k, v, 0, mask)
+            for layer, kv in zip(self.layers, cache.layers):
+                x = layer(x, kv[:, :b], 0, mask)
             cache.length = count
             state = self.final_state(x.view(b, count, d)[:, -1])
-            cache.state = state if self.keeps_states else None
-            return self.code_head(state).float(), cache
+            logits = self.code_head(state).float()
+            if rows > b:
+                cache.share(prompts)
+                state = state[prompts]
+                logits = logits[prompts]
+            cache.state = state
+            return logits, cache
         except BaseException:  # the caller has no cache to release
             self.release(cache)
             raise
@@ -271,38 +300,47 @@ class Decoder(nn.Module):
         input_pos = cache.length
         cache.length += 1
         step = self.compiled or self.step
-        output = step(codes, code_index, input_pos, cache.layers, cache.mask)
-        if not self.keeps_states:
-            return output
-        logits, cache.state = output
+        logits, cache.state = step(codes, code_index, input_pos, cache.layers, cache.mask)
         return logits
+
+    def advance(self, batch, code_index: int, cache: KVCache) -> None:
+        """Run the step whose logits give the `code_index`-th codes of `batch`, which takes them.
+
+        `batch` is a `generate.DecodedBatch`. On a GPU with graphs, that is one launch.
+        """
+        step = (batch, code_index, cache.length, cache.layers, cache.mask)
+        if isinstance(self.compiled, CudaGraphSteps) and self.compiled.advance(*step):
+            cache.length += 1
+        else:
+            logits = self.decode_one(batch.last, code_index, cache)
+            batch.take(logits, cache.state, code_index)
 
     def step(
         self,
         codes: Tensor,
         code_index: int | Tensor,
         input_pos: int | Tensor,
-        layers: list[tuple[Tensor, Tensor]],
+        layers: list[Tensor],
         mask: Tensor | None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        parts: tuple[Callable, ...] = (),
+    ) -> tuple[Tensor, Tensor]:
         """`decode_one` as one graph: the arguments are tensors and two positions.
 
-        Returns logits (B, V); if states are kept, also the state (B, D) they are computed from.
+        Returns logits (B, V) and the states (B, D) they are computed from. `parts` replace those
+        of a layer (`DecoderLayer.forward`).
         """
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache
-            keys = layers[0][0]
-            positions = keys.shape[2]
-            mask = keys.new_zeros(1, 1, 1, positions) if mask is None else mask
+            positions = layers[0].shape[3]
+            mask = layers[0].new_zeros(1, 1, 1, positions) if mask is None else mask
             unwritten = self.counter[:positions] > input_pos
             mask = mask[..., :positions].masked_fill(unwritten, float("-inf"))
         elif mask is not None:
             mask = mask[..., : input_pos + 1]
-        for layer, (k, v) in zip(self.layers, layers):
-            x = layer(x, k, v, input_pos, mask)
+        for layer, kv in zip(self.layers, layers):
+            x = layer(x, kv, input_pos, mask, *parts)
         state = self.final_state(x)
-        logits = self.code_head(state).float()
-        return (logits, state) if self.keeps_states else logits
+        return self.code_head(state).float(), state
 
     def embed(self, codes: Tensor, code_index: int | Tensor) -> Tensor:
         """Return embeddings (B, D) of codes (B,), the `code_index`-th of their rows."""

@@ -25,42 +25,43 @@ CACHE_SHARE = 0.8  # of a GPU's free memory; the rest is for activations and fra
 
 @dataclasses.dataclass(kw_only=True)
 class KVCache:
-    """Keys and values of every layer, (B, H, N, d) each, written in place."""
+    """Keys and values of every layer, (2, B, H, N, d), written in place."""
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: list[Tensor]
     memory: list[Tensor]  # the flat tensor of each layer, to be reused
     mask: Tensor | None  # (B, 1, 1, N), -inf at padding; None: no padding
     length: int = 0  # positions written
-    state: Tensor | None = None  # (B, D) that predicts the next code, if the decoder keeps states
+    state: Tensor | None = None  # (B, D) that predicts the next code
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of this mask (B,), in place."""
         kept = rows.nonzero()[:, 0].tolist()
-        for keys, values in self.layers:
-            compact_rows(keys[:, :, : self.length], kept)
-            compact_rows(values[:, :, : self.length], kept)
-        count = len(kept)
-        self.layers = [(keys[:count], values[:count]) for keys, values in self.layers]
+        for kv in self.layers:
+            written = kv[:, :, :, : self.length]
+            for to, row in enumerate(kept):
+                if to < row:
+                    written[:, to].copy_(written[:, row])
+        self.layers = [kv[:, : len(kept)] for kv in self.layers]
         if self.mask is not None:
             self.mask = self.mask[rows]
 
+    def share(self, prompts: list[int]) -> None:
+        """Copy the prompts in the first rows to all rows; `prompts` has the one of each row."""
+        index = torch.tensor(prompts, device=self.layers[0].device)
+        for kv in self.layers:
+            written = kv[:, :, :, : self.length]
+            written.copy_(written.index_select(1, index))
 
-def compact_rows(written: Tensor, kept: list[int]) -> None:
-    """Move the rows `kept` of `written` (B, H, N, d) to the front, in place."""
-    for to, row in enumerate(kept):
-        if to < row:
-            written[to].copy_(written[row])
 
-
-def write(cache: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
-    """Write `new` (B, H, Q, d) to the cache at `input_pos`; return the positions to attend to.
+def write(kv: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
+    """Write `new` (2, B, H, Q, d) to the cache at `input_pos`; return the positions to attend to.
 
     If `input_pos` is a tensor (1,), that is the full cache: CUDA graphs need fixed shapes.
     """
     if isinstance(input_pos, Tensor):
-        return cache.index_copy_(2, input_pos, new.to(cache.dtype))
-    cache.narrow(2, input_pos, new.shape[2]).copy_(new)
-    return cache.narrow(2, 0, input_pos + new.shape[2])
+        return kv.index_copy_(3, input_pos, new.to(kv.dtype))
+    kv.narrow(3, input_pos, new.shape[3]).copy_(new)
+    return kv.narrow(3, 0, input_pos + new.shape[3])
 
 
 class CacheMemory:
@@ -83,7 +84,7 @@ class CacheMemory:
         if memory is None or memory[0].numel() < size:
             memory = self.allocate(size)
         shape = (2, rows, self.heads, positions, self.head_width)
-        layers = [tuple(flat[:size].view(shape)) for flat in memory]
+        layers = [flat[:size].view(shape) for flat in memory]
         return KVCache(layers=layers, memory=memory, mask=mask)
 
     def size(self, rows: int, positions: int) -> int:  # elements of one layer
@@ -127,9 +128,8 @@ COMPILE_LOCK = threading.RLock()
 # size, batch 1 in half precision, up to 255 unused positions are 31 MB of keys and values beside
 # 900 MB of weights; a long text needs four graphs. The mask must be aligned to 16.
 BUCKET = 256
-Case = tuple[int, int]
-Output = Tensor | tuple[Tensor, Tensor]  # logits; with hidden states, if those are kept
-Step = Callable[..., Output]  # (codes, code_index, input_pos, layers, mask)
+MAX_HELD = 8  # numbers of rows and settings of sampling that graphs are kept for
+Output = tuple[Tensor, Tensor]  # logits and states
 
 
 class PreparedSteps:
@@ -137,15 +137,15 @@ class PreparedSteps:
 
     def __init__(self, decoder):
         self.decoder = decoder
-        self.ready: dict[Case, Step] = {}
+        self.ready: dict[tuple, object] = {}
 
-    def run(self, case: Case, *args) -> Output:
-        with COMPILE_LOCK:
-            if case not in self.ready:
-                started = time.perf_counter()
-                self.ready[case] = self.warm_up(case, *args)
-                self.decoder.warm_up_s[case] = time.perf_counter() - started
-            return self.ready[case](*args)
+    def prepared(self, case: tuple, *args):
+        """Return what `warm_up` made for `case`. Hold COMPILE_LOCK until its work is done."""
+        if case not in self.ready:
+            started = time.perf_counter()
+            self.ready[case] = self.warm_up(case, *args)
+            self.decoder.warm_up_s[case[:2]] += time.perf_counter() - started
+        return self.ready[case]
 
 
 class CompiledSteps(PreparedSteps):
@@ -161,18 +161,18 @@ class CompiledSteps(PreparedSteps):
         self.frozen = checksum(decoder.state_dict())
 
     def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
-        case = len(codes), torch.get_num_threads()
-        return self.run(case, codes, code_index, input_pos, layers, mask)
+        args = codes, code_index, input_pos, layers, mask
+        with COMPILE_LOCK:
+            return self.prepared((len(codes), torch.get_num_threads()), *args)(*args)
 
     def warm_up(
-        self, case: Case, codes: Tensor, code_index: int, input_pos: int, layers, mask
-    ) -> Step:
+        self, case: tuple, codes: Tensor, code_index: int, input_pos: int, layers, mask
+    ) -> Callable[..., Output]:
         """Return the fastest step for this case."""
         torch._dynamo.mark_static(codes, 0)
-        for keys_and_values in layers:
-            for tensor in keys_and_values:
-                for dim in (0, 1, 3):
-                    torch._dynamo.mark_static(tensor, dim)  # only the length may change
+        for kv in layers:
+            for dim in (0, 1, 2, 4):
+                torch._dynamo.mark_static(kv, dim)  # only the length may change
         # 0 and 1 would be specialised as constants.
         args = (codes, 2, max(2, input_pos), layers, mask)
         try:
@@ -189,62 +189,139 @@ class CompiledSteps(PreparedSteps):
             return self.decoder.step
 
 
-class CudaGraphSteps(PreparedSteps):
-    """Steps as CUDA graphs, also compiled if `compiles`, by number of rows and positions.
+class GivenCodes:
+    """A batch of one step, whose codes the caller gives and samples."""
 
-    Graphs have fixed shapes and memory: positions are tensors, keys and values are in the first
-    rows of the one cache that `memory` has for graphs.
+    sampling = None
+
+    def __init__(self, codes: Tensor):
+        self.last = codes.clone()
+
+    def take(self, logits: Tensor, states: Tensor, index: Tensor) -> None: ...
+
+
+class CudaGraphSteps(PreparedSteps):
+    """Steps as CUDA graphs, in which a batch takes its codes: a launch a code.
+
+    A graph has fixed shapes and memory, so there is one for each number of rows, of positions, and
+    setting of sampling. It reads and writes the first rows of the one cache that `memory` has for
+    graphs, the tensors of a batch, which are moved to where the graph has them, and counters, which
+    it increments. If `compiles`, the layers' two parts round attention are compiled: as a function
+    of a layer, so that all share its code. Not by the compiler's own graphs (mode
+    "reduce-overhead"): those replay only in one thread and need Triton.
     """
 
     def __init__(self, decoder, compiles: bool):
         super().__init__(decoder)
         self.compiles = compiles
         self.memory = GraphMemory(self)
+        self.parts = []
         if compiles:
-            self.tuned = torch.compile(decoder.step, fullgraph=True, dynamic=False)
+            layer = type(decoder.layers[0])
+            parts = layer.project, layer.add_heads
+            self.parts = [torch.compile(part, fullgraph=True) for part in parts]
+        self.counters = torch.zeros(2, dtype=torch.long, device=decoder.device)  # code, position
+        self.batch = None  # being decoded
+        self.held: dict[tuple, dict[str, Tensor]] = {}  # tensors of batches, where graphs have them
 
     def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
-        if not self.memory.owns(layers):  # a second thread is decoding
-            with COMPILE_LOCK:
+        with COMPILE_LOCK:
+            output = self.advance(GivenCodes(codes), code_index, input_pos, layers, mask)
+            if output is None:
                 return self.decoder.step(codes, code_index, input_pos, layers, mask)
-        counter = self.decoder.counter
-        index = counter[code_index : code_index + 1]
-        position = counter[input_pos : input_pos + 1]
-        case = len(codes), self.bucket(input_pos + 1)
-        return self.run(case, codes, index, position, layers, mask)
+            logits, states = output
+            return logits.clone(), states.clone()  # the next step overwrites them
+
+    def advance(self, batch, code_index: int, input_pos: int, layers, mask) -> Output | None:
+        """Run a step of `batch` and return its logits and states; None if there is no graph."""
+        with COMPILE_LOCK:
+            if not self.memory.owns(layers):  # a second thread is decoding
+                return None
+            if batch is not self.batch:
+                self.hold(batch)
+                self.counters.copy_(torch.tensor((code_index, input_pos)))
+            case = len(batch.last), self.bucket(input_pos + 1), batch.sampling
+            captured = self.prepared(case, batch, layers, mask)
+            if captured is None:
+                return None
+            graph, output = captured
+            graph.replay()
+            return output
+
+    def hold(self, batch) -> None:
+        """Move the tensors of `batch` to where the graphs for its rows and sampling have them."""
+        key = len(batch.last), batch.sampling
+        if key not in self.held and len(self.held) == MAX_HELD:
+            self.clear()
+        held = self.held.setdefault(key, tensors(batch))
+        for name, tensor in tensors(batch).items():
+            held[name].copy_(tensor)
+        vars(batch).update(held)
+        self.batch = batch
+
+    def clear(self) -> None:
+        """Drop all graphs and what only they use."""
+        if self.decoder.device.type == "cuda":
+            torch.cuda.synchronize(self.decoder.device)  # no graph is running
+        self.ready.clear()
+        self.held.clear()
+        self.batch = None
 
     def bucket(self, positions: int) -> int:
         """Return how many positions a step attends to, of which `positions` are written.
 
-        All of them if a separate graph would save less than half a bucket, or if steps are
-        compiled, which is slow for each length.
+        All of them if a separate graph would save less than half a bucket.
         """
         longest = self.decoder.max_positions
         rounded = -(-positions // BUCKET) * BUCKET
-        return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
+        return longest if rounded + BUCKET // 2 > longest else rounded
 
-    def warm_up(self, case: Case, *args) -> Step:
-        """Return the step as a CUDA graph, compiled if possible; failures are added to `ran`."""
+    def warm_up(self, case: tuple, batch, layers, mask) -> tuple | None:
+        """Return the step as a CUDA graph and its output; None if it cannot be captured.
+
+        It is compiled if possible. Failures are added to `ran`.
+        """
         decoder = self.decoder
+        args = case[1], batch, layers, mask
         if self.compiles:
             try:
-                tuning = compiler.gpu_tuning(torch.cuda.get_device_capability(decoder.device))
-                with compiler.quiet_inductor(**tuning):
-                    return self.graph(self.tuned, case, args)
+                # A row times a matrix, int8 too, is one kernel only with this tuning.
+                with compiler.quiet_inductor(coordinate_descent_tuning=True):
+                    return self.capture(*args, self.parts)
             except compiler.compiler_errors() as error:
                 raise_if_oom(error)
                 self.compiles = False
                 decoder.ran += compiler.not_compiled_note(first_line(error))
         try:
-            return self.graph(decoder.step, case, args)
+            return self.capture(*args, ())
         except RuntimeError as error:
             raise_if_oom(error)
             decoder.fall_back_to_eager(f"; no CUDA graph: {first_line(error)}")
-            return decoder.step
+            return None
 
-    def graph(self, step: Step, case: Case, args: tuple) -> "StepGraph":
-        pools = (each.graph.pool() for each in self.ready.values() if isinstance(each, StepGraph))
-        return StepGraph(step, case[1], args, next(pools, None))
+    def capture(self, positions: int, batch, layers, mask, parts) -> tuple:
+        attended = [kv[:, :, :, :positions] for kv in layers]
+        mask = None if mask is None else mask[..., :positions]
+        code_index, input_pos = self.counters.split(1)
+        changed = [self.counters, *tensors(batch).values()]
+        before = [tensor.clone() for tensor in changed]
+
+        def work() -> Output:
+            output = self.decoder.step(batch.last, code_index, input_pos, attended, mask, parts)
+            batch.take(*output, code_index)
+            self.counters.add_(1)
+            return output
+
+        def undo() -> None:
+            for tensor, value in zip(changed, before):
+                tensor.copy_(value)
+
+        pools = (graph.pool() for graph, _ in self.ready.values())
+        return compiler.capture_graph(work, undo, next(pools, None))
+
+
+def tensors(batch) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
 
 
 class GraphMemory(CacheMemory):
@@ -258,6 +335,7 @@ class GraphMemory(CacheMemory):
         super().__init__(steps.decoder)
         self.steps = steps
         self.graphs_memory: list[Tensor] = []  # a flat tensor for each layer
+        self.mask: Tensor | None = None  # (rows, 1, 1, N)
         self.rows = 0  # allocated
         # The cache in use; weak, because it may be dropped without a release.
         self.user: weakref.ref[KVCache] | None = None
@@ -274,18 +352,21 @@ class GraphMemory(CacheMemory):
             if rows > self.rows:
                 self.drop()
                 self.graphs_memory = self.allocate(self.size(rows, self.max_positions))
+                shape = (rows, 1, 1, self.max_positions)
+                self.mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 self.rows = rows
             shape = (2, self.rows, self.heads, -1, self.head_width)
-            layers = [tuple(flat.view(shape)[:, :rows]) for flat in self.graphs_memory]
+            layers = [flat.view(shape)[:, :rows] for flat in self.graphs_memory]
             # A graph attends to positions not yet written: masked values must not be NaN.
-            torch._foreach_zero_([tensor for pair in layers for tensor in pair])
+            torch._foreach_zero_(layers)
+            mask = None if mask is None else self.mask[:rows].copy_(mask)
             cache = KVCache(layers=layers, memory=self.graphs_memory, mask=mask)
             self.user = weakref.ref(cache)
             return cache
 
-    def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def owns(self, layers: Sequence[Tensor]) -> bool:
         memory = self.graphs_memory
-        return bool(memory) and layers[0][0].data_ptr() == memory[0].data_ptr()
+        return bool(memory) and layers[0].data_ptr() == memory[0].data_ptr()
 
     def release(self, cache: KVCache) -> None:
         with COMPILE_LOCK:
@@ -301,10 +382,9 @@ class GraphMemory(CacheMemory):
                 self.drop()
 
     def drop(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # no graph is running
-        self.steps.ready.clear()
+        self.steps.clear()
         self.graphs_memory = []
+        self.mask = None
         self.rows = 0
 
     def idle_bytes(self) -> int:
@@ -314,39 +394,6 @@ class GraphMemory(CacheMemory):
     def rows_that_fit(self) -> int | None:
         limit = super().rows_that_fit()
         return limit if limit is None or self.in_use else max(limit, self.rows)
-
-
-class StepGraph:
-    """A step as a CUDA graph: hundreds of kernels launched by one call.
-
-    Not the compiler's graphs (mode "reduce-overhead"): those replay only in one thread and need
-    Triton. Attends to the first `positions` of the caches. Call it from one thread at a time, and
-    with the caches it was captured with.
-    """
-
-    def __init__(self, step: Step, positions: int, args: tuple, pool):
-        codes, code_index, input_pos, layers, mask = args
-        self.last_mask = mask
-        self.inputs = [tensor.clone() for tensor in (codes, code_index, input_pos)]
-        self.mask = None if mask is None else mask[..., :positions].clone()
-        attended = [(k[:, :, :positions], v[:, :, :positions]) for k, v in layers]
-        self.graph, self.output = compiler.capture_graph(
-            lambda: step(*self.inputs, attended, self.mask), pool
-        )
-
-    def __call__(
-        self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask
-    ) -> Output:
-        for static, value in zip(self.inputs, (codes, code_index, input_pos)):
-            static.copy_(value)
-        if mask is not self.last_mask:  # all steps of a text share one mask
-            self.mask.copy_(mask[..., : self.mask.shape[-1]])
-            self.last_mask = mask
-        self.graph.replay()
-        if isinstance(self.output, Tensor):
-            return self.output.clone()  # the next step overwrites it
-        logits, states = self.output
-        return logits.clone(), states.clone()
 
 
 def raise_if_oom(error: BaseException) -> None:

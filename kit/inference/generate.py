@@ -10,6 +10,7 @@ D width, P prompt. With classifier-free guidance every row goes through the mode
 first with its text, then without.
 """
 
+import copy
 import dataclasses
 import warnings
 from collections import deque
@@ -30,7 +31,7 @@ from kit.model.sequence import GPTConfig
 # (text ids, codes (N,)) of several rows -> how badly each row's codes match its text, nats a letter
 TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
 MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
-CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check is a GPU sync
+NOISE_STEPS = 32  # steps whose noise is drawn at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,28 +119,19 @@ def candidate_seed(config: GenerateConfig, text: list[int], candidate: int) -> i
 class Noise:
     """Exponential noise, a stream for each row, drawn on the CPU: the same on every device."""
 
-    def __init__(self, seeds: list[int], width: int, device: torch.device, steps: int = 32):
+    def __init__(self, seeds: list[int], width: int):
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.width = width
-        self.device = device
-        self.steps = steps
-        self.block = torch.empty(0)
-        self.used = 0  # of the block's steps
 
-    def next(self) -> Tensor:
-        """Noise (B, K) of one step."""
-        if self.used == len(self.block):
-            shape = (self.steps, self.width)
-            rows = [torch.empty(shape).exponential_(generator=g) for g in self.generators]
-            self.block = torch.stack(rows, dim=1).to(self.device, non_blocking=True)
-            self.used = 0
-        self.used += 1
-        return self.block[self.used - 1]
+    def draw(self) -> Tensor:
+        """Return the noise (NOISE_STEPS, B, K) of the next steps."""
+        shape = (NOISE_STEPS, self.width)
+        rows = [torch.empty(shape).exponential_(generator=g) for g in self.generators]
+        return torch.stack(rows, dim=1)
 
     def keep(self, rows: Tensor) -> None:
         """Continue with only the rows of this mask (B,)."""
         self.generators = [g for g, kept in zip(self.generators, rows.tolist()) if kept]
-        self.block = self.block[:, rows] if len(self.block) else self.block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,18 +147,105 @@ class GeneratedCodes:
         return None if self.states is None else self.states[first:]
 
 
-@dataclasses.dataclass(kw_only=True)
 class DecodedBatch:
-    """The codes of a batch so far."""
+    """The codes of a batch so far, and all that sampling the next ones reads and writes.
 
-    codes: Tensor  # (R, longest), STOP where nothing was generated yet
-    log_probs: Tensor  # (R, longest)
-    limits: list[int]  # maximum number of codes of each row
-    stop: int  # the STOP code
-    states: Tensor | None = None  # (R, longest, D) that predicted the codes, if kept
-    steps: int = 0  # columns that are filled
+    It is written in place: a CUDA graph works on the same memory at every step.
+    """
 
-    def spoken(self, temperature: float) -> list[GeneratedCodes]:
+    def __init__(
+        self, decoder: Decoder, texts: list[list[int]], config: GenerateConfig, seeds: list[int]
+    ):
+        c = decoder.config
+        device = decoder.device
+        count = len(texts)
+        self.config = config
+        self.model = c
+        self.steps = 0  # columns that are filled
+        self.limits = [length_limit(c, config, len(text)) for text in texts]  # of codes
+        longest = max(self.limits) + 1 if decoder.can_drop_rows else c.max_code  # graphs: fixed
+        # (R, longest); STOP where nothing was generated yet.
+        self.codes = torch.full((count, longest), c.stop_code, device=device)
+        self.log_probs = torch.zeros(count, longest, device=device)
+        self.states = None  # (R, longest, D) that predicted the codes
+        if decoder.keeps_states:
+            shape = (count, longest, c.width)
+            self.states = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        # Of the B rows that are not finished:
+        self.rows = torch.arange(count, device=device)  # their indices
+        self.row_limits = torch.tensor(self.limits, device=device)
+        self.done = torch.zeros(count, dtype=torch.bool, device=device)  # STOP was generated
+        self.seen = torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device)
+        # (B,), with guidance (2B,): the newest codes, as the model takes them.
+        self.last = self.rows.repeat(1 + config.uses_cfg)
+        self.noise = self.drawn = None  # greedy
+        if config.temperature:
+            self.noise = Noise(seeds, config.choices(c.code_vocab))
+            self.drawn = torch.empty(NOISE_STEPS, count, self.noise.width, device=device)
+
+    @property
+    def sampling(self) -> tuple:
+        """The settings that a graph of `take` depends on."""
+        c = self.config
+        filters = (c.temperature, c.top_k, c.top_p)
+        return (*filters, c.repetition_penalty, c.guidance_scale, c.exact_codes > 0)
+
+    def draw(self, n: int) -> None:
+        """Draw the noise of the next steps if that of the n-th codes was not drawn yet."""
+        if self.noise and n % NOISE_STEPS == 0:
+            self.drawn.copy_(self.noise.draw(), non_blocking=True)
+
+    def take(self, logits: Tensor, states: Tensor, n: int | Tensor) -> None:
+        """Sample the n-th code of every row, and record its unfiltered log-probability and state.
+
+        With guidance `logits` (2B, V) are those with the text, then those without; else (B, V).
+        """
+        c = self.model
+        config = self.config
+        cond_logits = logits
+        if config.uses_cfg:
+            cond_logits, uncond_logits = logits.chunk(2)
+            # Classifier-free guidance: towards the logits with the text (Ho & Salimans 2022).
+            logits = torch.lerp(uncond_logits, cond_logits, config.guidance_scale)
+            logits[:, c.start_code].fill_(float("-inf"))
+        cond_logits[:, c.start_code].fill_(float("-inf"))
+        log_probs = cond_logits.log_softmax(-1)
+        if config.exact_codes:
+            logits[:, c.stop_code].masked_fill_(self.row_limits > n, float("-inf"))
+        if config.repetition_penalty != 1:
+            logits = penalize(logits, self.seen, config.repetition_penalty)
+        noise = None
+        if self.noise:  # in a graph `n` is a tensor (1,)
+            noise = self.drawn[n % NOISE_STEPS].view(len(logits), -1)
+        codes = sample(logits, config, noise)
+        self.codes[self.rows, n] = codes
+        self.log_probs[self.rows, n] = log_probs.gather(1, codes[:, None])[:, 0]
+        if self.states is not None:
+            self.states[self.rows, n] = states[: len(codes)]
+        if config.repetition_penalty != 1:
+            self.seen.scatter_(1, codes[:, None], True)
+        self.done |= codes == c.stop_code
+        self.last.view(-1, len(codes)).copy_(codes)
+
+    def keep(self, kept: Tensor) -> None:
+        """Continue with only the rows of this mask (B,)."""
+        self.last = self.last.view(-1, len(kept))[:, kept].flatten()
+        for name in ("rows", "row_limits", "done", "seen"):
+            setattr(self, name, getattr(self, name)[kept])
+        if self.noise:
+            self.noise.keep(kept)
+            self.drawn = self.drawn[:, kept]
+
+    def finished(self) -> "DecodedBatch":
+        """Return it with codes of its own: graphs write the next text to the same memory."""
+        own = copy.copy(self)
+        own.codes = self.codes[:, : self.steps].clone()
+        own.log_probs = self.log_probs[:, : self.steps].clone()
+        if self.states is not None:
+            own.states = self.states[:, : self.steps].clone()
+        return own
+
+    def spoken(self) -> list[GeneratedCodes]:
         """Return every row up to its end. Raises SpeechError if a logit was not finite."""
         log_probs = self.log_probs.cpu()
         if not torch.isfinite(log_probs).all():
@@ -177,7 +256,7 @@ class DecodedBatch:
         results = []
         for row, codes in enumerate(self.codes.cpu()):
             limit = self.limits[row]
-            stops = (codes[: limit + 1] == self.stop).nonzero()
+            stops = (codes[: limit + 1] == self.model.stop_code).nonzero()
             stopped = len(stops) > 0
             end = int(stops[0]) if stopped else limit
             states = None
@@ -187,7 +266,7 @@ class DecodedBatch:
                 codes=codes[:end],
                 stopped=stopped,
                 log_prob=float(log_probs[row, : end + stopped].mean()),
-                temperature=temperature,
+                temperature=self.config.temperature,
                 states=states,
             )
             results.append(result)
@@ -247,14 +326,14 @@ def best_of(
     Candidates that ended by STOP come before truncated ones.
     """
     count = config.best_of if config.temperature else 1  # greedy candidates would be the same
-    repeated = [text for text in texts for _ in range(count)]
-    seeds = [candidate_seed(config, text, i % count) for i, text in enumerate(repeated)]
-    cond = select_rows(cond, [i // count for i in range(len(repeated))])
-    rows = decode(decoder, repeated, cond, config, seeds)
+    seeds = [[candidate_seed(config, text, i) for i in range(count)] for text in texts]
+    rows = decode(decoder, texts, cond, config, seeds)
     codes = [row.codes for row in rows]
     scores = [row.log_prob for row in rows]
+    repeated = [text for text in texts for _ in range(count)]
     if count > 1 and config.follow and decoder.alignment_head:
-        alignment = alignment_scores(decoder, repeated, cond, codes)
+        repeated_cond = select_rows(cond, [i // count for i in range(len(rows))])
+        alignment = alignment_scores(decoder, repeated, repeated_cond, codes)
         scores = [score + config.follow * nats for score, nats in zip(scores, alignment)]
     if count > 1 and config.reread and text_mismatch:
         mismatch = text_mismatch(repeated, codes)
@@ -271,26 +350,30 @@ def decode(
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
-    seeds: list[int],
+    seeds: list[list[int]],
 ) -> list[GeneratedCodes]:
-    """Return one candidate for every text, each from its own seed, in batches that fit in memory.
+    """Return a candidate for each seed of every text, in batches that fit in memory.
 
     If memory runs out, the batch is decoded again in halves, from the same seeds. Raises
-    SpeechError if it is too small for one text.
+    SpeechError if it is too small for one candidate.
     """
+    rows = [(i, seed) for i, text_seeds in enumerate(seeds) for seed in text_seeds]
     results = []
-    while len(results) < len(texts):
+    while len(results) < len(rows):
         first = len(results)
-        count = batch_size_that_fits(decoder, config, len(texts) - first)
-        rows = list(range(first, first + count))
-        if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the first row
-            rows += [first] * (2 ** (count - 1).bit_length() - count)
-        batch_texts = [texts[i] for i in rows]
-        batch_seeds = [seeds[i] for i in rows]
-        batch_cond = select_rows(cond, rows)
+        count = batch_size_that_fits(decoder, config, len(rows) - first)
+        batch_rows = rows[first : first + count]
+        if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the last row
+            batch_rows += batch_rows[-1:] * (2 ** (count - 1).bit_length() - count)
+        by_text = {}
+        for i, seed in batch_rows:
+            by_text.setdefault(i, []).append(seed)
+        batch_seeds = list(by_text.values())
+        batch_texts = [texts[i] for i in by_text]
+        batch_cond = select_rows(cond, list(by_text))
         try:
             stream = decode_stream(decoder, batch_texts, batch_cond, config, batch_seeds)
-            results += deque(stream, maxlen=1).pop().spoken(config.temperature)[:count]
+            results += deque(stream, maxlen=1).pop().spoken()[:count]
             continue
         except (RuntimeError, MemoryError) as error:
             if count == 1 or not is_oom(error):
@@ -321,70 +404,55 @@ def decode_stream(
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
-    seeds: list[int],
+    seeds: list[list[int]],
 ) -> Iterator[DecodedBatch]:
     """Decode one code a step for every row; yield the codes so far at each check for finished rows.
 
-    Raises SpeechError if memory runs out with a single row, PyTorch's own errors with several.
+    Each text has a row for each of its `seeds`. Raises SpeechError if memory runs out with a single
+    row, PyTorch's own errors with several.
     """
-    c = decoder.config
     cache = None
+    row_seeds = [seed for text_seeds in seeds for seed in text_seeds]
+    prompts = [i for i, text_seeds in enumerate(seeds) for _ in text_seeds]  # of each row
     try:
         x, padding = decoder.prompt(texts, cond, with_uncond=config.uses_cfg)
-        count = len(texts)
-        device = decoder.device
-        limits = [length_limit(c, config, len(text)) for text in texts]
-        longest = max(limits) + 1
-        batch = DecodedBatch(
-            codes=torch.full((count, longest), c.stop_code, device=device),
-            log_probs=torch.zeros(count, longest, device=device),
-            limits=limits,
-            stop=c.stop_code,
-        )
-        if decoder.keeps_states:
-            shape = (count, longest, c.width)
-            batch.states = torch.zeros(shape, dtype=decoder.dtype, device=device)
-        noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
-        active = ActiveRows(
-            rows=torch.arange(count, device=device),
-            limits=torch.tensor(limits, device=device),
-            done=torch.zeros(count, dtype=torch.bool, device=device),
-            seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
-            x=x,
-            padding=padding,
-            noise=noise,
-        )
-        logits, cache = decoder.prefill(x, padding, longest)
+        batch = DecodedBatch(decoder, [texts[i] for i in prompts], config, row_seeds)
+        longest = max(batch.limits) + 1
+        if config.uses_cfg:
+            prompts += [len(texts) + i for i in prompts]
+        logits, cache = decoder.prefill(x, padding, longest, prompts)
+        if not config.kv_cache:
+            x = x[prompts]
+            padding = [padding[i] for i in prompts]
+        batch.draw(0)
+        batch.take(logits, cache.state, 0)
         for n in range(longest):
-            codes, log_probs = sample_codes(logits, active, config, c, n)
-            batch.codes[active.rows, n] = codes
-            batch.log_probs[active.rows, n] = log_probs
-            if batch.states is not None:
-                batch.states[active.rows, n] = cache.state[: len(codes)]
             batch.steps = n + 1
-            active.done |= (codes == c.stop_code) | (active.limits <= n)
-            if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
-                yield batch
-                done = int(active.done.sum())
-                if done == len(active.done):
+            if n % decoder.check_every == 0 or n + 1 == longest:
+                done = batch.done | (batch.row_limits <= n)
+                count = int(done.sum())
+                if count == len(done):
+                    yield batch.finished()
                     return
-                if decoder.can_drop_rows and done >= len(active.done) / 2:
-                    kept = ~active.done
-                    kept_with_cfg = repeat_for_cfg(kept, config)
-                    codes = codes[kept]
-                    active.keep(kept, kept_with_cfg)
-                    cache.keep(kept_with_cfg)
-            if config.repetition_penalty != 1:
-                active.seen.scatter_(1, codes[:, None], True)
+                yield batch
+                if decoder.can_drop_rows and 2 * count >= len(done):
+                    kept = ~done
+                    kept_prompts = kept.repeat(len(batch.last) // len(kept))
+                    batch.keep(kept)
+                    cache.keep(kept_prompts)
+                    if not config.kv_cache:
+                        x = x[kept_prompts]
+                        padding = [p for p, keep in zip(padding, kept_prompts.tolist()) if keep]
+            batch.draw(n + 1)
             if config.kv_cache:
-                logits = decoder.decode_one(repeat_for_cfg(codes, config), n + 1, cache)
+                decoder.advance(batch, n + 1, cache)
             else:
-                new = decoder.embed(repeat_for_cfg(codes, config), n + 1)
-                active.x = torch.cat((active.x, new[:, None]), dim=1)
+                x = torch.cat((x, decoder.embed(batch.last, n + 1)[:, None]), dim=1)
                 decoder.release(cache)
-                logits, cache = decoder.prefill(active.x, active.padding, 0)
+                logits, cache = decoder.prefill(x, padding, 0)
+                batch.take(logits, cache.state, n + 1)
     except (RuntimeError, MemoryError) as error:
-        if len(texts) > 1 or not is_oom(error):
+        if len(row_seeds) > 1 or not is_oom(error):
             raise
         raise SpeechError(
             f"Out of memory speaking a single text of {len(texts[0])} ids. Close other programs on "
@@ -393,54 +461,6 @@ def decode_stream(
     finally:  # also if the caller stops listening early
         if cache is not None:
             decoder.release(cache)
-
-
-def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
-    return rows.repeat(2) if config.uses_cfg else rows
-
-
-@dataclasses.dataclass(kw_only=True)
-class ActiveRows:
-    """The rows that are not finished, and their state from step to step."""
-
-    rows: Tensor  # (B,) indices of the rows requested
-    limits: Tensor  # (B,) maximum number of codes
-    done: Tensor  # (B,) bool, finished since the last check
-    seen: Tensor  # (B, V) bool, codes generated so far
-    x: Tensor  # (B or 2B, P, D) prompts; without a KV cache, also everything generated
-    padding: list[int]  # positions of padding on the left of each row of `x`
-    noise: Noise | None  # None: greedy
-
-    def keep(self, rows: Tensor, prompts: Tensor) -> None:
-        """Drop all but the rows of the mask `rows` (B,); `prompts` is the mask of `x`."""
-        self.rows = self.rows[rows]
-        self.limits = self.limits[rows]
-        self.done = self.done[rows]
-        self.seen = self.seen[rows]
-        self.x = self.x[prompts]
-        self.padding = [p for p, kept in zip(self.padding, prompts.tolist()) if kept]
-        if self.noise:
-            self.noise.keep(rows)
-
-
-def sample_codes(
-    logits: Tensor, active: ActiveRows, config: GenerateConfig, c: GPTConfig, n: int
-) -> tuple[Tensor, Tensor]:
-    """Return the n-th code of every row (B,) and its unfiltered log-probability with the text."""
-    cond_logits = logits
-    if config.uses_cfg:
-        cond_logits, uncond_logits = logits.chunk(2)
-        # Classifier-free guidance: towards the logits with the text (Ho & Salimans 2022).
-        logits = torch.lerp(uncond_logits, cond_logits, config.guidance_scale)
-        logits[:, c.start_code] = float("-inf")
-    cond_logits[:, c.start_code] = float("-inf")
-    log_probs = cond_logits.log_softmax(-1)
-    if n < config.exact_codes:
-        logits[:, c.stop_code] = float("-inf")
-    if config.repetition_penalty != 1:
-        logits = penalize(logits, active.seen, config.repetition_penalty)
-    codes = sample(logits, config, active.noise.next() if active.noise else None)
-    return codes, log_probs.gather(1, codes[:, None])[:, 0]
 
 
 def select_rows(cond: Conditioning, rows: list[int]) -> Conditioning:

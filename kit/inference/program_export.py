@@ -136,7 +136,8 @@ def run_layers(
         if cache is not None:
             before = cache[:, index].permute(1, 2, 0, 3)  # (2, H, N, d)
             written = [torch.cat((old[None], part), dim=2) for old, part in zip(before, written)]
-        x = layer.add_heads(x, F.scaled_dot_product_attention(q, *written, attn_mask=mask))
+        h = F.scaled_dot_product_attention(q, *written, attn_mask=mask)
+        x = layer.add_heads(x, h.transpose(1, 2).reshape(x.shape))
     state = decoder.final_state(x[-1:])
     logits = decoder.code_head(state)
     logits[:, decoder.config.start_code].fill_(float("-inf"))  # never generated

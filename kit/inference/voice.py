@@ -328,16 +328,17 @@ class Voice:
         ids = self.ids(part.text)
         sent = 0  # codes
         fade_in = faded  # of the first chunk
-        for batch in decode_stream(decoder, [ids], cond, config, [candidate_seed(config, ids, 0)]):
+        seeds = [[candidate_seed(config, ids, 0)]]
+        for batch in decode_stream(decoder, [ids], cond, config, seeds):
             if batch.steps < sent + STREAM_CODES:
                 continue
-            row = batch.spoken(config.temperature)[0]
+            row = batch.spoken()[0]
             chunk = audio.push(row.codes[sent:], row.states_from(sent))
             sent = len(row.codes)
             if len(chunk):
                 yield fade(chunk, self.codec.sample_rate, start=fade_in, end=False)
                 fade_in = False
-        row = batch.spoken(config.temperature)[0]
+        row = batch.spoken()[0]
         audio.push(row.codes[sent:], row.states_from(sent))
         last = audio.finish() if len(row.codes) else self.sound(row.codes, row.states, speaker)
         yield fade(last, self.codec.sample_rate, start=fade_in, end=faded)

@@ -270,7 +270,7 @@ class Rehearsal:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
         tokenizers = [load_base_tokenizer(self.run, row.language) for row in batch]
         ids = [each.encode_checked(row.text) for each, row in zip(tokenizers, batch)]
-        seeds = [candidate_seed(self.sampling, i, row.number) for i, row in zip(ids, batch)]
+        seeds = [[candidate_seed(self.sampling, i, row.number)] for i, row in zip(ids, batch)]
         cond = self.voice.conditioning([row.speaker for row in batch], decoder.device)
         codes = []
         for output in decode(decoder, ids, cond, self.sampling, seeds):

@@ -132,13 +132,15 @@ class PassGraphs:
             self.trainer.stop_recording(describe_error(error))
         self.seen.clear()
         checkpoint.restore_random_state(before)
-        self.trainer.clear_gradients()  # recording has added to them
+        self.trainer.clear_gradients()  # where recording has failed
 
     def record(self, batch: Batch, guided: bool) -> RecordedPass:
         batch = Batch(**{name: tensor.clone() for name, tensor in vars(batch).items()})
         numbers = on_device((1.0, 1.0, 0.0), batch)
         pool = next((each.graph.pool() for each in self.recorded.values()), None)
-        graph, loss = compiler.capture_graph(lambda: self.compute(batch, numbers, guided), pool)
+        graph, loss = compiler.capture_graph(
+            lambda: self.compute(batch, numbers, guided), self.trainer.clear_gradients, pool
+        )
         return RecordedPass(batch=batch, numbers=numbers, loss=loss, graph=graph)
 
     def forget(self) -> None:

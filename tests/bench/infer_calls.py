@@ -60,9 +60,9 @@ def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True
     """The kit's own generator on a CPU, where it yields at every code."""
     texts, cond = request(decoder.config, batch)
     started_s, marks, said = time.perf_counter(), [], None
-    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [0] * batch):  # noqa: B007
+    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [[0]] * batch):  # noqa: B007
         marks.append(time.perf_counter())
-    return timed(started_s, marks, torch.stack([row.codes for row in said.spoken(0.0)]))
+    return timed(started_s, marks, torch.stack([row.codes for row in said.spoken()]))
 
 
 def timed(started_s: float, marks: list[float], codes: Tensor) -> Call:

@@ -7,6 +7,7 @@ onnxruntime`. Writes nothing to the run. Each candidate is the first, without re
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import tempfile
 import time
@@ -27,10 +28,11 @@ class KitNoise:
     """The kit's random numbers, as speak_onnx.py draws its own."""
 
     def __init__(self, config: GenerateConfig, ids: list[int]):
-        self.noise = Noise([candidate_seed(config, ids, 0)], config.top_k, torch.device("cpu"))
+        noise = Noise([candidate_seed(config, ids, 0)], config.top_k)
+        self.steps = (step for _ in itertools.count() for step in noise.draw())
 
     def exponential(self, size: int) -> np.ndarray:
-        return self.noise.next()[0].numpy()
+        return next(self.steps)[0].numpy()
 
 
 def speak(voice: speak_onnx.Voice, config: GenerateConfig, row):

@@ -213,7 +213,7 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     each = [text for text in texts for _ in range(5)]
     references = cond.repeat_interleave(5, 0)
-    seeds = [candidate_seed(config, text, i % 5) for i, text in enumerate(each)]
+    seeds = [[candidate_seed(config, text, i % 5)] for i, text in enumerate(each)]
     rows = decode(decoder, each, references, config, seeds)
     assert len({tuple(row.codes.tolist()) for row in rows[:5]}) > 1, "drawn apart"
     sure = alignment_scores(decoder, each, references, [row.codes for row in rows])

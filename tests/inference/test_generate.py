@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, Note, SpeechError
+from kit.inference import decoder_steps
 from kit.inference import generate as generation
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed, decode_stream, generate
@@ -22,6 +23,7 @@ PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)
 SAMPLED = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, seed=3)
 MANY = dataclasses.replace(SAMPLED, best_of=4)
 GUIDED = dataclasses.replace(SAMPLED, guidance_scale=2.0)
+KEPT = DecoderConfig(states=True)  # the states that predicted the codes
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +177,12 @@ def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
 def test_the_codes_so_far_are_reported_at_every_step(model):
     texts, cond = requests(3)
     wanted, steps = generate(model, texts, cond, GREEDY), []
-    for said in decode_stream(Decoder(model), texts, cond, GREEDY, [0] * 3):
+    for said in decode_stream(Decoder(model), texts, cond, GREEDY, [[0]] * 3):
         steps.append(said.steps)
-        for row, whole in zip(said.spoken(0.0), wanted):
+        for row, whole in zip(said.spoken(), wanted):
             assert torch.equal(row.codes, whole.codes[: said.steps])
     assert steps == list(range(1, len(steps) + 1))
-    assert plain(said.spoken(0.0)) == plain(wanted)
+    assert plain(said.spoken()) == plain(wanted)
 
 
 def test_a_row_says_whether_it_ended_or_was_cut(model):
@@ -236,16 +238,85 @@ def test_numbers_that_outgrow_their_format_are_reported(model, monkeypatch):
         generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 
 
-@pytest.mark.parametrize("kv_cache", [True, False])
-def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache, monkeypatch):
+EXACT = dataclasses.replace(PENALIZED, exact_codes=35)
+PACED = dataclasses.replace(SAMPLED, max_codes_per_text_id=0.5, top_k=7)
+CONFIGS = [GREEDY, GenerateConfig(), SAMPLED, PENALIZED, MANY, GUIDED, EXACT, PACED]
+
+
+@pytest.mark.parametrize("check_every", [1, 16])
+def test_graphs_that_sample_say_the_same(model, check_every, monkeypatch):
     # What CUDA graphs replay, step by step on the CPU: positions as tensors, one cache for all.
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
+    decoder = graphed(model, monkeypatch, states=True)
+    decoder.check_every = check_every  # as on a GPU
+    eager = Decoder(model, KEPT)
+    for config in (*CONFIGS, dataclasses.replace(SAMPLED, kv_cache=False), GREEDY):
+        for count in (1, 3):
+            texts, cond = requests(count)
+            found = generate(decoder, texts, cond, config)
+            wanted = generate(eager, texts, cond, config)
+            assert plain(found) == plain(wanted)
+            for one, other in zip(found, wanted):
+                assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
+                torch.testing.assert_close(one.states, other.states, rtol=1e-4, atol=1e-4)
+    assert len(decoder.compiled.held) <= decoder_steps.MAX_HELD
+
+
+def test_a_code_costs_one_launch(model, monkeypatch):
+    """Between two checks nothing but a replay touches the rows, the codes or the positions."""
     decoder = graphed(model, monkeypatch)
-    config = dataclasses.replace(SAMPLED, kv_cache=kv_cache)
-    for count, guidance in ((1, 1.0), (3, 1.0), (3, 2.0)):
-        texts, cond = requests(count)
-        config = dataclasses.replace(config, guidance_scale=guidance)
+    decoder.check_every = 16
+    launches = []
+    monkeypatch.setattr("helpers.PretendedGraph.replay", lambda graph: launches.append(graph))
+    texts, cond = requests(2)
+    batches = decode_stream(decoder, texts, cond, SAMPLED, [[1], [2]])
+    first = next(batches)
+    before = first.codes.clone()
+    assert torch.equal(next(batches).codes, before)
+    assert len(launches) == 16
+
+
+def test_a_graph_that_cannot_be_captured_in_the_middle_ends_no_text(model, monkeypatch):
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
+
+    def capture(work, undo, pool):
+        if made:
+            work()  # as a warm-up that fails
+            undo()
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        made.append(1)
+        return pretended_capture(work, undo, pool)
+
+    for config in (PENALIZED, GUIDED):
+        made = []
+        decoder = graphed(model, monkeypatch, capture)
+        texts, cond = requests(3)
         wanted = plain(generate(model, texts, cond, config))
         assert plain(generate(decoder, texts, cond, config)) == wanted
+        assert made and "; no CUDA graph: CUDA error" in decoder.ran
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("fit", [3, 100])
+def test_candidates_of_a_text_share_its_prompt(model, graphs, fit, monkeypatch):
+    texts, cond = requests(3)
+    config = dataclasses.replace(MANY, guidance_scale=2.0)
+    seeds = [[candidate_seed(config, text, i) for i in range(4)] for text in texts]
+    repeated = [text for text in texts for _ in range(4)]
+    repeated_cond = cond.repeat_interleave(4, 0)
+    alone = [[seed] for text_seeds in seeds for seed in text_seeds]
+    each = generation.decode(Decoder(model), repeated, repeated_cond, config, alone)
+    decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
+    monkeypatch.setattr(decoder.memory, "rows_that_fit", lambda: 2 * fit)
+    run = []
+    prefill = decoder.prefill
+    counted = lambda x, *args: run.append(len(x)) or prefill(x, *args)  # noqa: E731
+    monkeypatch.setattr(decoder, "prefill", counted)
+    assert plain(generation.decode(decoder, texts, cond, config, seeds)) == plain(each)
+    if fit == 100:
+        assert run == [6]  # with and without their text
+    else:  # a text's candidates may be spread over batches
+        assert len(run) > 3 and max(run) <= 2 * fit
 
 
 def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
@@ -265,11 +336,11 @@ def short_of_memory(decoder, most: int, monkeypatch) -> list[int]:
     asked = []
     prefill = decoder.prefill
 
-    def checked(x, padding, longest):
-        asked.append(len(x))
-        if len(x) > most:
+    def checked(x, padding, longest, prompts):
+        asked.append(len(prompts))
+        if len(prompts) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.30 GiB")
-        return prefill(x, padding, longest)
+        return prefill(x, padding, longest, prompts)
 
     monkeypatch.setattr(decoder, "prefill", checked)
     return asked
@@ -297,10 +368,10 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
     texts, cond = requests(4)
     wanted = plain(generate(model, texts, cond, GREEDY))
 
-    def capture(work, pool=None):
+    def capture(*args):
         if decoder.memory.rows > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
-        return pretended_capture(work, pool)
+        return pretended_capture(*args)
 
     monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     with pytest.warns(Note, match="4 texts.* with 2"):
@@ -346,14 +417,11 @@ def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, mon
 
 def test_whoever_stops_listening_gives_the_cache_back(model):
     decoder, (texts, cond) = Decoder(model), requests(2)
-    said = decode_stream(decoder, texts, cond, GREEDY, [0, 0])
+    said = decode_stream(decoder, texts, cond, GREEDY, [[0], [0]])
     next(said)
     assert not decoder.memory.spare
     said.close()
     assert decoder.memory.spare
-
-
-KEPT = DecoderConfig(states=True)  # the states that predicted the codes
 
 
 @torch.inference_mode()
@@ -405,7 +473,6 @@ def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     require_trained_states(model, texts, cond, found)
 
 
-CPU = torch.device("cpu")
 OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)
 SETTINGS = [
     GenerateConfig(temperature=t, top_k=k, top_p=p)
@@ -470,8 +537,8 @@ def test_repetition_penalty_by_hand():
 @pytest.mark.parametrize("config", [OPEN, GenerateConfig(temperature=0.5, top_k=2, top_p=1)])
 def test_drawing_follows_the_probabilities(config):
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(2_000, 4)
-    noise = Noise([*range(2_000)], config.choices(4), CPU)
-    drawn = torch.stack([generation.sample(logits, config, noise.next()) for _ in range(10)])
+    noise = Noise([*range(2_000)], config.choices(4)).draw()[:10]
+    drawn = torch.stack([generation.sample(logits, config, step) for step in noise])
     shares = drawn.flatten().bincount(minlength=4) / drawn.numel()
     assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
 
@@ -481,14 +548,14 @@ def test_temperature_zero_takes_the_best_and_low_ones_come_near():
     assert torch.equal(generation.sample(logits, GREEDY, None), logits.argmax(-1))
     for temperature in (1e-5, 1e-30, 1e-300):
         config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
-        drawn = generation.sample(logits, config, Noise([*range(50)], 30, CPU).next())
+        drawn = generation.sample(logits, config, Noise([*range(50)], 30).draw()[0])
         assert torch.equal(drawn, logits.argmax(-1))
 
 
 def test_a_code_that_is_out_of_the_question_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 0.0, -1e30]]).expand(500, 4)
-    noise = Noise([*range(500)], 4, CPU)
-    drawn = torch.stack([generation.sample(logits, OPEN, noise.next()) for _ in range(10)])
+    noise = Noise([*range(500)], 4).draw()[:10]
+    drawn = torch.stack([generation.sample(logits, OPEN, step) for step in noise])
     assert set(drawn.flatten().tolist()) == {0, 2}
 
 
@@ -499,15 +566,14 @@ def test_top_k_beyond_the_vocabulary_keeps_all():
 
 
 def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
-    alone, beside = Noise([7], 6, CPU, steps=4), Noise([3, 7, 9], 6, CPU, steps=4)
-    wanted = torch.stack([alone.next()[0] for _ in range(11)])
-    found = [beside.next()[1] for _ in range(6)]  # leaves in the middle of a block
+    alone, beside = Noise([7], 6), Noise([3, 7, 9], 6)
+    wanted = torch.stack([alone.draw()[:, 0], alone.draw()[:, 0]])
+    assert torch.equal(beside.draw()[:, 1], wanted[0])
     beside.keep(torch.tensor([False, True, True]))
-    found += [beside.next()[0] for _ in range(5)]
-    assert torch.equal(torch.stack(found), wanted)
-    before = Noise([1, 7], 6, CPU)
+    assert torch.equal(beside.draw()[:, 0], wanted[1])
+    before = Noise([1, 7], 6)
     before.keep(torch.tensor([False, True]))  # before anything was drawn
-    assert torch.equal(before.next()[0], wanted[0])
+    assert torch.equal(before.draw()[:, 0], wanted[0])
 
 
 def test_a_reading_has_a_seed_of_its_own():

@@ -21,13 +21,13 @@ GUIDED = {"guided_attention_weight": 1.0, "guided_attention_steps": 8}
 LENGTHS = (48, 60)
 
 
-def batches(first: int = 0):
+def batches(first: int = 0, lengths: tuple = LENGTHS):
     """Effective batches of two passes of four rows, each padded to one of two lengths."""
     for number in itertools.count(first):
         micro = []
         for part in range(2):
             texts, codes, cond = random_rows(GPT, 4, seed=2 * number + part)
-            length = LENGTHS[(number + part) % 3 // 2]
+            length = lengths[(number + part) % 3 // 2]
             micro.append(pack(GPT, texts, codes, cond.clone(), length))  # aligned as torch does it
         yield EffectiveBatch(micro=micro, position={"batch": number + 1})
 
@@ -51,9 +51,9 @@ def captured(monkeypatch) -> list[str]:
     """The recordings so far."""
     made = []
 
-    def capture(work, pool=None):
+    def capture(work, undo, pool=None):
         made.append(work)
-        return pretended_capture(work, pool)
+        return pretended_capture(work, undo, pool)
 
     monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
     return made
@@ -113,7 +113,7 @@ def test_a_run_with_recorded_passes_resumes_bit_for_bit(captured):
 def test_where_a_pass_cannot_be_recorded_training_goes_on_without(monkeypatch):
     wanted = [e.loss for e in run(trainer(False))]
 
-    def fails(work, pool=None):
+    def fails(work, undo, pool=None):
         work()
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -136,9 +136,11 @@ def test_memory_that_runs_out_frees_the_graphs(captured):
         return forward(batch, text_width)
 
     made.model.forward = short
-    events = run(made)
+    events = list(itertools.islice(train(made, batches()), 8))
+    assert len(made.graphs.recorded) == 2
+    events += run(made, batches(8, lengths=(54, 57)))
     assert made.micro_rows == 2 and made.graphs and len(events) == 14
-    assert {shape[0] for shape in made.graphs.recorded} == {2}
+    assert {shape[0] for shape in made.graphs.recorded} == {2}, "those of four rows are gone"
 
 
 def test_another_phase_of_finetuning_is_recorded_anew(captured):

@@ -82,7 +82,7 @@ def base(tmp_path_factory) -> SpeechGPT:
 
 
 def read(base: SpeechGPT, texts: list[list[int]]) -> list[GeneratedCodes]:
-    seeds = [candidate_seed(WARM, text, number) for number, text in enumerate(texts)]
+    seeds = [[candidate_seed(WARM, text, number)] for number, text in enumerate(texts)]
     return decode(Decoder(base), texts, torch.ones(len(texts), 4, 6), WARM, seeds)
 
 
