@@ -55,9 +55,7 @@ def kernel_rows(setting: Setting) -> Iterator[dict]:
         for batch in (1, 2) if setting.pretended else (1, 64):
             speak(decoder, batch, greedy(count))
             figures = profiled(lambda: speak(decoder, batch, greedy(count)), setting)  # noqa: B023
-            what = (
-                f"a code in {weights}, {batch} sentences, CUDA graphs, with its share of a prompt"
-            )
+            what = f"a code in {weights}, {batch} sentences, CUDA graphs, prompt included"
             yield from profile_rows(what, figures, count)
 
 
