@@ -190,7 +190,7 @@ class CompiledSteps(PreparedSteps):
 
 
 class GivenCodes:
-    """A batch of one step, whose codes the caller gives and samples."""
+    """The batch of one `decode_one`: the caller gives the codes and samples the next ones."""
 
     sampling = None
 
@@ -201,13 +201,13 @@ class GivenCodes:
 
 
 class CudaGraphSteps(PreparedSteps):
-    """Steps as CUDA graphs, in which a batch takes its codes: a launch a code.
+    """Steps as CUDA graphs that also sample: one launch a code.
 
-    A graph has fixed shapes and memory, so there is one for each number of rows, of positions, and
-    setting of sampling. It reads and writes the first rows of the one cache that `memory` has for
-    graphs, the tensors of a batch, which are moved to where the graph has them, and counters, which
-    it increments. If `compiles`, the layers' two parts round attention are compiled: as a function
-    of a layer, so that all share its code. Not by the compiler's own graphs (mode
+    Graphs have fixed shapes and memory: there is one for each number of rows and positions and each
+    setting of sampling. A graph works on the first rows of the one cache that `memory` has for
+    graphs, on the tensors of a batch (`hold` moves them to the graph's memory), and on counters
+    that it increments. If `compiles`, a layer's two parts round its attention are compiled, as
+    functions of the layer: all layers share them. Not the compiler's own graphs (mode
     "reduce-overhead"): those replay only in one thread and need Triton.
     """
 
