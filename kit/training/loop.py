@@ -173,6 +173,7 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     """Run all passes of `batch`; returns this rank's part of the loss, on the device."""
     totals = trainer.ranks.sums(batch.text_targets, batch.code_targets)
     guide = trainer.guide_weight
+    precision = trainer.applied.precision
     loss = torch.zeros((), device=trainer.hw.device)
     for micro in split_passes(batch, trainer.micro_rows):
         text_width = max_text_tokens(trainer.model.config, micro) if guide else 0
@@ -183,10 +184,10 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
             loss += trainer.graphs.run(micro, *totals, guide)
             continue
         trainer.clock.mark("forward")
-        part, to_differentiate = pass_loss(trainer, micro, *totals, guide, text_width)
+        part, objective = pass_loss(trainer.model, precision, micro, *totals, guide, text_width)
         loss += part
         trainer.clock.mark("backward")
-        trainer.scaler.scale(to_differentiate).backward()
+        trainer.scaler.scale(objective).backward()
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         trainer.scaler.scale(torch.zeros((), device=trainer.hw.device))
     return loss

@@ -7,7 +7,6 @@ of rows and tokens; what differs from batch to batch is copied into its inputs f
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,39 +15,38 @@ from torch import Tensor
 from kit.base import compiler
 from kit.base.formatting import describe_error
 from kit.base.hardware import autocast, release_memory
-from kit.model.gpt import weighted_loss
+from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import IGNORE_INDEX, Batch, GPTConfig
 from kit.training import checkpoint
 
-if TYPE_CHECKING:
-    from kit.training.trainer import Trainer
-
-FIRST_RECORDING = (
-    5  # steps before it: the longest pass of these is the first, others reuse its memory
-)
+# Steps before the first recording: the largest pass of these comes first, others use its memory.
+FIRST_RECORDING = 5
 MAX_GRAPHS = 64  # each takes some megabytes beside that memory
 
 Number = float | Tensor
 
 
 def pass_loss(
-    trainer: "Trainer",
+    model: SpeechGPT,
+    precision: str,
     batch: Batch,
     text_total: Number,
     code_total: Number,
     guide_weight: Number = 0.0,
     text_width: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `batch` adds to the loss of the step, detached, and what to differentiate.
+    """Return what `batch` adds to the loss of the step, detached, and the objective of this pass.
 
     The totals count the targets of all passes of the step, so gradients do not depend on how it is
-    split. With `text_width`, the most text tokens of a row, guided attention is added.
+    split. With `text_width`, the most text tokens of a row, the objective has guided attention.
     """
-    with autocast(trainer.hw.device, trainer.applied.precision):
-        sums = trainer.model(batch, text_width)
-    loss = weighted_loss(trainer.model.config, sums, text_total, code_total)
-    guided = loss + guide_weight * sums[2] / code_total if text_width else loss
-    return loss.detach(), guided
+    with autocast(batch.tokens.device.type, precision):
+        sums = model(batch, text_width)
+    loss = weighted_loss(model.config, sums, text_total, code_total)
+    objective = loss
+    if text_width:
+        objective = loss + guide_weight * sums[2] / code_total
+    return loss.detach(), objective
 
 
 def fixed_targets(config: GPTConfig, batch: Batch) -> Batch:
@@ -82,13 +80,13 @@ class RecordedPass:
 
 
 class PassGraphs:
-    """The passes of `trainer`: recorded after the first one of a shape, replayed from then on.
+    """The passes of a Trainer: recorded after the first one of a shape, replayed from then on.
 
     Recorded or not, a pass computes the same. Gradients are added in place, so the trainer must
     keep their memory from step to step.
     """
 
-    def __init__(self, trainer: "Trainer"):
+    def __init__(self, trainer):
         self.trainer = trainer
         self.recorded: dict[tuple, RecordedPass] = {}
         self.seen: dict[tuple, Batch] = {}  # one of each shape that is to be recorded
@@ -109,9 +107,13 @@ class PassGraphs:
 
     def compute(self, batch: Batch, numbers: list[Tensor], guided: bool) -> Tensor:
         """What a graph records; `numbers` are the totals of targets and the guide's weight."""
-        longest_text = min(self.trainer.model.config.max_text, batch.tokens.shape[1])
-        loss, part = pass_loss(self.trainer, batch, *numbers, longest_text if guided else 0)
-        self.trainer.scaler.scale(part).backward()
+        trainer = self.trainer
+        text_width = 0
+        if guided:
+            text_width = min(trainer.model.config.max_text, batch.tokens.shape[1])
+        precision = trainer.applied.precision
+        loss, objective = pass_loss(trainer.model, precision, batch, *numbers, text_width)
+        trainer.scaler.scale(objective).backward()
         return loss
 
     def record_seen(self) -> None:

@@ -18,7 +18,7 @@ from kit.inference.voice import Habits
 from kit.recipes import open_run
 
 SECTIONS = open_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
-PLAIN = {"memory", "recordings"}  # read key by key
+PLAIN = {"memory", "recordings", "base_model"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 

@@ -15,6 +15,7 @@ the check works. It says nothing about any GPU.
 
 import argparse
 import datetime
+import functools
 import importlib
 import json
 import os
@@ -257,7 +258,7 @@ def installed_version(package: str) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("commands", choices=COMMANDS, nargs="*", default=list(COMMANDS))
+    parser.add_argument("command", choices=[*COMMANDS, "all"], nargs="?", default="all")
     parser.add_argument("--only", choices=PARTS, nargs="*", help="these parts alone")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
     parser.add_argument("--limit-s", type=float, default=900, help="seconds for all of it")
@@ -276,7 +277,7 @@ def main() -> None:
     path = options.folder / ("gpu-pretended.json" if setting.pretended else "gpu.json")
     measured = Table(path, describe_machine(setting))
     print(json.dumps(measured.machine), flush=True)
-    limits_s = {part: s for command in options.commands for part, s in COMMANDS[command].items()}
+    limits_s = COMMANDS.get(options.command) or functools.reduce(dict.__or__, COMMANDS.values())
     if options.only:
         share_s = options.limit_s / len(options.only)
         limits_s = dict.fromkeys(options.only, share_s)

@@ -447,12 +447,15 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
         return [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
 
     def apply(precision: str, *switches: str) -> None:
-        applied = SimpleNamespace(precision=precision, on=lambda name: name in switches)
+        applied = SimpleNamespace(precision=precision, names=switches)
         training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
 
     free = widths()
+    apply("fp32", "cuda_graphs")
+    recorded = widths()
     apply("fp32", "compile")
     compiled = widths()
+    assert recorded == compiled
     assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
     assert all(length >= width for length, width in zip(compiled, free))
     speed = dataclasses.replace(training.speed, compile=True)
