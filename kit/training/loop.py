@@ -51,10 +51,10 @@ def train(
     ahead = None  # the next step, where its passes run already
     while trainer.step < config.max_steps and not trainer.settled and not ranks.any(stop()):
         started = time.perf_counter()
-        begun = ahead or begin_step(trainer, batches)
-        if begun is None:
+        current = ahead or begin_step(trainer, batches)
+        if current is None:
             raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
-        batch, loss = begun
+        batch, loss = current
         clock.mark("reduce")
         ranks.sum_gradients(trainer.trainable.parameters.values())
         clock.mark("update")

@@ -16,7 +16,7 @@ END = "<!-- end of the GPU tables -->"  # new cards are put before it
 GIB = 2**30
 
 
-# What was asked of a large card, what was calculated for it, and the row that answers: of several
+# The goals for a large card, what was calculated for it, and the row that answers: of several
 # rows the best counts. (goal, asked, calculated, rows, field, whether more is better)
 STEP = "a step of {} rows, bf16: {}"
 KINDS = ("eager", "CUDA graph", "compiled", "compiled, CUDA graph")

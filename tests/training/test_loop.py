@@ -408,7 +408,7 @@ def test_while_the_next_passes_run_a_checkpoint_is_of_its_own_step(on_device):
         assert losses(again) == losses(events[at + 1 :])
     stopped = begin()
     torch.manual_seed(0)
-    head = list(itertools.islice(train(stopped, random_batches(GPT)), 5))  # the sixth has begun
+    head = list(itertools.islice(train(stopped, random_batches(GPT)), 5))  # the sixth has started
     rest = run(stopped, random_batches(GPT, stopped.position))
     assert losses([*head, *rest]) == losses(events)
 

@@ -110,7 +110,7 @@ def test_a_run_with_recorded_passes_resumes_bit_for_bit(captured):
     assert head + rest == whole and first.graphs.recorded and not second.graphs.recorded
 
 
-def test_where_a_pass_cannot_be_recorded_training_goes_on_without(monkeypatch):
+def test_where_a_pass_cannot_be_recorded_training_continues_without(monkeypatch):
     wanted = [e.loss for e in run(trainer(False))]
 
     def fails(work, undo, pool=None):
@@ -143,7 +143,7 @@ def test_memory_that_runs_out_frees_the_graphs(captured):
     assert {shape[0] for shape in made.graphs.recorded} == {2}, "those of four rows are gone"
 
 
-def test_another_phase_of_finetuning_is_recorded_anew(captured):
+def test_another_phase_of_finetuning_is_recorded_again(captured):
     base = tiny_model(dropout=0.1, max_text=20)
     config = FinetuneConfig(method="lora", tables="all", tables_first=8)
     finetuning = Finetuning(config=config, base=Base(config=base.config, sha256=""))
