@@ -15,6 +15,7 @@ from kit.batches import code_cache
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
+from kit.batches.word_spans import LEAST_S, WORDS, WordSpans
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import voice_files
 from kit.inference.voice import Habits, Voice
@@ -42,7 +43,7 @@ class TrainingData:
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.language = run.require_figure("data", "language", "01_data_prep")
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
-        self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
+        self.config = shared(build(DataConfig, section_for_run(run, "data")), run.ranks.world)
         self.model = build(
             GPTConfig,
             section_for_run(run, "model"),
@@ -92,7 +93,17 @@ class TrainingData:
             world=ranks.world,
             rehearsal=self.rehearsal if training else 0.0,
             text_dropout=self.model.text_dropout if training else 0.0,
+            spans=self.spans if training else None,
         )
+
+    @cached_property
+    def spans(self) -> WordSpans | None:
+        """Where the words of the recordings lie; None where rows are whole recordings."""
+        path = self.run.path(WORDS)
+        if not self.config.span_rows or not path.is_file():
+            return None
+        least_codes = round(LEAST_S * self.codec.frame_rate)
+        return WordSpans(path, self.config.span_rows, least_codes, self.config.seed)
 
     def padded(self, few_shapes: bool) -> DataConfig:
         """How rows make batches, padded to their longest or for `few_shapes` to fixed lengths."""
