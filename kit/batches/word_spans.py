@@ -26,7 +26,9 @@ from kit.text.normalize import letters
 from kit.text.tokenizer import BaseTokenizer
 
 WORDS = "words.safetensors"  # in a run's folder
-FIRST_WORDS = 4  # of the longest run at first
+FIRST_WORDS = 4  # of the longest run at first ...
+LAST_WORDS = 10  # ... and in the end, when some rows are ...
+WHOLE_SHARE = 0.1  # ... whole recordings
 LEAST_S = 0.6  # of the shortest run: the shortest words alone teach noise
 SLACK_S = 0.05  # a recogniser may be this early or late with a letter
 CLIPS_AT_ONCE = 16
@@ -89,7 +91,9 @@ class WordSpans:
         if words < 2:
             return None
         chance = random.Random(f"{self.seed} {epoch} {i} words")
-        longest = FIRST_WORDS + share * max(0, 2 * words - FIRST_WORDS)
+        if chance.random() < share * WHOLE_SHARE:
+            return None
+        longest = FIRST_WORDS + share * (LAST_WORDS - FIRST_WORDS)
         count = min(words, 1 + int(chance.random() * longest))
         first = int(chance.random() * (words - count + 1))
         end = first + count

@@ -14,7 +14,14 @@ from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.batches.code_stream import CodeStream
-from kit.batches.word_spans import FIRST_WORDS, WordSpans, find_words, token_edges
+from kit.batches.word_spans import (
+    FIRST_WORDS,
+    LAST_WORDS,
+    WHOLE_SHARE,
+    WordSpans,
+    find_words,
+    token_edges,
+)
 from kit.dataset.manifest import Utterance
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -53,7 +60,9 @@ def spans(cache, tmp_path):
 
 
 def keep(parts, position):
-    plain = [(np.asarray(text), np.asarray(code)) for part in parts for text, code in zip(*part[:2])]
+    plain = [
+        (np.asarray(text), np.asarray(code)) for part in parts for text, code in zip(*part[:2])
+    ]
     return plain, dict(position)
 
 
@@ -63,9 +72,7 @@ def stream(cache, spans, position=None, **more) -> CodeStream:
 
 def epoch_rows(s: CodeStream, epochs: int) -> list[list]:
     batches = iter(s)
-    return [
-        [row for _ in s.plan(epoch) for row in next(batches)[0]] for epoch in range(epochs)
-    ]
+    return [[row for _ in s.plan(epoch) for row in next(batches)[0]] for epoch in range(epochs)]
 
 
 def test_a_row_is_exactly_some_words_of_its_recording(cache, spans):
@@ -82,11 +89,14 @@ def test_a_row_is_exactly_some_words_of_its_recording(cache, spans):
             assert np.array_equal(text, cache.texts[i][first : first + 3 * words])
 
 
-def test_rows_are_short_at_first_and_whole_recordings_later(cache, spans):
-    first, *_, last = epoch_rows(stream(cache, spans), 9)
+def test_rows_are_short_at_first_longer_later_and_at_times_whole(cache, spans):
+    first, *rest = epoch_rows(stream(cache, spans), 25)
+    late = [text for rows in rest[8:] for text, _ in rows]
     assert max(len(text) // 3 for text, _ in first) <= FIRST_WORDS
-    whole = [len(text) == len(cache.texts[int(text[0]) // 1000]) for text, _ in last]
-    assert 0.3 < sum(whole) / len(whole) < 0.8
+    lengths = {len(text) // 3 for text in late}
+    assert LAST_WORDS in lengths and max(lengths) > LAST_WORDS
+    whole = [len(text) // 3 > LAST_WORDS for text in late]
+    assert 0 < sum(whole) / len(whole) < WHOLE_SHARE
     again = epoch_rows(stream(cache, spans), 1)[0]
     assert all(np.array_equal(a, b) for one, two in zip(first, again) for a, b in zip(one, two))
 
