@@ -30,8 +30,8 @@ class DataConfig:
     sort_window: int = 1024  # shuffled utterances sorted by length at a time
     short_first: float = 0.0  # share of the first epoch (or group) to begin with, from short
     # to long (SortaGrad, Amodei et al. 2016)
-    # Runs of a recording's words as rows, at first of a few, until whole recordings are half of
-    # the rows after so many rows; 0: whole recordings alone.
+    # Most rows are runs of a recording's words, four at most at first, ten after so many rows; 0:
+    # whole recordings alone.
     span_rows: int = 0
     grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
     length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this

@@ -53,8 +53,8 @@ WHOLE = Cut(slice(None), slice(None))
 class WordSpans:
     """Where the words of each row of an index lie; made by `find_words`.
 
-    `seed` and an epoch decide every run, `rows` drawn in all when whole recordings are half of
-    them. Raises DamagedFileError for a missing or damaged file.
+    `seed` and an epoch decide every run. After `rows` rows the longest runs have LAST_WORDS words.
+    Raises DamagedFileError for a missing or damaged file.
     """
 
     def __init__(self, path: Path, rows: int, least_codes: int, seed: int):
@@ -82,7 +82,7 @@ class WordSpans:
         return [WHOLE, *filter(None, cuts)]
 
     def cut(self, i: int, epoch: int, share: float) -> Cut | None:
-        """The run of words of row i in `epoch`, `share` (0..1) of the way to whole recordings.
+        """The run of words of row i in `epoch`, `share` (0..1) of the way to the longest runs.
 
         None for the whole row.
         """
