@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from kit.base.hardware import Hardware
 from kit.batches import batching
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.batches.code_cache import REHEARSAL, CodeCache
+from kit.batches.word_spans import WHOLE, Cut, WordSpans
 
 # What a position must agree in, and how to say that it does not.
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
@@ -40,6 +42,7 @@ class CodeStream(IterableDataset):
     `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
     every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
     `text_dropout` is the share of rows, by chance, that come without their text.
+    With `spans` a row is a run of an utterance's words, another one in each epoch.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CodeStream(IterableDataset):
         world: int = 1,
         rehearsal: float = 0.0,
         text_dropout: float = 0.0,
+        spans: WordSpans | None = None,
     ):
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
@@ -61,6 +65,7 @@ class CodeStream(IterableDataset):
         self.config = config
         self.collate = collate
         self.text_dropout = text_dropout
+        self.spans = spans
         self.rank = rank
         self.world = world
         self.split = split
@@ -77,7 +82,7 @@ class CodeStream(IterableDataset):
         self._require_grid()
         self.identity = {
             "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
-            "order": order_mark(config, rehearsal, self.groups),
+            "order": order_mark(config, rehearsal, self.groups, spans.mark if spans else ""),
         }
         self.load_state_dict(position or {})
 
@@ -121,6 +126,19 @@ class CodeStream(IterableDataset):
         """The tokens of each of `rows`, with the special ones."""
         return self.cache.lengths(rows) + EXTRA_TOKENS
 
+    def cuts(self, rows: Iterable[int], epoch: int) -> dict[int, Cut]:
+        """The part of each of `rows` that is learnt in `epoch`; all of one that is not in it."""
+        if self.spans is None:
+            return {}
+        share = min(1.0, epoch * len(self.members) / self.spans.rows)
+        cuts = {i: self.spans.cut(i, epoch, share) for i in rows if i < self.cache.recorded}
+        return {i: cut for i, cut in cuts.items() if cut}
+
+    def lengths_in(self, rows: Sequence[int], cuts: dict[int, Cut]) -> dict[int, int]:
+        """The tokens of each of `rows`, of which `cuts` are learnt, with the special ones."""
+        lengths = dict(zip(rows, self.lengths_of(rows).tolist()))
+        return lengths | {i: cut.tokens + EXTRA_TOKENS for i, cut in cuts.items()}
+
     @property
     def lengths(self) -> list[int]:
         """The tokens of the split's utterances; of a giant one, of an even sample of them."""
@@ -133,9 +151,10 @@ class CodeStream(IterableDataset):
             key = f"{self.config.seed} {epoch} groups"
             rows = self.members[batching.drawn(len(rows), group, self.groups, key)]
         rows = np.concatenate([rows, self.rehearsed_in(epoch, group)]).astype(np.int64)
-        lengths = self.lengths_of(rows).tolist()
-        batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         rows = rows.tolist()
+        by_row = self.lengths_in(rows, self.cuts(rows, epoch))
+        lengths = [by_row[i] for i in rows]
+        batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         return [[rows[i] for i in batch] for batch in batches]
 
     def rehearsed_in(self, epoch: int, group: int = 0) -> np.ndarray:
@@ -166,11 +185,24 @@ class CodeStream(IterableDataset):
         return batches
 
     def representative_batches(self, count: int) -> list:
-        """`count` batches to time steps with: of all sizes that the first group has, evenly."""
-        batches = sorted(self.plan(0), key=lambda batch: int(self.lengths_of(batch).sum()))
+        """`count` batches to time steps with: of all sizes that first groups have, evenly."""
+        epochs = [0]
+        if self.spans is not None:  # rows become longer
+            epochs += [math.ceil(n * self.spans.rows / len(self.members)) for n in (0.5, 1)]
+        batches = [(epoch, batch) for epoch in epochs for batch in self.plan(epoch)]
+        batches.sort(key=self._tokens)
         middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]
         random.Random(0).shuffle(middles)  # the first step is not timed: it is not the shortest
-        return [self.batch(batches[i], self._key(0, 0, i), self.position) for i in middles]
+        made = []
+        for number in middles:
+            epoch, batch = batches[number]
+            made.append(self.batch(batch, self._key(epoch, 0, number), self.position, epoch))
+        return made
+
+    def _tokens(self, planned: tuple[int, list[int]]) -> int:
+        """The tokens of a batch of an epoch."""
+        epoch, batch = planned
+        return sum(self.lengths_in(batch, self.cuts(batch, epoch)).values())
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
@@ -190,7 +222,7 @@ class CodeStream(IterableDataset):
                     after["epoch"], after["group"] = divmod(groups_done, self.groups)
                     position = self.identity | after
                     key = self._key(epoch, group, number)
-                    batch = self.batch(batches[number], key, dict(position))
+                    batch = self.batch(batches[number], key, dict(position), epoch)
                     self._next = position
                     self.cache.columns.release()
                     yield batch
@@ -201,7 +233,7 @@ class CodeStream(IterableDataset):
         """Return the seed of the references of batch `number` of a group."""
         return f"{batching.order_key(self.config, epoch, group, self.groups)} {number}"
 
-    def batch(self, members: list[int], key: str, position: dict):
+    def batch(self, members: list[int], key: str, position: dict, epoch: int = 0):
         """Return a batch of `members`, each with a reference clip of its speaker drawn by `key`."""
         rng = random.Random(key)
         references = {}  # row of each member's reference clip
@@ -210,11 +242,13 @@ class CodeStream(IterableDataset):
         chance = random.Random(f"{key} texts")  # its own, so that references stay the same
         without_text = {i for i in members if chance.random() < self.text_dropout}
         mine = members[self.rank :: self.world]
-        lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
+        cuts = self.cuts(mine, epoch)
+        lengths = self.lengths_in(mine, cuts)
         parts = []
         for rows in batching.micro_batches(mine, lengths, self.config):
+            own = [references[i] for i in rows]
             longest = max(lengths[i] for i in rows)
-            parts.append(self.part(rows, [references[i] for i in rows], longest, without_text))
+            parts.append(self.part(rows, own, longest, without_text, cuts))
         return self.collate(parts, position)
 
     def part(
@@ -223,14 +257,18 @@ class CodeStream(IterableDataset):
         references: list[int],
         longest: int,
         without_text: Container[int] = (),
+        cuts: Mapping[int, Cut] = MappingProxyType({}),
     ) -> tuple:
-        """Return one micro-batch for `collate`.
+        """Return one micro-batch for `collate`: of `rows` with `cuts` those parts, else all.
 
         `references` are the rows of the reference clips, `longest` the tokens of the longest row.
         """
         cond = torch.from_numpy(np.stack([self.cache.references[i] for i in references])).float()
-        texts = [[] if i in without_text else self.cache.texts[i] for i in rows]
-        codes = [self.cache.codes[i] for i in rows]
+        parts = [cuts.get(i, WHOLE) for i in rows]
+        texts = [
+            [] if i in without_text else self.cache.texts[i][p.texts] for i, p in zip(rows, parts)
+        ]
+        codes = [self.cache.codes[i][part.codes] for i, part in zip(rows, parts)]
         return texts, codes, cond, batching.padded(longest, self.config)
 
 
@@ -245,7 +283,7 @@ def corpus_mark(
     return hashlib.sha256(marks).hexdigest()[:8]
 
 
-def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
+def order_mark(config: DataConfig, rehearsal: float, groups: int, spans: str = "") -> str:
     """8 hex digits that change with the order of an epoch, but not with the micro-batch."""
     tokens = config.effective_tokens
     order = [tokens or config.effective_batch, bool(tokens)]
@@ -254,6 +292,8 @@ def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
         order.append(rehearsal)
     if groups > 1:  # and likewise
         order.append(f"groups of {batching.GROUP_ROWS}")
+    if spans:
+        order.append(spans)
     return digest(*order)[:8]
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 from kit.base.hardware import prefers_explicit_attention
@@ -220,6 +221,26 @@ def make_conditioner(config: GPTConfig) -> nn.Module:
     return pkgutil.resolve_name(name)(config)
 
 
+class SharedDigits(nn.Module):
+    """Adds to a table of codes (V, D) what codes with an equal FSQ digit share.
+
+    A code of the kit's codec is a tuple of small numbers, its digits, and codes that differ in one
+    of them sound alike. So a rare code learns from frequent ones.
+    """
+
+    def __init__(self, levels: tuple[int, ...], width: int):
+        super().__init__()
+        self.digits = nn.ParameterList(torch.empty(count, width) for count in levels)
+        for digit in self.digits:
+            nn.init.normal_(digit, std=0.02)
+
+    def forward(self, own: Tensor) -> Tensor:
+        shared, *others = self.digits
+        for digit in others:  # the first digit changes fastest from code to code
+            shared = (digit[:, None] + shared).flatten(0, 1)
+        return own + F.pad(shared, (0, 0, 0, len(own) - len(shared)))  # START and STOP have none
+
+
 class SpeechGPT(nn.Module):
     """Text and a reference in, losses or hidden states over packed rows out."""
 
@@ -237,6 +258,9 @@ class SpeechGPT(nn.Module):
         self.text_head = nn.Linear(d, config.text_vocab)
         self.code_head = nn.Linear(d, config.code_vocab)
         self.init_weights()
+        if config.code_levels:
+            for table in (self.code_embedding, self.code_head):
+                register_parametrization(table, "weight", SharedDigits(config.code_levels, d))
 
     def init_weights(self) -> None:
         """Initialise as GPT-2: normal 0.02, residual projections over the root of their number."""

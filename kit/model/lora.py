@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from kit.base.config import require, require_least, require_within
 from kit.model.gpt import SpeechGPT
@@ -91,19 +92,23 @@ def adapted_layers(model: SpeechGPT) -> list[tuple[str, LoRALinear]]:
 
 @torch.no_grad()
 def merged(model: SpeechGPT) -> SpeechGPT:
-    """Return a plain model with the adapters merged; `model` itself if it has none.
+    """Return a plain model: adapters merged, tables of codes as they are read.
 
-    Other tensors are shared with `model`, so it is valid until `model` is trained further.
+    `model` itself if it is plain. Other tensors are shared with `model`, so it is valid until
+    `model` is trained further.
     """
-    if not adapted_layers(model):
+    shared = [(n, m.weight) for n, m in model.named_modules() if is_parametrized(m, "weight")]
+    if not adapted_layers(model) and not shared:
         return model
-    state = {n: t for n, t in model.state_dict().items() if not is_adapter(n)}
+    added = (".lora_A", ".lora_B", ".parametrizations.")
+    state = {n: t for n, t in model.state_dict().items() if not any(a in n for a in added)}
+    state |= {f"{name}.weight": weight for name, weight in shared}
     for name, module in adapted_layers(model):
         weight = module.exact().to(module.lora_A.device) if module.exact else module.weight
         # (out, in) in fp32, without dropout
         weight = torch.addmm(weight, module.lora_B, module.lora_A, alpha=module.scale)
         state[f"{name}.weight"] = weight
     with torch.device("meta"):
-        plain = SpeechGPT(model.config)
+        plain = SpeechGPT(dataclasses.replace(model.config, code_levels=()))
     plain.load_state_dict(state, assign=True)
     return plain.requires_grad_(False).eval()

@@ -32,6 +32,11 @@ class GPTConfig:
     heads: int = 4
     text_vocab: int = 514  # tokens, START and STOP included
     code_vocab: int = 1602  # codes, START and STOP included
+    # Codes of the kit's codec are tuples of digits. With `share_digits`, a training from random
+    # weights lets codes with an equal digit share what they learn of it; `code_levels` is then how
+    # many values each digit has. Saved models have plain tables: ().
+    share_digits: bool = False
+    code_levels: tuple[int, ...] = ()
     max_text: int = 160  # text positions
     max_code: int = 608  # code positions
     latents: int = 8  # conditioning latents before every example
@@ -77,6 +82,9 @@ class GPTConfig:
         require_within(self, 1, 8192, "conformers")
         require(len(self.conformers) in (0, 10), self, "conformers", "give ten numbers, or none.")
         require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and one more
+        require_within(self, 2, 2**20, "code_levels")
+        fits = not self.code_levels or math.prod(self.code_levels) + 2 == self.code_vocab
+        require(fits, self, "code_levels", f"must make {self.code_vocab} codes less 2.")
         require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
         require_least(self, 0, "text_weight")

@@ -32,16 +32,18 @@ ADAPTER_HEADER = {
 # Settings that may differ from the base: those of training; sizes of tables, and ids of the text's
 # START and STOP.
 FREE = {"dropout", "text_dropout", "text_weight", "text_stop_input", "stop_targets"}
+FREE |= {"share_digits", "code_levels"}
 SIZES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
 POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
 def save_model(model: SpeechGPT, path: Path, trained_with: dict[str, str] | None = None) -> None:
-    """Write weights (in fp32) and configuration to one file, atomically.
+    """Write weights (in fp32, `merged`) and configuration to one file, atomically.
 
     `trained_with` maps each file that defines the model's ids (tokenizer, codec) to its SHA-256.
     """
+    model = merged(model)
     config = dataclasses.asdict(model.config)
     tensor_file.save_module(path, model, config=config, trained_with=trained_with or {})
 

@@ -25,6 +25,7 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, pad
 from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
+from kit.batches.word_spans import WORDS, find_words
 from kit.dataset import data_report
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
 from kit.dataset.archive import ArchiveConfig
@@ -119,7 +120,7 @@ class Preparation:
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.data_config = build(DataConfig, run.section("data"))
+        self.data_config = build(DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
         if max_rejected_percent is not None:
@@ -152,6 +153,7 @@ class Preparation:
         yield self.cut_long()
         yield self.fit_positions()
         yield self.encode()
+        yield self.find_words()
         yield self.measure_lengths()
         yield self.make_batches()
         share = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
@@ -402,6 +404,33 @@ class Preparation:
         run.record(data={"codes": os.path.relpath(index, run.folder)})
         counts = f"{len(self.cache.rows):,} utterances, {self.cache.total('codes'):,} codes"
         return Result(line=f"{counts} in {index.parent}")
+
+    def find_words(self) -> Result:
+        """Find where the words of each recording lie in its codes, so that rows can be a few words.
+
+        Only where the preset asks for it, and the recogniser is good enough to find them.
+        """
+        run = self.active_run
+        path = run.path(WORDS)
+        if not self.data_config.span_rows or not self.matched.judged:
+            path.unlink(missing_ok=True)
+            why = "" if self.matched.judged else ": the recogniser is not good enough to find words"
+            return Result(line=f"Training reads whole recordings{why}.")
+        with on_device(run.hw.device, self.recognizer):
+            known = find_words(
+                self.rows,
+                self.cache,
+                self.tokenizer,
+                self.recognizer,
+                self.codec.frame_rate,
+                path,
+                Ticker("words found"),
+            )
+        run.record(data={"rows_with_words": known})
+        return Result(
+            line=f"Words were found in {known:,} of {len(self.rows):,} recordings: training reads "
+            "runs of them, short ones first, and whole recordings"
+        )
 
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""

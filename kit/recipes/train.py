@@ -39,6 +39,7 @@ from kit.base.run import read_run_file
 from kit.batches.batching import chunks
 from kit.batches.code_cache import speaker_references
 from kit.batches.code_stream import prefetched, validation_batches
+from kit.batches.word_spans import WHOLE
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import candidates, voice_files
 from kit.inference.candidates import CodeReader
@@ -75,6 +76,7 @@ PROFILES = "profile"
 
 # Of what is trained after the model.
 MIN_CLIPS = 20  # to train on
+READER_RUNS = 4  # of words of each recording, that it also learns
 READER_HELD_OUT_ROWS = 64  # to measure the reader on
 SHOWN_ROWS = 5  # of them
 STATES_BATCH = 16
@@ -563,7 +565,8 @@ def learn_reader(data: TrainingData) -> Result:
         few = f"{len(rows)} recordings are fewer than the {MIN_CLIPS} that a reader needs."
         return Result(line=f"{without} {few}")
     speakers = data.cache.speakers(rows).tolist()
-    texts, codes = texts_and_codes(data, balance_speakers(rows, speakers, config.most_repeats))
+    rows = balance_speakers(rows, speakers, config.most_repeats)
+    texts, codes = texts_and_codes(data, rows, READER_RUNS)
     torch.manual_seed(0)
     reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
     fit_schedule = recognizer_schedule(reader, list(zip(held_out[1], held_out[0])))
@@ -576,10 +579,17 @@ def learn_reader(data: TrainingData) -> Result:
     return reader_result(reader, held_out, line)
 
 
-def texts_and_codes(data: TrainingData, rows: list[int]) -> tuple[list[str], list[Tensor]]:
-    cache = data.cache
-    texts = [data.tokenizer.decode(cache.texts[i].tolist()) for i in rows]
-    return texts, [torch.from_numpy(cache.codes[i].astype("int64")) for i in rows]
+def texts_and_codes(
+    data: TrainingData, rows: list[int], runs: int = 0
+) -> tuple[list[str], list[Tensor]]:
+    """Texts and codes (N,) of `rows`, and of `runs` runs of the words of each, where known."""
+    texts, codes = [], []
+    for i in rows:
+        ids, row_codes = data.cache.texts[i], torch.from_numpy(data.cache.codes[i].astype("int64"))
+        for cut in data.spans.runs(i, runs) if data.spans and runs else [WHOLE]:
+            texts.append(data.tokenizer.decode(ids[cut.texts].tolist()))
+            codes.append(row_codes[cut.codes])
+    return texts, codes
 
 
 def balance_speakers(rows: list[int], speakers: list[str], max_repeats: int) -> list[int]:
@@ -634,8 +644,11 @@ def learn_sound(data: TrainingData) -> Result:
         with on_device(run.hw.device, codec):
             figures["error_of_codes"] = codec.decoder_error(held_out)
     ticker = Ticker("sound step")
-    for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
-        ticker(step, steps)
+    try:
+        for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
+            ticker(step, steps)
+    except KitError as error:  # the voice is there without it
+        return Result(line=f"The sound stays made of codes alone. {error}")
     voice_files.save_finetuned_codec(codec, run.folder, weights)
     if held_out:
         with on_device(run.hw.device, codec):

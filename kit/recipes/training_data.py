@@ -11,16 +11,18 @@ from kit.audio.spectrogram import front_end_config, load_reference, make_front_e
 from kit.base.config import build
 from kit.base.files import file_digest
 from kit.base.hardware import on_device
+from kit.base.run import read_run_file
 from kit.batches import code_cache
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
+from kit.batches.word_spans import LEAST_S, WORDS, WordSpans
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import voice_files
 from kit.inference.voice import Habits, Voice
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
-from kit.recipes.active_run import ActiveRun, section_for_run
+from kit.recipes.active_run import START_FROM, ActiveRun, section_for_run
 from kit.recipes.rehearsal import load_rehearsal_rows
 from kit.text.tokenizer import load_tokenizer
 from kit.training.config import FinetuneConfig
@@ -42,12 +44,16 @@ class TrainingData:
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.language = run.require_figure("data", "language", "01_data_prep")
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
-        self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
+        self.config = shared(build(DataConfig, section_for_run(run, "data")), run.ranks.world)
+        model = section_for_run(run, "model")
+        starts_anew = not read_run_file(run.folder / START_FROM)
+        shares = model.get("share_digits") and starts_anew and len(self.codec.levels) > 1
         self.model = build(
             GPTConfig,
-            section_for_run(run, "model"),
+            model,
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
+            code_levels=self.codec.levels if shares else (),
             n_mels=self.front_end.config.n_mels,
         )
         finetune = build(FinetuneConfig, run.section("finetune"))
@@ -92,7 +98,17 @@ class TrainingData:
             world=ranks.world,
             rehearsal=self.rehearsal if training else 0.0,
             text_dropout=self.model.text_dropout if training else 0.0,
+            spans=self.spans if training else None,
         )
+
+    @cached_property
+    def spans(self) -> WordSpans | None:
+        """Where the words of the recordings lie; None where rows are whole recordings."""
+        path = self.run.path(WORDS)
+        if not self.config.span_rows or not path.is_file():
+            return None
+        least_codes = round(LEAST_S * self.codec.frame_rate)
+        return WordSpans(path, self.config.span_rows, least_codes, self.config.seed)
 
     def padded(self, few_shapes: bool) -> DataConfig:
         """How rows make batches, padded to their longest or for `few_shapes` to fixed lengths."""

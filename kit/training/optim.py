@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from kit.base.formatting import shorten
 from kit.base.hardware import DTYPES, Choice, Hardware, is_here
-from kit.model.gpt import SpeechGPT
+from kit.model.gpt import SharedDigits, SpeechGPT
 from kit.training.config import SCHEDULES, TrainConfig
 
 MIN_TIGHT = 1 / 16  # factor on the clipping norm after any number of spikes
@@ -35,6 +35,7 @@ BITSANDBYTES = "bitsandbytes"
 INSTALL = "pip install 'bitsandbytes>=0.50'"
 MIN_8BIT_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
 BLOCK = 256  # numbers that share a scale
+TABLES = (nn.Embedding, SharedDigits)  # whose rows have no weight decay
 
 
 def lr_factor(config: TrainConfig, step: int) -> float:
@@ -70,7 +71,8 @@ def make_optimizers(
         matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
     elsewhere = {*conditioner, *matrices}
     rest = [p for p in training if p not in elsewhere]
-    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}.union(undecayed)
+    tables = {p for m in model.modules() if isinstance(m, TABLES) for p in m.parameters()}
+    tables.update(undecayed)
     plain = [p for p in rest if p.ndim < 2 or p in tables]
     decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
     groups = [

@@ -394,7 +394,7 @@ class TrainingRun:
             return
         trainer = self.trainer
         finetuning = trainer.finetuning
-        save_model(merged(trainer.model), self.folder / WEIGHTS[name], self.trained_with)
+        save_model(trainer.model, self.folder / WEIGHTS[name], self.trained_with)
         if finetuning.adapters:
             of_base = (finetuning.lora, trainer.trainable.first_rows, finetuning.base.sha256)
             save_adapters(trainer.model, self.folder / ADAPTERS[name], *of_base)

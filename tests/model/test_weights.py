@@ -4,13 +4,19 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import random_rows, tiny_model
+from helpers import GPT, random_rows, tiny_model
 
 from kit.base.config import build
 from kit.base.errors import DamagedFileError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.model.weights import extend_positions, model_settings, warm_start_model
+from kit.model.weights import (
+    extend_positions,
+    load_model,
+    model_settings,
+    save_model,
+    warm_start_model,
+)
 
 BASE = tiny_model().eval()
 NEW = 5
@@ -75,3 +81,21 @@ def test_settings_are_plain_and_whole():
     again = build(GPTConfig, settings)
     assert dataclasses.asdict(SpeechGPT(again).config)["width"] == BASE.config.width
     assert (again.start_text, again.stop_text) == (BASE.config.start_text, BASE.config.stop_text)
+
+
+def test_codes_that_share_digits_are_saved_as_plain_tables(tmp_path):
+    torch.manual_seed(0)
+    config = dataclasses.replace(GPT, code_levels=(4, 2, 2), code_vocab=18)
+    model = SpeechGPT(config).eval()
+    table = model.code_embedding.parametrizations.weight
+    for digits, code in (((3, 0, 0), 3), ((0, 1, 0), 4), ((2, 1, 1), 14)):
+        shared = sum(part[digit] for part, digit in zip(table[0].digits, digits))
+        assert torch.allclose(model.code_embedding.weight[code], table.original[code] + shared)
+    assert torch.equal(model.code_embedding.weight[16:], table.original[16:])
+    path = tmp_path / "model.safetensors"
+    save_model(model, path)
+    plain = load_model(path)
+    assert plain.config == dataclasses.replace(config, code_levels=())
+    assert plain.state_dict().keys() == SpeechGPT(plain.config).state_dict().keys()
+    example = pack(config, *random_rows(config, 4))
+    assert all(torch.equal(a, b) for a, b in zip(model(example), plain(example), strict=True))

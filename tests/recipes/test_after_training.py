@@ -2,13 +2,17 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from helpers import leave_voice_files, manifest, real_voice
 from test_train import active
 
+from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError, SpeechError
-from kit.base.files import file_digest
+from kit.base.files import file_digest, write_atomic
+from kit.base.tensor_file import pack_tensors
+from kit.batches.word_spans import WordSpans
 from kit.dataset.manifest import write_manifest
 from kit.inference.candidates import READER, save_reader
 from kit.inference.export import export_voice, load_export
@@ -18,7 +22,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import EvaluationData
-from kit.recipes.train import balance_speakers, learn_reader, learn_sound
+from kit.recipes.train import balance_speakers, learn_reader, learn_sound, texts_and_codes
 from kit.recipes.training_data import TrainingData
 
 BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
@@ -110,6 +114,33 @@ def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_p
     with pytest.warns(UserWarning, match=r"sound\.safetensors is damaged: it is made again"):
         assert "steps on" in str(learn_sound(TrainingData(run)))
     assert not load_voice(run.folder).audio_note()
+
+
+def test_a_decoder_that_diverges_leaves_the_sound_to_the_codes(tmp_path, monkeypatch):
+    run = trained_run(tmp_path)
+
+    def diverges(*_):
+        raise KitError("The loss was nan at step 59 of training the codec's decoder.")
+        yield
+
+    monkeypatch.setattr(MelCodec, "finetune_decoder", diverges)
+    assert "made of codes alone. The loss was nan" in str(learn_sound(TrainingData(run)))
+    assert not (run.folder / SOUND).exists()
+
+
+def test_a_reader_also_learns_runs_of_words(tmp_path):
+    run = trained_run(tmp_path)
+    data = TrainingData(run)
+    text, codes = data.cache.texts[0], data.cache.codes[0]
+    arrays = {"counts": [3], "texts": [0, 2, len(text)], "codes": [0, 9, len(codes)]}
+    path = tmp_path / "words.safetensors"
+    write_atomic(path, pack_tensors({name: np.array(each) for name, each in arrays.items()}))
+    data.spans = WordSpans(path, rows=4, least_codes=1, seed=0)
+    said = {len(codes): text, 9: text[:2], len(codes) - 9: text[2:]}
+    texts, found = texts_and_codes(data, [0], runs=6)
+    assert found[0].tolist() == codes.tolist() and len({len(each) for each in found}) > 1
+    for line, each in zip(texts, found, strict=True):
+        assert line == data.tokenizer.decode(said[len(each)].tolist())
 
 
 ASKED = {"rows": 60}
