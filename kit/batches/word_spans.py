@@ -1,6 +1,6 @@
 """Random runs of a recording's words: many short rows from a few long recordings.
 
-Half an hour of a person is some 200 recordings of ten seconds. A model learns them by heart before
+Half an hour of a person is some 200 recordings of ten seconds. A model has memorised them before
 it learns to follow a text of 130 letters. So a row may be a run of a recording's words, another one
 in each epoch: short ones first, later longer ones and whole recordings. Where words begin in text
 ids and codes is found once (`find_words`); codes are neither made again nor stored twice.

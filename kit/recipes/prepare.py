@@ -406,7 +406,7 @@ class Preparation:
         return Result(line=f"{counts} in {index.parent}")
 
     def find_words(self) -> Result:
-        """Find where the words of each recording lie in its codes, so that rows can be a few words.
+        """Find where each word begins in the codes of its recording: a row may be a few words.
 
         Only where the preset asks for it, and the recogniser is good enough to find them.
         """

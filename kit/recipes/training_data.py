@@ -46,8 +46,8 @@ class TrainingData:
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
         self.config = shared(build(DataConfig, section_for_run(run, "data")), run.ranks.world)
         model = section_for_run(run, "model")
-        starts_anew = not read_run_file(run.folder / START_FROM)
-        shares = model.get("share_digits") and starts_anew and len(self.codec.levels) > 1
+        from_scratch = not read_run_file(run.folder / START_FROM)
+        shares = model.get("share_digits") and from_scratch and len(self.codec.levels) > 1
         self.model = build(
             GPTConfig,
             model,
