@@ -357,7 +357,8 @@ class Trainer:
         # A field that the checkpoint does not have is newer, and had its default value.
         fields = dataclasses.fields(self.model.config)
         before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
-        before["conformers"] = tuple(before["conformers"])  # a list in JSON
+        for name in ("conformers", "code_levels"):  # lists in JSON
+            before[name] = tuple(before[name])
         now = dataclasses.asdict(self.model.config)
         before["train.optimizer"] = tree["optimizer_name"]
         now["train.optimizer"] = self.config.optimizer

@@ -599,3 +599,20 @@ def test_a_batch_that_fits_is_left_as_it_is():
     batch = effective_batch(GPT, random_rows(GPT, 8), parts=2)
     for rows in (0, 4, 9):
         assert all(a is b for a, b in zip(split_passes(batch, rows), batch.micro, strict=True))
+
+
+def test_digits_that_codes_share_are_trained_without_decay_and_resumed():
+    shape = {"code_levels": (5, 3, 2)}
+    whole = run(state(shape=shape, ema=True))
+    digits = [name for name, _ in state(shape=shape).model.named_parameters() if "digits" in name]
+    assert len(digits) == 6
+    first = state(shape=shape, ema=True)
+    before = {name: copy.deepcopy(first.trainable.parameters[name]) for name in digits}
+    decayed = first.optimizers[0].param_groups[0]["params"]
+    assert not any(p is first.trainable.parameters[name] for p in decayed for name in digits)
+    head = list(itertools.islice(train(first, random_batches(GPT)), 5))
+    assert all(not torch.equal(first.trainable.parameters[n], before[n]) for n in digits)
+    second = state(shape=shape, ema=True)
+    second.restore(copy.deepcopy(first.tree()))
+    rest = run(second, random_batches(GPT, second.position))
+    assert losses(head + rest) == losses(whole)
