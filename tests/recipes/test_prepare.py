@@ -16,6 +16,7 @@ from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
 from kit.recipes.active_run import RunSource, choose_source, sampling_of
 from kit.recipes.evaluate import Evaluation
@@ -118,9 +119,9 @@ def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_r
 
 def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     preparation, results = prepared
-    assert len(results) == 11
+    assert len(results) == 12
     assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
-    check, _, _, codec, _, align, *_, lengths, _ = results
+    check, _, _, codec, _, align, *_, words, lengths, _ = results
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
     hours = f"{preparation.checked.kept_s / 3600:.2f} hours"
     assert hours in str(check).splitlines()[-1] and "BASE_MODEL" in str(check)
@@ -138,6 +139,7 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
     fixed = report["data"]["fixed_lengths"]
     assert tuple(fixed) == fixed_lengths(preparation.cache)
+    assert str(words).startswith(f"Words were found in {len(preparation.rows)} of ")
     words = f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens"
     assert words in str(lengths)
     drawn = [axes.get_title("left") for axes in lengths.pictures[0].axes]
@@ -145,6 +147,17 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     micro = next(iter(preparation.stream)).micro[0]
     assert micro.tokens.max() < preparation.model.text_vocab + preparation.model.code_vocab
     assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
+
+
+def test_words_are_found_for_rows_of_a_few_words(prepared):
+    preparation, _ = prepared
+    path = preparation.active_run.path(WORDS)
+    spans = WordSpans(path, rows=60, least_codes=1, seed=0)
+    for i, row in enumerate(preparation.rows):
+        texts, codes = spans.edges(i)
+        assert len(texts) == len(codes) == len(row.text.split()) + 1
+        assert texts[-1] == len(preparation.cache.texts[i])
+        assert codes[-1] == len(preparation.cache.codes[i])
 
 
 def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
