@@ -3,7 +3,7 @@
 Half an hour of a person is some 200 recordings of ten seconds. A model has memorised them before
 it learns to follow a text of 130 letters. So a row may be a run of a recording's words, another one
 in each epoch: short ones first, later longer ones and whole recordings. Where words begin in text
-ids and codes is found once (`find_words`); codes are neither made again nor stored twice.
+ids and codes is looked up once (`find_words`); codes are neither made again nor stored twice.
 """
 
 import itertools
@@ -121,16 +121,16 @@ def find_words(
     texts = [token_edges(tokenizer, row.text, cache.texts[i]) for i, row in enumerate(rows)]
     counts = cache.lengths(range(len(rows)), "codes").tolist()
     codes: list[list[int]] = [[] for _ in rows]
-    found = [i for i, edges in enumerate(texts) if edges]
-    found.sort(key=lambda i: rows[i].seconds)  # little padding in a batch
+    split = [i for i, edges in enumerate(texts) if edges]
+    split.sort(key=lambda i: rows[i].seconds)  # little padding in a batch
     rate = recognizer.input_sample_rate
-    for start in range(0, len(found), CLIPS_AT_ONCE):
-        batch = found[start : start + CLIPS_AT_ONCE]
+    for start in range(0, len(split), CLIPS_AT_ONCE):
+        batch = split[start : start + CLIPS_AT_ONCE]
         waves = [load_speech(rows[i].audio, rate) for i in batch]
         for i, output in zip(batch, recognizer.recognize(waves, rate), strict=True):
             frames = word_frames(recognizer, output, rows[i].text.split())
             codes[i] = code_edges(frames, recognizer.frame_s * frame_rate, counts[i])
-        progress(start + len(batch), len(found))
+        progress(start + len(batch), len(split))
     kept = [
         (text, code) if len(text) == len(code) else ((), ()) for text, code in zip(texts, codes)
     ]

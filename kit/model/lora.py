@@ -100,8 +100,8 @@ def merged(model: SpeechGPT) -> SpeechGPT:
     shared = [(n, m.weight) for n, m in model.named_modules() if is_parametrized(m, "weight")]
     if not adapted_layers(model) and not shared:
         return model
-    added = (".lora_A", ".lora_B", ".parametrizations.")
-    state = {n: t for n, t in model.state_dict().items() if not any(a in n for a in added)}
+    tensors = model.state_dict().items()
+    state = {n: t for n, t in tensors if not is_adapter(n) and ".parametrizations." not in n}
     state |= {f"{name}.weight": weight for name, weight in shared}
     for name, module in adapted_layers(model):
         weight = module.exact().to(module.lora_A.device) if module.exact else module.weight
