@@ -118,3 +118,12 @@ def test_importing_changes_nothing():
     *said, changed = done.stdout.splitlines()
     assert not said, f"importing kit/ prints: {said}"
     assert json.loads(changed) == {}, "nothing may happen at import; move it into a function"
+
+
+def test_training_loads_nothing_that_reads_recordings_or_draws():
+    """So a machine trains on prepared codes with little more than torch."""
+    code = "import sys, kit.training.trainer, kit.tuning.trials; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not loaded & {"soundfile", "torchaudio", *DRAWING, "kit.dataset.alignment"}

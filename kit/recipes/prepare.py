@@ -25,7 +25,8 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, pad
 from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
-from kit.batches.word_spans import WORDS, find_words
+from kit.batches.find_words import find_words
+from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
 from kit.dataset.archive import ArchiveConfig

@@ -14,14 +14,8 @@ from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.batches.code_stream import CodeStream
-from kit.batches.word_spans import (
-    FIRST_WORDS,
-    LAST_WORDS,
-    WHOLE_SHARE,
-    WordSpans,
-    find_words,
-    token_edges,
-)
+from kit.batches.find_words import find_words, token_edges
+from kit.batches.word_spans import FIRST_WORDS, LAST_WORDS, WHOLE_SHARE, WordSpans
 from kit.dataset.manifest import Utterance
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
