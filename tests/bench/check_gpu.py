@@ -278,6 +278,9 @@ def main() -> None:
     measured = Table(path, describe_machine(setting))
     print(json.dumps(measured.machine), flush=True)
     limits_s = COMMANDS.get(options.command) or functools.reduce(dict.__or__, COMMANDS.values())
+    if setting.pretended:  # the limits are a GPU's: a CPU has all the time that was given
+        stretch = options.limit_s / sum(limits_s.values())
+        limits_s = {part: limit_s * stretch for part, limit_s in limits_s.items()}
     if options.only:
         share_s = options.limit_s / len(options.only)
         limits_s = dict.fromkeys(options.only, share_s)

@@ -40,6 +40,7 @@ from kit.base.config import build, load_preset
 from kit.base.hardware import (
     attention_backend,
     autocast,
+    choose_precision,
     release_memory,
     reset_peak_memory,
     silence_profiler,
@@ -202,7 +203,7 @@ def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
 
     A preset that is too large for this GPU has fewer rows a pass.
     """
-    here = {"hw": setting.hw, "precision": setting.precision}
+    here = {"hw": setting.hw, "precision": choose_precision(setting.hw).value}
     half = {"sdpa": True, "mixed_precision": True, "fused_adamw": True}
     middle, xtts = setting.middle, setting.task(setting.xtts)
     cases = {

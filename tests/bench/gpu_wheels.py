@@ -16,6 +16,23 @@ PACKAGES = (
     "pycparser==3.12",
     "orjson==3.13.0",
     "bitsandbytes==0.50.2",
+    # What `python -m kit train` shows its progress with, and what that needs.
+    "ipywidgets==8.1.9",
+    "comm==0.2.3",
+    "ipython==9.18.1",
+    "ipython-pygments-lexers==1.1.1",
+    "jedi==0.20.1",
+    "parso==0.8.7",
+    "matplotlib-inline==0.2.2",
+    "pexpect==4.9.0",
+    "ptyprocess==0.7.0",
+    "prompt-toolkit==3.0.53",
+    "wcwidth==0.9.4",
+    "stack-data==0.6.3",
+    "asttokens==3.0.2",
+    "executing==2.3.0",
+    "pure-eval==0.2.4",
+    "traitlets==5.16.1",
 )
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17")  # manylinux tags these packages use
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 VENV = ROOT / ".venv-gpu"
 PYTHON = VENV / "bin" / "python"
-LACKING = ("soundfile", "cffi", "orjson", "ipywidgets", "nbmake", "papermill", "bitsandbytes")
+LACKING = ("soundfile", "cffi", "orjson", "IPython", "ipywidgets", "nbmake", "bitsandbytes")
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="run by `make test-gpu-session`")
 
