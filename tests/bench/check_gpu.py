@@ -278,12 +278,9 @@ def main() -> None:
     measured = Table(path, describe_machine(setting))
     print(json.dumps(measured.machine), flush=True)
     limits_s = COMMANDS.get(options.command) or functools.reduce(dict.__or__, COMMANDS.values())
-    if setting.pretended:  # the limits are a GPU's: a CPU has all the time that was given
-        stretch = options.limit_s / sum(limits_s.values())
-        limits_s = {part: limit_s * stretch for part, limit_s in limits_s.items()}
-    if options.only:
-        share_s = options.limit_s / len(options.only)
-        limits_s = dict.fromkeys(options.only, share_s)
+    if options.only or setting.pretended:  # the limits above are a GPU's
+        parts = options.only or list(limits_s)
+        limits_s = dict.fromkeys(parts, options.limit_s / len(parts))
     measure_all(limits_s, options.limit_s, measured)
     rows = [row for part in limits_s for row in measured.rows.get(part, [])]
     table([row | {"note": describe_row(row)} for row in rows])
