@@ -69,12 +69,12 @@ PARTS = {
 # each, everything that is decided by these figures. Your own runs all three.
 COMMANDS = {
     "decide": {
-        "ranks": 10,
+        "ranks": 20,
         "machine": 15,
         "kernels": 20,
         "kernels of decoding": 15,
-        "passes": 75,
-        "compiled layer": 45,
+        "passes": 70,
+        "compiled layer": 40,
         "t4": 35,
         "resume": 25,
         "variants": 25,

@@ -33,6 +33,8 @@ def prepared(tmp_path_factory) -> Path:
         "gpu",
         "--preset",
         "tiny",
+        "--set",
+        "train.max_steps=24",
     ]
     environment = os.environ | {"KIT_RUNS": str(folder), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=environment, check=True, capture_output=True)
