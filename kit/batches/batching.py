@@ -33,6 +33,9 @@ class DataConfig:
     # Most rows are runs of a recording's words, four at most at first, ten after so many rows; 0:
     # whole recordings alone.
     span_rows: int = 0
+    # Speeds, in percent, at which training also hears each recording, faster and higher or slower
+    # and lower: further speakers (speed perturbation, Ko et al. 2015).
+    speeds: tuple[int, ...] = ()
     grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
     length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
@@ -45,6 +48,7 @@ class DataConfig:
         require_least(self, 1, "effective_batch", "micro_batch", "sort_window", "shard")
         require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
         require_least(self, 0, "effective_tokens", "span_rows", "max_cache_gib", "workers")
+        require_within(self, 50, 200, "speeds")
         require_within(self, 0, 1, "short_first")
         require_within(self, 0, MAX_SEED, "seed")
         fix = f"must divide effective_batch ({self.effective_batch})."

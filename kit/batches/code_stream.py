@@ -7,6 +7,7 @@ does not read what was skipped, with any number of DataLoader workers and ranks.
 Shapes: B batch, M mels, T reference frames.
 """
 
+import functools
 import hashlib
 import itertools
 import math
@@ -42,7 +43,9 @@ class CodeStream(IterableDataset):
     `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
     every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
     `text_dropout` is the share of rows, by chance, that come without their text.
-    With `spans` a row is a run of an utterance's words, another one in each epoch.
+    With `spans` a row is a run of an utterance's words, another one in each epoch. `at_speeds` are
+    caches of the same utterances at other speeds: each row is of one of them or of `cache`, by
+    chance.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class CodeStream(IterableDataset):
         rehearsal: float = 0.0,
         text_dropout: float = 0.0,
         spans: WordSpans | None = None,
+        at_speeds: Sequence[CodeCache] = (),
     ):
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
@@ -66,6 +70,7 @@ class CodeStream(IterableDataset):
         self.collate = collate
         self.text_dropout = text_dropout
         self.spans = spans
+        self.caches = [cache, *at_speeds]
         self.rank = rank
         self.world = world
         self.split = split
@@ -80,9 +85,11 @@ class CodeStream(IterableDataset):
             self.rehearsal_rows_per_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
         self.groups = batching.group_count(len(self.members) + self.rehearsal_rows_per_epoch)
         self._require_grid()
+        parts = [spans.mark] if spans else []
+        parts += [other.corpus for other in at_speeds]
         self.identity = {
             "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
-            "order": order_mark(config, rehearsal, self.groups, spans.mark if spans else ""),
+            "order": order_mark(config, rehearsal, self.groups, parts),
         }
         self.load_state_dict(position or {})
 
@@ -128,11 +135,29 @@ class CodeStream(IterableDataset):
 
     def cuts(self, rows: Iterable[int], epoch: int) -> dict[int, Cut]:
         """The part of each of `rows` that is learnt in `epoch`; all of one that is not in it."""
-        if self.spans is None:
+        if self.spans is None and len(self.caches) == 1:
             return {}
-        share = min(1.0, epoch * len(self.members) / self.spans.rows)
-        cuts = {i: self.spans.cut(i, epoch, share) for i in rows if i < self.cache.recorded}
-        return {i: cut for i, cut in cuts.items() if cut}
+        cuts = {i: self.cut(i, epoch) for i in rows if i < self.cache.recorded}
+        return {i: cut for i, cut in cuts.items() if cut != WHOLE}
+
+    def cut(self, i: int, epoch: int) -> Cut:
+        """The part of row i that is learnt in `epoch`."""
+        cut = WHOLE
+        if self.spans is not None:
+            share = min(1.0, epoch * len(self.members) / self.spans.rows)
+            cut = self.spans.cut(i, epoch, share) or WHOLE
+        chance = random.Random(f"{self.config.seed} {epoch} {i} speed")
+        number = int(chance.random() * len(self.caches))
+        codes = int(self.caches[number].lengths([i], "codes")[0])
+        if number == 0 or codes > self.longest_codes:
+            return cut
+        texts, recorded = (int(self.cache.lengths([i], what)[0]) for what in ("texts", "codes"))
+        return cut.at_speed(number, texts, recorded, codes)
+
+    @functools.cached_property
+    def longest_codes(self) -> int:
+        """Of a row as it was recorded: the model has a position for each."""
+        return self.cache.longest("codes")
 
     def lengths_in(self, rows: Sequence[int], cuts: dict[int, Cut]) -> dict[int, int]:
         """The tokens of each of `rows`, of which `cuts` are learnt, with the special ones."""
@@ -213,7 +238,7 @@ class CodeStream(IterableDataset):
         first_group = self.position["epoch"] * self.groups + self.position["group"]
         for epoch, group in (divmod(n, self.groups) for n in itertools.count(first_group)):
             batches = self.plan(epoch, group)
-            self.cache.columns.release()
+            self.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)  # the next batch is of the next group
@@ -224,10 +249,15 @@ class CodeStream(IterableDataset):
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position), epoch)
                     self._next = position
-                    self.cache.columns.release()
+                    self.release()
                     yield batch
                 count += 1
             first = 0
+
+    def release(self) -> None:
+        """Give pages of the caches that were read back to the system."""
+        for cache in self.caches:
+            cache.columns.release()
 
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""
@@ -263,12 +293,14 @@ class CodeStream(IterableDataset):
 
         `references` are the rows of the reference clips, `longest` the tokens of the longest row.
         """
-        cond = torch.from_numpy(np.stack([self.cache.references[i] for i in references])).float()
         parts = [cuts.get(i, WHOLE) for i in rows]
+        caches = [self.caches[part.speed] for part in parts]
+        heard = [cache.references[i] for cache, i in zip(caches, references)]
+        cond = torch.from_numpy(np.stack(heard)).float()
         texts = [
             [] if i in without_text else self.cache.texts[i][p.texts] for i, p in zip(rows, parts)
         ]
-        codes = [self.cache.codes[i][part.codes] for i, part in zip(rows, parts)]
+        codes = [cache.codes[i][part.codes] for cache, i, part in zip(caches, rows, parts)]
         return texts, codes, cond, batching.padded(longest, self.config)
 
 
@@ -283,8 +315,11 @@ def corpus_mark(
     return hashlib.sha256(marks).hexdigest()[:8]
 
 
-def order_mark(config: DataConfig, rehearsal: float, groups: int, spans: str = "") -> str:
-    """8 hex digits that change with the order of an epoch, but not with the micro-batch."""
+def order_mark(config: DataConfig, rehearsal: float, groups: int, parts: Sequence[str] = ()) -> str:
+    """8 hex digits that change with the order of an epoch, but not with the micro-batch.
+
+    `parts` are marks of what decides which parts of utterances are learnt.
+    """
     tokens = config.effective_tokens
     order = [tokens or config.effective_batch, bool(tokens)]
     order += [config.sort_window, config.short_first, config.seed]
@@ -292,9 +327,7 @@ def order_mark(config: DataConfig, rehearsal: float, groups: int, spans: str = "
         order.append(rehearsal)
     if groups > 1:  # and likewise
         order.append(f"groups of {batching.GROUP_ROWS}")
-    if spans:
-        order.append(spans)
-    return digest(*order)[:8]
+    return digest(*order, *parts)[:8]
 
 
 def validation_batches(stream: CodeStream) -> list:

@@ -21,7 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
-from kit.audio.clip import KEPT_SILENCE_S, load_speech
+from kit.audio.clip import KEPT_SILENCE_S, load_speech, resampled
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, MelConfig, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
@@ -85,11 +85,13 @@ def build_cache(
     progress: Callable = lambda *_: None,
     digests: Sequence[str | None] | None = None,
     group: WorkGroup = SINGLE_PROCESS,
+    speed: int = 100,
 ) -> Path:
     """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
     `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
-    they must change when a recording does, and be of one kind from run to run.
+    they must change when a recording does, and be of one kind from run to run. At a `speed` of 110
+    percent a recording is faster and higher, as a tape would play it.
     `progress(done, total)` counts recordings. The processes of `group`, which have a codec and a
     front end, share the shards. Raises DatasetError for a recording that cannot be read, DiskError,
     DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another process
@@ -100,6 +102,8 @@ def build_cache(
         if age_s > 3600:  # a temporary file of this age has lost its process
             path.unlink(missing_ok=True)
     clips = clip_digests(rows, digests)
+    if speed != 100:
+        clips = [f"{clip} {speed}" for clip in clips]
     cached = find_clips(folder, key, set(clips))
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in cached}
     before = len(cached)
@@ -118,7 +122,7 @@ def build_cache(
     jobs = []
     for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
-        jobs.append(partial(encode_shards, own, config, keep | set(shards)))
+        jobs.append(partial(encode_shards, own, config, speed, keep | set(shards)))
     if missing:
         group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
     for path in shards:
@@ -154,6 +158,7 @@ def shard_clips(path: Path) -> dict[str, Clip]:
 def encode_shards(
     shards: dict[Path, dict[str, Utterance]],
     config: DataConfig,
+    speed: int,
     used: set[Path],
     tools: tuple[Codec, Mel],
     advance: Callable[[float], None],
@@ -161,7 +166,7 @@ def encode_shards(
     """Make `shards`, {file: its clips by their digests}; the files `used` are not removed."""
     for path, clips in shards.items():
         if not path.is_file():  # another run may have made it meanwhile
-            shard = encode(list(clips.values()), *tools, config)
+            shard = encode(list(clips.values()), *tools, config, speed)
             shard["clips"] = as_bytes(list(clips))
             data = pack_tensors(shard)
             make_room(path.parent, config.max_cache_gib, len(data), used)
@@ -170,7 +175,7 @@ def encode_shards(
 
 
 def encode(
-    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig
+    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig, speed: int
 ) -> dict[str, np.ndarray]:
     """Return codes and references of `rows` as a shard's tensors, a few waveforms at a time."""
     codes: list = [None] * len(rows)
@@ -178,6 +183,7 @@ def encode(
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for batch in chunks(order, CLIPS_AT_ONCE):
         waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in batch]
+        waves = [resampled(wave, speed, 100) for wave in waves]
         for i, mel, clip_codes in zip(batch, *mels_and_codes(codec, front_end, waves)):
             codes[i] = clip_codes.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()

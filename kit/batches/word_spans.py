@@ -28,11 +28,18 @@ class Cut(NamedTuple):
 
     texts: slice  # of its text ids
     codes: slice
+    speed: int = 0  # number of the speed at which it is heard; 0: as it was recorded
 
     @property
     def tokens(self) -> int:
         """Text ids and codes."""
         return self.texts.stop - self.texts.start + self.codes.stop - self.codes.start
+
+    def at_speed(self, number: int, texts: int, codes: int, faster: int) -> "Cut":
+        """The same part of a row of `texts` ids and `codes` codes, of `faster` codes at a speed."""
+        start, stop, _ = self.codes.indices(codes)
+        part = slice(round(start * faster / codes), round(stop * faster / codes))
+        return Cut(slice(*self.texts.indices(texts)[:2]), part, number)
 
 
 WHOLE = Cut(slice(None), slice(None))

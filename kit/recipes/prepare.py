@@ -19,6 +19,7 @@ from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
+from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
@@ -388,23 +389,21 @@ class Preparation:
         folder = run.folder.parent / "codes"
         digests = self.checked.digests(self.rows)
         group = parts.encoding_group(run, self.front_end.config)
+        tools = self.codec, self.front_end, self.tokenizer
+        paths = {}
         with on_device(run.hw.device, self.codec, self.front_end):
-            index = build_cache(
-                self.rows,
-                self.codec,
-                self.front_end,
-                self.tokenizer,
-                folder,
-                key,
-                config,
-                Ticker("encoded"),
-                digests,
-                group=group,
-            )
-        self.cache = CodeCache(index)
-        run.record(data={"codes": os.path.relpath(index, run.folder)})
+            for speed in (100, *config.speeds):
+                tick = Ticker("encoded" + (f" at {speed} % speed" if speed != 100 else ""))
+                index = build_cache(
+                    self.rows, *tools, folder, key, config, tick, digests, group=group, speed=speed
+                )
+                paths[str(speed)] = os.path.relpath(index, run.folder)
+        own = paths.pop("100")
+        run.record(data={"codes": own, "at_speeds": paths})
+        self.cache = CodeCache(run.index())
         counts = f"{len(self.cache.rows):,} utterances, {self.cache.total('codes'):,} codes"
-        return Result(line=f"{counts} in {index.parent}")
+        also = f", also at {', '.join(paths)} % of their speed" if paths else ""
+        return Result(line=f"{counts}{also} in {folder}")
 
     def find_words(self) -> Result:
         """Find where each word begins in the codes of its recording: a row may be a few words.
@@ -412,25 +411,30 @@ class Preparation:
         Only where the preset asks for it, and the recogniser is good enough to find them.
         """
         run = self.active_run
-        path = run.path(WORDS)
         if not self.data_config.span_rows or not self.matched.judged:
-            path.unlink(missing_ok=True)
+            run.record(data={"words": None})
             why = "" if self.matched.judged else ": the recogniser is not good enough to find words"
             return Result(line=f"Training reads whole recordings{why}.")
-        with on_device(run.hw.device, self.recognizer):
-            known = find_words(
-                self.rows,
-                self.cache,
-                self.tokenizer,
-                self.recognizer,
-                self.codec.frame_rate,
-                path,
-                Ticker("words found"),
-            )
-        run.record(data={"rows_with_words": known})
+        path = run.path(WORDS)
+        made_from = run.path("recognizer.safetensors"), run.index()
+        key = digest(*map(file_digest, made_from))
+        words = run.figure("data", "words") or {}
+        if words.get("key") != key or not path.is_file():
+            with on_device(run.hw.device, self.recognizer):
+                rows = find_words(
+                    self.rows,
+                    self.cache,
+                    self.tokenizer,
+                    self.recognizer,
+                    self.codec.frame_rate,
+                    path,
+                    Ticker("words found"),
+                )
+            words = {"key": key, "rows": rows}
+            run.record(data={"words": words})
         return Result(
-            line=f"Words were found in {known:,} of {len(self.rows):,} recordings: training reads "
-            "runs of them, short ones first, and whole recordings"
+            line=f"Words were found in {words['rows']:,} of {len(self.rows):,} recordings: "
+            "training reads runs of them, short ones first, and whole recordings"
         )
 
     def measure_lengths(self) -> Result:

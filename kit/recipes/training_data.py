@@ -9,6 +9,7 @@ from torch import Tensor
 from kit.audio.codec import load_codec
 from kit.audio.spectrogram import front_end_config, load_reference, make_front_end
 from kit.base.config import build
+from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
@@ -99,16 +100,28 @@ class TrainingData:
             rehearsal=self.rehearsal if training else 0.0,
             text_dropout=self.model.text_dropout if training else 0.0,
             spans=self.spans if training else None,
+            at_speeds=self.at_speeds if training else (),
         )
+
+    @cached_property
+    def at_speeds(self) -> list[CodeCache]:
+        """The recordings at other speeds, for the section data's `speeds`."""
+        found = self.run.figure("data", "at_speeds") or {}
+        lacking = [str(speed) for speed in self.config.speeds if str(speed) not in found]
+        if lacking:
+            raise KitError(
+                f"No recording was encoded at {', '.join(lacking)} % of its speed (`speeds` of the "
+                "section data): run notebook 01_data_prep again."
+            )
+        return [CodeCache(self.run.folder / found[str(speed)]) for speed in self.config.speeds]
 
     @cached_property
     def spans(self) -> WordSpans | None:
         """Where the words of the recordings lie; None where rows are whole recordings."""
-        path = self.run.path(WORDS)
-        if not self.config.span_rows or not path.is_file():
+        if not self.config.span_rows or not self.run.figure("data", "words"):
             return None
         least_codes = round(LEAST_S * self.codec.frame_rate)
-        return WordSpans(path, self.config.span_rows, least_codes, self.config.seed)
+        return WordSpans(self.run.path(WORDS), self.config.span_rows, least_codes, self.config.seed)
 
     def padded(self, few_shapes: bool) -> DataConfig:
         """How rows make batches, padded to their longest or for `few_shapes` to fixed lengths."""

@@ -15,8 +15,8 @@ import torch
 from helpers import DATA, code_cache, corpus, manifest, tokenizer, trained_codec, world
 from shared_work import PretendedGroup
 
-from kit.audio.clip import KEPT_SILENCE_S, load_wave
-from kit.audio.codec import load_codec
+from kit.audio.clip import KEPT_SILENCE_S, load_speech, load_wave, resampled
+from kit.audio.codec import load_codec, mels_and_codes
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError, DiskError
 from kit.batches.code_cache import CodeCache, speaker_references, touch
@@ -380,3 +380,17 @@ def test_room_is_made_of_the_caches_own_files_alone(tmp_path):
     make_room(tmp_path, 0.5 * 2000 / 2**30, 1000, set())
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"model-ema.safetensors", "codec.safetensors"}
+
+
+def test_a_recording_at_another_speed_is_the_tape_played_so(built):
+    cache, faster = CodeCache(built), CodeCache(build(built.parent, speed=110))
+    assert faster.corpus != cache.corpus and build(built.parent) == built, "each its own"
+    codec, front_end = trained_codec()[0], Mel()
+    for i in range(3):
+        wave = load_speech(manifest()[i].audio, codec.input_sample_rate)
+        (mel,), (codes,) = mels_and_codes(codec, front_end, [resampled(wave, 110, 100)])
+        assert faster.rows[i] == cache.rows[i] and np.array_equal(faster.texts[i], cache.texts[i])
+        assert len(faster.codes[i]) == pytest.approx(len(cache.codes[i]) / 1.1, abs=1.5)
+        assert np.mean(faster.codes[i] == codes.numpy()) > 0.95  # batches round otherwise
+        expected = reference_mel(mel, DATA.reference_frames).half().numpy()
+        assert np.abs(faster.references[i] - expected).max() < 0.01

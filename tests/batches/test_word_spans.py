@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 CLIPS = 40
 CONFIG = DataConfig(effective_batch=8, micro_batch=4, sort_window=32)
 LEAST_CODES = 6
+SLOW = 500_000  # added to the codes of what is heard slowly
 
 
 @pytest.fixture
@@ -51,6 +53,14 @@ def spans(cache, tmp_path):
     path = tmp_path / "words.safetensors"
     write_atomic(path, pack_tensors(arrays))
     return WordSpans(path, 5 * CLIPS, LEAST_CODES, seed=0)
+
+
+@pytest.fixture
+def slow(cache):
+    """The same recordings at half their speed: each code twice."""
+    codes = [np.repeat(cache.codes[i] + SLOW, 2) for i in range(CLIPS)]
+    references = [np.full((2, 3), -i, np.float16) for i in range(CLIPS)]
+    return made_cache(list(cache.rows), list(cache.texts), codes, references)
 
 
 def keep(parts, position):
@@ -95,27 +105,61 @@ def test_rows_are_short_at_first_longer_later_and_at_times_whole(cache, spans):
     assert all(np.array_equal(a, b) for one, two in zip(first, again) for a, b in zip(one, two))
 
 
-def test_a_resumed_stream_draws_the_same_words(cache, spans):
-    whole = list(itertools.islice(stream(cache, spans), 30))
+def test_a_row_at_another_speed_is_of_the_same_words(cache, spans, slow):
+    for with_spans in (spans, None):
+        slowly = {True: 0, False: 0}
+        for rows in epoch_rows(stream(cache, with_spans, at_speeds=[slow]), 8):
+            assert len(rows) == 36, "every recording of the split, each once"
+            for text, codes in rows:
+                is_slow = bool(codes[0] >= SLOW)
+                if is_slow:
+                    assert np.array_equal(codes[::2], codes[1::2])
+                    codes = codes[::2] - SLOW
+                i, first = divmod(int(text[0]), 1000)
+                start, end = 5 * (first // 3), 5 * (first // 3 + len(text) // 3)
+                last = first + len(text) == len(cache.texts[i])
+                assert np.array_equal(codes, cache.codes[i][start : None if last else end])
+                if 2 * len(cache.codes[i]) <= cache.longest("codes"):
+                    slowly[is_slow] += 1
+                else:
+                    assert not is_slow, "longer than the model has positions for"
+        assert 0.4 < slowly[True] / sum(slowly.values()) < 0.6
+
+
+def test_a_reference_is_heard_at_the_speed_of_its_row(cache, slow):
+    def collate(parts, _):
+        return [(int(c[0]), r[0, 0].item()) for p in parts for c, r in zip(p[1], p[2])]
+
+    batches = CodeStream(cache, "train", CONFIG, collate, at_speeds=[slow])
+    pairs = [pair for batch in itertools.islice(batches, 20) for pair in batch]
+    assert all((code >= SLOW) == (reference < 0) for code, reference in pairs)
+    assert len({code >= SLOW for code, _ in pairs}) == 2
+
+
+def test_a_resumed_stream_draws_the_same_words(cache, spans, slow):
+    with_speeds = partial(stream, at_speeds=[slow])
+    whole = list(itertools.islice(with_speeds(cache, spans), 30))
     for stop in (1, 7, 18):
-        rest = itertools.islice(stream(cache, spans, whole[stop - 1][1]), 30 - stop)
+        rest = itertools.islice(with_speeds(cache, spans, whole[stop - 1][1]), 30 - stop)
         for (rows, place), (wanted, its_place) in zip(rest, whole[stop:], strict=True):
             assert place == its_place
             assert all(np.array_equal(a[1], b[1]) for a, b in zip(rows, wanted, strict=True))
 
 
-def test_ranks_share_the_same_words(cache, spans):
-    whole = [rows for rows, _ in itertools.islice(stream(cache, spans), 12)]
-    ranks = [itertools.islice(stream(cache, spans, rank=r, world=2), 12) for r in (0, 1)]
+def test_ranks_share_the_same_words(cache, spans, slow):
+    with_speeds = partial(stream, cache, spans, at_speeds=[slow])
+    whole = [rows for rows, _ in itertools.islice(with_speeds(), 12)]
+    ranks = [itertools.islice(with_speeds(rank=r, world=2), 12) for r in (0, 1)]
     for rows, (one, _), (two, _) in zip(whole, *ranks):
         found = sorted(int(codes[0]) for _, codes in (*one, *two))
         assert found == sorted(int(codes[0]) for _, codes in rows)
 
 
-def test_another_way_to_draw_words_is_another_order_of_the_data(cache, spans):
+def test_another_way_to_draw_words_is_another_order_of_the_data(cache, spans, slow):
     position = next(iter(stream(cache, spans)))[1]
-    with pytest.raises(DamagedFileError, match="other batches"):
-        stream(cache, None, position)
+    for spans_now, at_speeds in ((None, []), (spans, [slow])):
+        with pytest.raises(DamagedFileError, match="other batches"):
+            stream(cache, spans_now, position, at_speeds=at_speeds)
 
 
 def test_steps_are_timed_with_rows_of_all_lengths(cache, spans):

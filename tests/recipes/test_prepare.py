@@ -14,7 +14,7 @@ from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unche
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DamagedFileError, DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
@@ -30,6 +30,7 @@ from kit.recipes.prepare_parts import (
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.recipes.training_data import TrainingData
 from kit.text.normalize import language_example, normalize
 from kit.text.tokenizer import Tokenizer
 
@@ -160,9 +161,20 @@ def test_words_are_found_for_rows_of_a_few_words(prepared):
         assert codes[-1] == len(preparation.cache.codes[i])
 
 
+def test_without_the_file_of_words_training_does_not_read_whole_recordings_instead(prepared):
+    run = prepared[0].active_run
+    path = run.path(WORDS)
+    lost = path.rename(path.with_suffix(".lost"))
+    with pytest.raises(DamagedFileError, match="01_data_prep"):
+        TrainingData(run).stream()
+    lost.rename(path)
+    assert TrainingData(run).stream().spans.edges(0)[0]
+
+
 def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
     work = ["audio.mel_codec.MelCodec.fit", "audio.recognizer.train_recognizer"]
     work += ["dataset.alignment.align_clips", "dataset.clip_stats.measure_clip"]
+    work += ["recipes.prepare.find_words"]
     for name in (*work, "batches.encoding.clip_digest", "batches.encoding.encode"):
         monkeypatch.setattr(f"kit.{name}", None)
     before = prepared[0].active_run.report()
