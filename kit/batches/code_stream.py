@@ -154,6 +154,12 @@ class CodeStream(IterableDataset):
         texts, recorded = (int(self.cache.lengths([i], what)[0]) for what in ("texts", "codes"))
         return cut.at_speed(number, texts, recorded, codes)
 
+    def parts(self, i: int, count: int) -> list[Cut]:
+        """Parts of row i that are learnt in up to `count` epochs, from early to late ones."""
+        epochs = self.spans.rows / len(self.members) if self.spans else count
+        cuts = [self.cut(i, round((number + 0.5) / count * epochs)) for number in range(count)]
+        return [cut for cut in cuts if cut != WHOLE]
+
     @functools.cached_property
     def longest_codes(self) -> int:
         """Of a row as it was recorded: the model has a position for each."""

@@ -71,11 +71,6 @@ class WordSpans:
         own = slice(*self.starts[i : i + 2])
         return self.texts[own].tolist(), self.codes[own].tolist()
 
-    def runs(self, i: int, count: int) -> list[Cut]:
-        """Row i as a whole, and `count` runs of its words, from short to long."""
-        cuts = [self.cut(i, number, (number + 0.5) / count) for number in range(count)]
-        return [WHOLE, *filter(None, cuts)]
-
     def cut(self, i: int, epoch: int, share: float) -> Cut | None:
         """The run of words of row i in `epoch`, `share` (0..1) of the way to the longest runs.
 

@@ -76,7 +76,7 @@ PROFILES = "profile"
 
 # Of what is trained after the model.
 MIN_CLIPS = 20  # to train on
-READER_RUNS = 4  # of words of each recording, that it also learns
+READER_PARTS = 8  # of each recording, as training learns them, that it also learns
 READER_HELD_OUT_ROWS = 64  # to measure the reader on
 SHOWN_ROWS = 5  # of them
 STATES_BATCH = 16
@@ -566,7 +566,7 @@ def learn_reader(data: TrainingData) -> Result:
         return Result(line=f"{without} {few}")
     speakers = data.cache.speakers(rows).tolist()
     rows = balance_speakers(rows, speakers, config.most_repeats)
-    texts, codes = texts_and_codes(data, rows, READER_RUNS)
+    texts, codes = texts_and_codes(data, rows, READER_PARTS)
     torch.manual_seed(0)
     reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
     fit_schedule = recognizer_schedule(reader, list(zip(held_out[1], held_out[0])))
@@ -580,15 +580,16 @@ def learn_reader(data: TrainingData) -> Result:
 
 
 def texts_and_codes(
-    data: TrainingData, rows: list[int], runs: int = 0
+    data: TrainingData, rows: list[int], parts: int = 0
 ) -> tuple[list[str], list[Tensor]]:
-    """Texts and codes (N,) of `rows`, and of `runs` runs of the words of each, where known."""
+    """Texts and codes (N,) of `rows`, and of up to `parts` parts of each that training learns."""
+    stream = data.stream()
     texts, codes = [], []
     for i in rows:
-        ids, row_codes = data.cache.texts[i], torch.from_numpy(data.cache.codes[i].astype("int64"))
-        for cut in data.spans.runs(i, runs) if data.spans and runs else [WHOLE]:
+        for cut in (WHOLE, *stream.parts(i, parts)):
+            ids, row_codes = data.cache.texts[i], stream.caches[cut.speed].codes[i]
             texts.append(data.tokenizer.decode(ids[cut.texts].tolist()))
-            codes.append(row_codes[cut.codes])
+            codes.append(torch.from_numpy(row_codes[cut.codes].astype("int64")))
     return texts, codes
 
 

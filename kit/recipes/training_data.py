@@ -106,7 +106,9 @@ class TrainingData:
     @cached_property
     def at_speeds(self) -> list[CodeCache]:
         """The recordings at other speeds, for the section data's `speeds`."""
-        found = self.run.figure("data", "at_speeds") or {}
+        found = self.run.figure("data", "at_speeds")
+        if found is None:  # prepared by an earlier version
+            return []
         lacking = [str(speed) for speed in self.config.speeds if str(speed) not in found]
         if lacking:
             raise KitError(

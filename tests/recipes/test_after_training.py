@@ -135,9 +135,9 @@ def test_a_reader_also_learns_runs_of_words(tmp_path):
     arrays = {"counts": [3], "texts": [0, 2, len(text)], "codes": [0, 9, len(codes)]}
     path = tmp_path / "words.safetensors"
     write_atomic(path, pack_tensors({name: np.array(each) for name, each in arrays.items()}))
-    data.spans = WordSpans(path, rows=4, least_codes=1, seed=0)
+    data.spans = WordSpans(path, rows=600, least_codes=1, seed=0)
     said = {len(codes): text, 9: text[:2], len(codes) - 9: text[2:]}
-    texts, found = texts_and_codes(data, [0], runs=6)
+    texts, found = texts_and_codes(data, [0], parts=6)
     assert found[0].tolist() == codes.tolist() and len({len(each) for each in found}) > 1
     for line, each in zip(texts, found, strict=True):
         assert line == data.tokenizer.decode(said[len(each)].tolist())

@@ -171,6 +171,18 @@ def test_without_the_file_of_words_training_does_not_read_whole_recordings_inste
     assert TrainingData(run).stream().spans.edges(0)[0]
 
 
+def test_recordings_are_encoded_at_the_speeds_asked_for_and_no_other_can_be_trained_on(prepared):
+    run = prepared[0].active_run
+    data = TrainingData(run)
+    assert list(run.figure("data", "at_speeds")) == [str(speed) for speed in data.config.speeds]
+    assert data.stream().caches == [data.cache, *data.at_speeds]
+    assert data.stream("held_out").caches == [data.cache], "judged as it was recorded"
+    other = TrainingData(run)
+    other.config = dataclasses.replace(data.config, speeds=(90, 80))
+    with pytest.raises(KitError, match="80 %.*01_data_prep"):
+        other.stream()
+
+
 def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
     work = ["audio.mel_codec.MelCodec.fit", "audio.recognizer.train_recognizer"]
     work += ["dataset.alignment.align_clips", "dataset.clip_stats.measure_clip"]
