@@ -278,12 +278,7 @@ class SpeechGPT(nn.Module):
         """Joint ids and joint positions (B, S) -> (B, S, D)."""
         table = torch.cat((self.text_embedding.weight, self.code_embedding.weight))
         position_table = torch.cat((self.text_position.weight, self.code_position.weight))
-        embedded = F.embedding(tokens, table)
-        if self.training and self.config.code_dropout:
-            chance = torch.rand(tokens.shape, device=tokens.device)
-            hidden = (chance < self.config.code_dropout) & (tokens >= self.config.text_vocab)
-            embedded = embedded.masked_fill(hidden[..., None], 0.0)
-        return embedded + F.embedding(positions, position_table)
+        return F.embedding(tokens, table) + F.embedding(positions, position_table)
 
     def inputs(self, batch: Batch) -> Tensor:
         """Return the trunk's input (B, K + S, D): the reference's latents, then the tokens."""

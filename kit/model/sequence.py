@@ -53,9 +53,6 @@ class GPTConfig:
     # Share of training examples without text, so that classifier-free guidance works
     # (`generate.guidance_scale`).
     text_dropout: float = 0.0
-    # Share of the codes that a model in training is not shown, so that it listens to its text
-    # instead of continuing a sound (word dropout: Bowman et al. 2016).
-    code_dropout: float = 0.0
     stop_targets: int = 4  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
     # Ids of START and STOP; None: the last but one, and the last.
@@ -76,7 +73,7 @@ class GPTConfig:
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
         known = self.activation_function in GELU
         require(known, self, "activation_function", f"choose one of {', '.join(GELU)}.")
-        require_within(self, 0, 0.9, "text_dropout", "code_dropout")
+        require_within(self, 0, 0.9, "text_dropout")
         require_within(self, 1, 128, "layers")
         require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
         require_within(self, 1, 8192, "width")

@@ -31,7 +31,7 @@ ADAPTER_HEADER = {
 }
 # Settings that may differ from the base: those of training; sizes of tables, and ids of the text's
 # START and STOP.
-FREE = {"dropout", "text_dropout", "code_dropout", "text_weight", "text_stop_input", "stop_targets"}
+FREE = {"dropout", "text_dropout", "text_weight", "text_stop_input", "stop_targets"}
 FREE |= {"share_digits", "code_levels"}
 SIZES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
 POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}

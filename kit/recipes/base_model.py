@@ -74,8 +74,7 @@ OTHER_CONDITIONS = "its conditions go with the model"
 CODEC = "codec.safetensors"
 
 # Settings of the released model, which had better stay as they are.
-DROPOUT = ("dropout", "text_dropout", "code_dropout")
-TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", *DROPOUT)
+TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "text_dropout")
 # How coqui fine-tunes XTTS; a preset's learning rates are for training from scratch.
 XTTS_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}

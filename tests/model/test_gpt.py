@@ -122,19 +122,6 @@ def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:
     return reference
 
 
-def test_code_dropout_hides_its_share_of_the_codes_in_training_alone():
-    model, batch = tiny_model(code_dropout=0.25), pack(GPT, *rows(64))
-    torch.manual_seed(0)
-    shown = model.train().embed(batch.tokens, batch.positions)
-    seen = model.eval().embed(batch.tokens, batch.positions)
-    hidden = (shown != seen).any(-1)
-    codes = batch.tokens >= GPT.text_vocab
-    assert not hidden[~codes].any()
-    assert hidden[codes].float().mean() == pytest.approx(0.25, abs=0.03)
-    table = torch.cat((model.text_position.weight, model.code_position.weight))
-    torch.testing.assert_close(shown[hidden], table[batch.positions[hidden]])  # only where it is
-
-
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 def test_the_trunk_is_torchs_own_transformer(activation):
     model = tiny_model(activation_function=activation)
