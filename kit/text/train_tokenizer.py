@@ -49,7 +49,7 @@ _RARE = 5  # a character seen fewer times than this is hardly learned
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    kind: str = "bpe"  # "bpe", "unigram" or "char": every character is a piece
+    kind: str = "bpe"  # "bpe" or "unigram"
     vocab_size: int = 410  # pieces; an upper bound unless `exact`
     fitted: bool = False  # fewer where the text cannot teach as many (`vocabulary_advice`)
     exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
@@ -62,8 +62,7 @@ class TokenizerConfig:
     phonemes: str = ""  # learn from phonemes of espeak-ng's language "am", "en-us" ...; "": letters
 
     def __post_init__(self):
-        known = self.kind in ("bpe", "unigram", "char")
-        require(known, self, "kind", "choose `bpe`, `unigram` or `char`.")
+        require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
         either = not (self.fitted and self.exact)
         require(either, self, "fitted", "a vocabulary is fitted or exact, not both.")
         require_within(self, 0.9, 1, "character_coverage")
@@ -247,8 +246,6 @@ def vocabulary_advice(
     size = tokenizer.piece_count
     normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
     learned = {i: text for i, text in normal.items() if len(text) > 1}
-    if not learned:
-        return size, "Every character is a token."
     frequent = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
     often = len(frequent)
     parts = substrings(frequent)
@@ -372,8 +369,6 @@ def grow_tokenizer(
     is_bpe = all(score.is_integer() for score in scores)  # a unigram's are logarithms
     spelt = [base.spell(line) for line in lines]
     kind = "bpe" if is_bpe else "unigram"
-    if all(len(base.piece(i)) == 1 for i in range(base.piece_count) if not base.kind(i)):
-        kind = "char"
     # `spelt` is in phonemes already.
     learning = dataclasses.replace(config, kind=kind, fitted=True, exact=False, phonemes="")
     with TemporaryDirectory(prefix="pieces-") as folder:  # a new tokenizer, for this text alone

@@ -37,7 +37,7 @@ def pieces(path: Path) -> list[str]:
     return [tokenizer.piece(i) for i in range(tokenizer.piece_count)]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_round_trip_on_unseen_text_is_sentencepieces_own(tmp_path, kind):
     path = train_tokenizer(train_lines(), tmp_path / "t.model", TokenizerConfig(kind=kind))
     mine, own = Tokenizer(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -48,15 +48,6 @@ def test_round_trip_on_unseen_text_is_sentencepieces_own(tmp_path, kind):
     for text in [*unseen, " ".join(words), "abc ñ 🙂 中文", normalize("a\u2581b\ud800 ٣\t.")]:
         ids = mine.encode(text)
         assert ids == own.encode(text) and mine.decode(ids) == own.decode(ids) == text
-
-
-def test_each_character_can_be_a_piece(tmp_path):
-    path = train_tokenizer(train_lines(), tmp_path / "t.model", TokenizerConfig(kind="char"))
-    tokenizer = Tokenizer(path)
-    learned = [i for i in range(tokenizer.piece_count) if not tokenizer.kind(i)]
-    assert {len(tokenizer.piece(i)) for i in learned} == {1}
-    advice = training.vocabulary_advice(tokenizer, training.count_tokens(tokenizer, LINES))
-    assert advice == (tokenizer.piece_count, "Every character is a token.")
 
 
 def test_lines_text_and_tables_give_the_same_pieces(tmp_path):
@@ -417,11 +408,10 @@ def test_a_new_piece_was_spelt_in_old_ones(grown):
         assert grown.piece(number)[0] == "▁" or base.piece(ids[0])[0] != "▁", "within a word"
 
 
-@pytest.mark.parametrize("kind", ["unigram", "char"])
-def test_other_kinds_grow_too(tmp_path, kind):
+def test_a_unigram_grows_too(tmp_path):
     lines = train_lines()
-    config = TokenizerConfig(vocab_size=420, kind=kind)
-    base = Tokenizer(train_tokenizer(lines, tmp_path / "base.model", config))
+    config = TokenizerConfig(vocab_size=420, kind="unigram")
+    base = Tokenizer(train_tokenizer(lines, tmp_path / "unigram.model", config))
     grown = training.grow_tokenizer(base, english(), tmp_path / "grown.model", config)
     assert grown.encode(lines[0]) == base.encode(lines[0])
     assert training.tokenizer_report(grown, english(seed=1))["byte_rate"] == 0
