@@ -33,7 +33,7 @@ class DataConfig:
     # Most rows are runs of a recording's words, four at most at first, ten after so many rows; 0:
     # whole recordings alone.
     span_rows: int = 0
-    # Speeds, in percent, at which training also hears each recording, faster and higher or slower
+    # Speeds, in percent, at which training also plays each recording, faster and higher or slower
     # and lower: further speakers (speed perturbation, Ko et al. 2015).
     speeds: tuple[int, ...] = ()
     grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row

@@ -301,8 +301,8 @@ class CodeStream(IterableDataset):
         """
         parts = [cuts.get(i, WHOLE) for i in rows]
         caches = [self.caches[part.speed] for part in parts]
-        heard = [cache.references[i] for cache, i in zip(caches, references)]
-        cond = torch.from_numpy(np.stack(heard)).float()
+        mels = [cache.references[i] for cache, i in zip(caches, references)]
+        cond = torch.from_numpy(np.stack(mels)).float()
         texts = [
             [] if i in without_text else self.cache.texts[i][p.texts] for i, p in zip(rows, parts)
         ]

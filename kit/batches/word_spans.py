@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
     texts: slice  # of its text ids
     codes: slice
-    speed: int = 0  # number of the speed at which it is heard; 0: as it was recorded
+    speed: int = 0  # number of the speed at which it is played; 0: as it was recorded
 
     @property
     def tokens(self) -> int:

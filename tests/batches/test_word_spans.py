@@ -24,7 +24,7 @@ from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 CLIPS = 40
 CONFIG = DataConfig(effective_batch=8, micro_batch=4, sort_window=32)
 LEAST_CODES = 6
-SLOW = 500_000  # added to the codes of what is heard slowly
+SLOW = 500_000  # added to the codes of what is played slowly
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_row_at_another_speed_is_of_the_same_words(cache, spans, slow):
         assert 0.4 < slowly[True] / sum(slowly.values()) < 0.6
 
 
-def test_a_reference_is_heard_at_the_speed_of_its_row(cache, slow):
+def test_a_reference_has_the_speed_of_its_row(cache, slow):
     def collate(parts, _):
         return [(int(c[0]), r[0, 0].item()) for p in parts for c, r in zip(p[1], p[2])]
 
