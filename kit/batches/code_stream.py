@@ -148,11 +148,11 @@ class CodeStream(IterableDataset):
             cut = self.spans.cut(i, epoch, share) or WHOLE
         chance = random.Random(f"{self.config.seed} {epoch} {i} speed")
         number = int(chance.random() * len(self.caches))
-        codes = int(self.caches[number].lengths([i], "codes")[0])
-        if number == 0 or codes > self.longest_codes:
+        codes, tokens = (int(self.caches[number].lengths([i], n)[0]) for n in ("codes", "tokens"))
+        if number == 0 or codes > self.longest["codes"] or tokens > self.longest["tokens"]:
             return cut
-        texts, recorded = (int(self.cache.lengths([i], what)[0]) for what in ("texts", "codes"))
-        return cut.at_speed(number, texts, recorded, codes)
+        recorded = int(self.cache.lengths([i], "codes")[0])
+        return cut.at_speed(number, tokens - codes, recorded, codes)
 
     def parts(self, i: int, count: int) -> list[Cut]:
         """Parts of row i that are learnt in up to `count` epochs, from early to late ones."""
@@ -161,9 +161,9 @@ class CodeStream(IterableDataset):
         return [cut for cut in cuts if cut != WHOLE]
 
     @functools.cached_property
-    def longest_codes(self) -> int:
-        """Of a row as it was recorded: the model has a position for each."""
-        return self.cache.longest("codes")
+    def longest(self) -> dict[str, int]:
+        """The codes and tokens of the longest rows as recorded: model and memory suffice for them."""
+        return {name: self.cache.longest(name) for name in ("codes", "tokens")}
 
     def lengths_in(self, rows: Sequence[int], cuts: dict[int, Cut]) -> dict[int, int]:
         """The tokens of each of `rows`, of which `cuts` are learnt, with the special ones."""
