@@ -162,7 +162,7 @@ class CodeStream(IterableDataset):
 
     @functools.cached_property
     def longest(self) -> dict[str, int]:
-        """The codes and tokens of the longest rows as recorded: model and memory suffice for them."""
+        """The codes and tokens of the longest rows as recorded: the model and memory fit them."""
         return {name: self.cache.longest(name) for name in ("codes", "tokens")}
 
     def lengths_in(self, rows: Sequence[int], cuts: dict[int, Cut]) -> dict[int, int]:
