@@ -175,7 +175,7 @@ def encode_shards(
 
 
 def encode(
-    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig, speed: int
+    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig, speed: int = 100
 ) -> dict[str, np.ndarray]:
     """Return codes and references of `rows` as a shard's tensors, a few waveforms at a time."""
     codes: list = [None] * len(rows)

@@ -74,7 +74,7 @@ def test_what_one_process_leaves_is_compared(alone):
     assert {"ledger.jsonl", "measures.jsonl", "aligned.json", "tokenizer.model"} <= names
     assert {"codec.safetensors", "recognizer.safetensors"} <= names
     assert sum(name.startswith("codes-") for name in names) > 8
-    assert sum(name.startswith("index-") for name in names) == 1
+    assert sum(name.startswith("index-") for name in names) == 2, "also at 90 % of the speed"
     assert any("long/clips/cut" in name for name in alone), "some were cut"
 
 
