@@ -148,8 +148,10 @@ class CodeStream(IterableDataset):
             cut = self.spans.cut(i, epoch, share) or WHOLE
         chance = random.Random(f"{self.config.seed} {epoch} {i} speed")
         number = int(chance.random() * len(self.caches))
+        if number == 0:
+            return cut
         codes, tokens = (int(self.caches[number].lengths([i], n)[0]) for n in ("codes", "tokens"))
-        if number == 0 or codes > self.longest["codes"] or tokens > self.longest["tokens"]:
+        if codes > self.longest["codes"] or tokens > self.longest["tokens"]:
             return cut
         recorded = int(self.cache.lengths([i], "codes")[0])
         return cut.at_speed(number, tokens - codes, recorded, codes)
@@ -157,8 +159,8 @@ class CodeStream(IterableDataset):
     def parts(self, i: int, count: int) -> list[Cut]:
         """Parts of row i that are learnt in up to `count` epochs, from early to late ones."""
         epochs = self.spans.rows / len(self.members) if self.spans else count
-        cuts = [self.cut(i, round((number + 0.5) / count * epochs)) for number in range(count)]
-        return [cut for cut in cuts if cut != WHOLE]
+        drawn = [round((number + 0.5) / count * epochs) for number in range(count)]
+        return [cut for epoch in drawn for cut in self.cuts([i], epoch).values()]
 
     @functools.cached_property
     def longest(self) -> dict[str, int]:

@@ -106,16 +106,16 @@ class TrainingData:
     @cached_property
     def at_speeds(self) -> list[CodeCache]:
         """The recordings at other speeds, for the section data's `speeds`."""
-        found = self.run.figure("data", "at_speeds")
-        if found is None:  # prepared by an earlier version
+        indexes = self.run.figure("data", "at_speeds")
+        if indexes is None:  # prepared by an earlier version
             return []
-        lacking = [str(speed) for speed in self.config.speeds if str(speed) not in found]
+        lacking = [str(speed) for speed in self.config.speeds if str(speed) not in indexes]
         if lacking:
             raise KitError(
                 f"No recording was encoded at {', '.join(lacking)} % of its speed (`speeds` of the "
                 "section data): run notebook 01_data_prep again."
             )
-        return [CodeCache(self.run.folder / found[str(speed)]) for speed in self.config.speeds]
+        return [CodeCache(self.run.folder / indexes[str(speed)]) for speed in self.config.speeds]
 
     @cached_property
     def spans(self) -> WordSpans | None:
