@@ -412,14 +412,13 @@ class Preparation:
         """
         run = self.active_run
         if not self.data_config.span_rows or not self.matched.judged:
-            run.record(data={"words": None})
+            run.record(data={"rows_with_words": 0, "words_key": None})
             why = "" if self.matched.judged else ": the recogniser is not good enough to find words"
             return Result(line=f"Training reads whole recordings{why}.")
         path = run.path(WORDS)
         made_from = run.path("recognizer.safetensors"), run.index()
         key = digest(*map(file_digest, made_from))
-        words = run.figure("data", "words") or {}
-        if words.get("key") != key or not path.is_file():
+        if run.figure("data", "words_key") != key or not path.is_file():
             with on_device(run.hw.device, self.recognizer):
                 rows = find_words(
                     self.rows,
@@ -430,11 +429,11 @@ class Preparation:
                     path,
                     Ticker("words found"),
                 )
-            words = {"key": key, "rows": rows}
-            run.record(data={"words": words})
+            run.record(data={"rows_with_words": rows, "words_key": key})
+        rows = run.figure("data", "rows_with_words")
         return Result(
-            line=f"Words were found in {words['rows']:,} of {len(self.rows):,} recordings: "
-            "training reads runs of them, short ones first, and whole recordings"
+            line=f"Words were found in {rows:,} of {len(self.rows):,} recordings: training reads "
+            "runs of them, short ones first, and whole recordings"
         )
 
     def measure_lengths(self) -> Result:

@@ -120,7 +120,7 @@ class TrainingData:
     @cached_property
     def spans(self) -> WordSpans | None:
         """Where the words of the recordings lie; None where rows are whole recordings."""
-        if not self.config.span_rows or not self.run.figure("data", "words"):
+        if not self.config.span_rows or not self.run.figure("data", "rows_with_words"):
             return None
         least_codes = round(LEAST_S * self.codec.frame_rate)
         return WordSpans(self.run.path(WORDS), self.config.span_rows, least_codes, self.config.seed)
