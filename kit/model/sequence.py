@@ -37,6 +37,9 @@ class GPTConfig:
     # many values each digit has. Saved models have plain tables: ().
     share_digits: bool = False
     code_levels: tuple[int, ...] = ()
+    # A training from random weights takes layers and positions from a voice that reads already
+    # (weights.py); only for models of its size.
+    pretrained_layers: bool = False
     max_text: int = 160  # text positions
     max_code: int = 608  # code positions
     latents: int = 8  # conditioning latents before every example

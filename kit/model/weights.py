@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kit.base import tensor_file
-from kit.base.config import checked
+from kit.base.config import CONFIGS, checked
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
@@ -32,9 +32,13 @@ ADAPTER_HEADER = {
 # Settings that may differ from the base: those of training; sizes of tables, and ids of the text's
 # START and STOP.
 FREE = {"dropout", "text_dropout", "text_weight", "text_stop_input", "stop_targets"}
-FREE |= {"share_digits", "code_levels"}
+FREE |= {"share_digits", "code_levels", "pretrained_layers"}
 SIZES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
 POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}
+# Layers and positions of `make demo`'s voice, in fp16 (tests/tools/pretrained_layers.py).
+PRETRAINED = CONFIGS / "pretrained-layers.safetensors"
+LAYERS = ("gpt.", "text_position.", "code_position.")
+PRETRAINED_SIZES = ("layers", "width", "heads", "activation_function")
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
@@ -149,6 +153,38 @@ def model_settings(base: GPTConfig) -> dict:
     values = dataclasses.asdict(base)
     values |= {"start_text_id": base.start_text, "stop_text_id": base.stop_text}
     return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
+
+
+def save_layers(model: SpeechGPT, path: Path) -> None:
+    """Write the layers and positions of `model` to `path`, in fp16, for `first_weights`."""
+    state = model.state_dict().items()
+    layers = {name: w.half().contiguous() for name, w in state if name.startswith(LAYERS)}
+    header = {name: getattr(model.config, name) for name in PRETRAINED_SIZES}
+    write_atomic(path, tensor_file.file_bytes(layers, header))
+
+
+def first_weights(config: GPTConfig, path: Path = PRETRAINED) -> SpeechGPT:
+    """Return a random model; with `pretrained_layers` its layers and positions are those at `path`.
+
+    A model learns to read from speech that is easy to predict, and keeps that in another language
+    and voice. Raises KitError for another size.
+    """
+    model = SpeechGPT(config)
+    if not config.pretrained_layers:
+        return model
+    layers, header = tensor_file.contents(path)
+    for name, value in header.items():
+        if getattr(config, name) != value:
+            raise KitError(
+                f"`model.pretrained_layers` needs a model with {name} {value}, got "
+                f"{getattr(config, name)}: set it to false, or {name} to {value}."
+            )
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name in layers:
+                rows = min(len(tensor), len(layers[name]))  # there may be more positions
+                tensor[:rows] = layers[name][:rows]
+    return model
 
 
 def warm_start_model(

@@ -16,7 +16,7 @@ from kit.inference.generate import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
-from kit.model.weights import load_model, saved_config, warm_start_model
+from kit.model.weights import first_weights, load_model, saved_config, warm_start_model
 from kit.notebook.result import Result
 from kit.text.normalize import language_code
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
@@ -154,13 +154,13 @@ def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first training step: the base model's weights, or random ones.
+    """The model before its first training step: the base model's weights, or `first_weights`.
 
     Raises DamagedFileError if `config` is no longer that of the base model.
     """
     base = load_base_tokenizer(run, tokenizer.language)
     if base is None:
-        return SpeechGPT(config)
+        return first_weights(config)
     return warm_start_model(config, load_model(run.folder / MODEL), base_spellings(base, tokenizer))
 
 

@@ -55,6 +55,7 @@ class TrainingData:
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             code_levels=self.codec.levels if shares else (),
+            pretrained_layers=from_scratch and model.get("pretrained_layers", False),
             n_mels=self.front_end.config.n_mels,
         )
         finetune = build(FinetuneConfig, run.section("finetune"))

@@ -374,6 +374,11 @@ class TrainingPlan:
                 f" {self.model.text_dropout:.0%} of the examples come without their text: a voice "
                 "that learnt both can be guided by its text (`generate.guidance_scale`)."
             )
+        if self.model.pretrained_layers:
+            line += (
+                " Layers and positions begin with those of a voice that reads "
+                "(`model.pretrained_layers`); the rest of the model is random."
+            )
         return Result(line=line, figures=figures)
 
     @once

@@ -6,14 +6,16 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.base.config import build
-from kit.base.errors import DamagedFileError
+from kit.base.config import build, load_preset
+from kit.base.errors import DamagedFileError, KitError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import (
     extend_positions,
+    first_weights,
     load_model,
     model_settings,
+    save_layers,
     save_model,
     warm_start_model,
 )
@@ -99,3 +101,25 @@ def test_codes_that_share_digits_are_saved_as_plain_tables(tmp_path):
     assert plain.state_dict().keys() == SpeechGPT(plain.config).state_dict().keys()
     example = pack(config, *random_rows(config, 4))
     assert all(torch.equal(a, b) for a, b in zip(model(example), plain(example), strict=True))
+
+
+def test_a_training_begins_with_layers_that_read(tmp_path):
+    path = tmp_path / "layers.safetensors"
+    save_layers(BASE, path)
+    model = first_weights(larger(pretrained_layers=True), path)
+    count = BASE.config.max_code
+    for name, theirs in BASE.state_dict().items():
+        own = model.state_dict()[name][: len(theirs)]
+        taken = name.startswith(("gpt.", "text_position.", "code_position."))
+        # A bias of zeros, a scale of ones: the same in any model.
+        assert torch.equal(own, theirs.half().float()) == taken or theirs.unique().numel() == 1
+    assert model.code_position.weight[count:].abs().sum() > 0, "further positions are random"
+    with pytest.raises(KitError, match="needs a model with width"):
+        first_weights(larger(width=64, pretrained_layers=True), path)
+
+
+def test_the_layers_in_configs_are_of_the_size_that_the_preset_has():
+    preset = load_preset("cpu")
+    model = build(GPTConfig, preset["model"] | preset["recordings"]["model"])
+    assert model.pretrained_layers
+    first_weights(model)
