@@ -26,7 +26,7 @@ from kit.inference.candidates import READER
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
 from kit.inference.generate import GenerateConfig
-from kit.inference.program_export import export_onnx, export_program
+from kit.inference.onnx_export import export_onnx
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import SOUND, load_voice
 from kit.notebook.plots import bars, curves, mel_picture
@@ -130,7 +130,6 @@ class Speaking:
         yield from self.costs.run()
         yield self.say_in_each_format()
         yield self.export()
-        yield self.programs()
 
     def say(
         self, text: str = "", speaker: str = "", dtype: str = "", reference: str = ""
@@ -312,11 +311,6 @@ class Speaking:
             show_download_button(path)
             return Result(line=line)
         return Result(line=line, link=path)
-
-    def programs(self) -> Result:
-        folder = export_program(self.voice, self.active_run.path("programs"))
-        grid = [("file", "size"), *((p.name, megabytes(p)) for p in sorted(folder.iterdir()))]
-        return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
 
 
 def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:

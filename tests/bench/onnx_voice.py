@@ -21,7 +21,7 @@ from kit.audio.recognizer import cer, load_recognizer
 from kit.dataset.manifest import read_manifest
 from kit.inference import evaluate, speak_onnx, voice_files
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed
-from kit.inference.program_export import WEIGHTS, export_onnx
+from kit.inference.onnx_export import WEIGHTS, export_onnx
 
 
 class KitNoise:

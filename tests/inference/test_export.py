@@ -25,7 +25,6 @@ from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.export import CARD, FILES, SCALE, export_voice, load_export, read_card, unpacked
 from kit.inference.generate import GenerateConfig, generate
 from kit.inference.linear_formats import int8
-from kit.inference.program_export import export_program
 from kit.inference.voice import Voice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,41 +311,3 @@ def test_a_card_that_asks_for_what_no_voice_has_is_refused_at_once(folder, part,
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     sealed(folder, **{part: card[part] | {name: value}})
     refused(folder, rf"\w+\.{name} = .*: (must lie in|must be 0 or more)")
-
-
-@pytest.fixture(scope="module")
-def programs(voice, tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PATH", "")  # no C++ compiler is needed
-    before = copy.deepcopy(voice.model.state_dict())
-    folder = export_program(voice, tmp_path_factory.mktemp("programs"))
-    patch.undo()
-    assert all(torch.equal(before[n], w) for n, w in voice.model.state_dict().items())
-    return folder
-
-
-def test_the_programs_speak_without_the_kit(voice, programs):
-    texts = [[5], [7, 8], voice.ids(LINES[0]), list(range(20, 38))]  # the shortest, the longest
-    asked = [(ids, speaker) for ids in texts for speaker in voice.speakers]
-    manual = re.search(r"```python\n(.*?)```", (programs / "README.md").read_text(), re.S)[1]
-    ask = f"print([speak(*a) for a in {asked!r}])\nimport sys\nassert 'kit' not in sys.modules"
-    run = [sys.executable, "-c", manual + ask]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    found = subprocess.run(run, cwd=programs, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    wanted = []
-    for ids, speaker in asked:
-        (row,) = generate(voice.model, [ids], voice.reference(speaker)[None], GREEDY)
-        wanted.append(row.codes.tolist())
-    assert json.loads(found.stdout) == wanted and len({tuple(row) for row in wanted}) > 2
-
-
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # of torch.export.load
-def test_the_programs_hold_what_they_need_and_no_more(voice, programs):
-    files = {"prefill.pt2", "decode_one.pt2", "latents.safetensors", "tokenizer.model", "README.md"}
-    assert {p.name for p in programs.iterdir()} == files
-    program, model = torch.export.load(programs / "decode_one.pt2"), voice.model
-    assert program.example_inputs is None  # a whole cache
-    parts = (model.gpt, model.final_norm, model.code_embedding, model.code_position)
-    needed = sum(w.numel() for part in (*parts, model.code_head) for w in part.parameters())
-    assert sum(w.numel() for w in program.state_dict.values()) == needed

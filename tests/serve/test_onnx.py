@@ -22,7 +22,7 @@ from kit.base.files import file_digest
 from kit.inference import speak_onnx
 from kit.inference.export import export_voice
 from kit.inference.generate import GenerateConfig, Noise, candidate_seed, penalize, sample
-from kit.inference.program_export import export_onnx
+from kit.inference.onnx_export import export_onnx
 
 GREEDY = GenerateConfig(temperature=0)
 SAMPLED = GenerateConfig(temperature=0.9, top_k=12, top_p=0.8, repetition_penalty=1.3, retries=0)

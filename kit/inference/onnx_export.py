@@ -1,8 +1,6 @@
-"""Export a voice as programs that run without this kit, by `torch.export` or in onnxruntime.
+"""Export a voice for onnxruntime: `speak_onnx.py`, written beside it, speaks without this kit.
 
-`export_program` writes `prefill.pt2`, which processes a text, and `decode_one.pt2`, which generates
-a code. `export_onnx` writes `prompt.onnx`, `step.onnx` and `sound.onnx`; beside them
-`speak_onnx.py` samples codes and speaks, without torch.
+`prompt.onnx` processes a text, `step.onnx` generates a code, `sound.onnx` decodes codes.
 
 Shapes: T text ids, K latents, P prompt, Q new positions, N positions of the cache or so far, D
 width, H heads, d = D / H, V code vocabulary.
@@ -26,11 +24,9 @@ from torch import Tensor, nn
 
 from kit.audio.mel_codec import MelCodec
 from kit.audio.vocoder import RealGriffinLim, RealVocoder
-from kit.base.compiler import keep_device_guard
 from kit.base.errors import KitError
-from kit.base.files import atomic_folder, atomic_path, file_digest, write_atomic
+from kit.base.files import atomic_folder, file_digest, write_atomic
 from kit.base.formatting import nearest
-from kit.base.tensor_file import save_tensors
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
 from kit.inference.generate import GenerateConfig
@@ -48,46 +44,6 @@ MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
 # Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
 SAMPLING = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float)
 SAMPLING |= dict.fromkeys(("top_k", "seed"), int)
-
-MANUAL = """# A speech GPT as two programs
-
-Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch
-{torch.__version__}.
-A .pt2 file may hold pickles, which run code when loaded: only load files that you trust.
-
-```python
-import torch
-from safetensors.torch import load_file
-
-prefill = torch.export.load("prefill.pt2").module()
-decode_one = torch.export.load("decode_one.pt2").module()
-latents = load_file("latents.safetensors")  # of each speaker
-
-@torch.inference_mode()
-def speak(ids, speaker):
-    codes = []
-    logits, state, cache = prefill(torch.tensor(ids), latents[speaker])
-    for code_index in range(1, {c.max_code}):
-        code = logits.argmax(-1)  # greedy; or sample
-        if code == {c.stop_code}:  # STOP; without it the text is truncated
-            break
-        codes.append(int(code))
-        logits, state, new = decode_one(code, torch.tensor([code_index]), cache)
-        cache = torch.cat((cache, new))
-    return codes
-```
-
-| program | takes | gives |
-|---|---|---|
-| prefill | text (T,) int64, T from 1 to {longest}; latents {latents} | logits, state, cache |
-| decode_one | code (1,), code_index (1,) int64; cache | logits, state, entries to append |
-
-All others are float32: `logits` (1, {c.code_vocab}), START ({c.start_code}) is -inf; `state` is
-what they are computed from; `cache` (positions, {c.layers}, 2, {c.heads}, {head}), keys and values.
-
-Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text normalised by
-`kit.text.normalize` (language `{voice.language}`). The voice's codec decodes codes to audio.
-"""
 
 
 class Prompt(nn.Module):
@@ -170,31 +126,6 @@ def traceable_parts(voice: Voice) -> tuple[dict[str, tuple], dict[str, Tensor]]:
         "step": (Step(decoder), step, {"cache": {0: positions}}),
     }
     return graphs, latents
-
-
-@torch.no_grad()
-def export_program(voice: Voice, folder: Path) -> Path:
-    """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
-
-    `latents.safetensors` holds each speaker's conditioning latents; README.md describes inputs,
-    shapes and a decoding loop. The kit never loads a .pt2: it may hold pickles.
-    """
-    folder = prepare(Path(folder))
-    graphs, latents = traceable_parts(voice)
-    with atomic_path(folder / "latents.safetensors") as file:
-        save_tensors(latents, file)
-    write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
-    keep_device_guard()
-    for name, (module, inputs, dynamic) in zip(("prefill", "decode_one"), graphs.values()):
-        shapes = tuple(dynamic.get(name) for name in inputs)
-        program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes)
-        program.example_inputs = None
-        with atomic_path(folder / f"{name}.pt2") as temporary, open(temporary, "wb") as file:
-            torch.export.save(program, file)
-    c = voice.model.config
-    sizes = {"longest": c.max_text - 2, "latents": (c.latents, c.width), "head": c.width // c.heads}
-    write_atomic(folder / "README.md", MANUAL.format(c=c, **sizes, torch=torch, voice=voice))
-    return folder
 
 
 @torch.no_grad()
