@@ -1,11 +1,9 @@
 """What the records of runs say: the checklist of one, and two side by side.
 
-Nothing is trained or measured again; only blind listening lets both voices speak.
+Nothing is trained or measured again; only `Compare.listen` lets both voices speak.
 """
 
 import dataclasses
-import math
-import random
 import shlex
 from collections.abc import Iterator
 
@@ -13,14 +11,13 @@ import numpy as np
 
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.files import encode_wav, write_atomic
+from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import Check, Scores, problems_of
 from kit.notebook.plots import column, curves, smooth, thin
-from kit.notebook.result import Result
-from kit.notebook.speech_panels import ListenPanel
+from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
@@ -28,7 +25,7 @@ from kit.recipes.speak import Speaking
 from kit.training.logs import held_out_losses, read_log
 from kit.tuning.doctor import training_checks
 
-PAIRS = 12  # sentences to listen to
+SENTENCES = 3  # to listen to
 SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
 # Of the record: name, section, key, and how it is written.
 FIGURES = (
@@ -235,12 +232,8 @@ class Compare:
                 rows.append((name, *("-" if v is missing else figure_text(v) for v in pair)))
         return rows
 
-    def listen(self, pairs: int = PAIRS) -> ListenPanel | Result:
-        """Return a panel that plays the same sentences by both voices, without their names.
-
-        Order and sides are random, the level is the same. The preferences go into both records and
-        replace those of an earlier session.
-        """
+    def listen(self, count: int = SENTENCES) -> Result:
+        """The same held-out sentences spoken by both voices, equally loud."""
         if len(self.runs) == 1:
             return Result(line=SKIPPED)
         voices = []
@@ -252,39 +245,15 @@ class Compare:
                 f"One of {', '.join(self.runs)} can speak no held-out sentence of the other: "
                 "compare runs of one language."
             )
-        texts = random.sample(texts, min(pairs, len(texts)))
-        speech = [each.voice.speak(texts, each.speaker, each.sampling) for each in voices]
-        sides = [random.sample((0, 1), 2) for _ in texts]
-        offered = []
-        for text, order, *spoken in zip(texts, sides, *speech):
-            wavs = same_level([np.asarray(each.wave) for each in spoken])
-            sounds = [encode_wav(wave, voice.rate_hz) for wave, voice in zip(wavs, voices)]
-            offered.append((text, sounds[order[0]], sounds[order[1]]))
-        preferred = {}  # by pair, which is answered again after an error: run 0, 1 or None
-
-        def answer(number: int, which: int | None) -> str:
-            preferred[number] = None if which is None else sides[number][which]
-            answers = list(preferred.values())
-            return self.record_preference(answers.count(0), answers.count(1), answers.count(None))
-
-        return ListenPanel(offered, answer)
-
-    def record_preference(self, wins_a: int, wins_b: int, equal: int) -> str:
-        """Record how often each was preferred under `listening` in both records; say it."""
-        a, b = self.runs.values()
-        for run, other, own, others in ((a, b, wins_a, wins_b), (b, a, wins_b, wins_a)):
-            low, high = wilson(own, own + others)
-            figures = {"preferred": own, "other_preferred": others, "equal": equal}
-            figures |= {"preference_low": low, "preference_high": high}
-            run.record(listening={other.name: figures})
-        low, high = wilson(wins_a, wins_a + wins_b)
-        verdict = "no difference is shown"
-        if low > 0.5 or high < 0.5:
-            verdict = f"{a.name if low > 0.5 else b.name} is preferred"
-        return (
-            f"{a.name} was preferred {wins_a} times, {b.name} {wins_b} times, neither {equal} "
-            f"times: {low:.0%} to {high:.0%} for {a.name} (95 % confidence), so {verdict}."
-        )
+        speech = [each.voice.speak(texts[:count], each.speaker, each.sampling) for each in voices]
+        sounds = []
+        for text, *spoken in zip(texts, *speech):
+            waves = same_level([np.asarray(each.wave) for each in spoken])
+            for name, voice, wave in zip(self.runs, voices, waves):
+                sounds.append(
+                    Sound(caption=f"{name}: {text}", wave=wave, sample_rate_hz=voice.rate_hz)
+                )
+        return Result(line=f"{' and '.join(self.runs)}, equally loud", sounds=sounds)
 
 
 def write_comparison(run: str, **other: str) -> Result:
@@ -310,15 +279,3 @@ def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
     levels = [float(np.sqrt(np.mean(np.square(wave)))) if len(wave) else 0.0 for wave in waves]
     lowest = min(levels)
     return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
-
-
-def wilson(wins: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share (Wilson 1927); (0, 1) without a trial."""
-    if not trials:
-        return 0.0, 1.0
-    share = wins / trials
-    z = 1.96  # standard deviations
-    middle = share + z * z / (2 * trials)
-    reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)

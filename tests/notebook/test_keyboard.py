@@ -6,7 +6,7 @@ import ipywidgets as widgets
 import pytest
 
 from kit.notebook.record_panels import UploadPanel
-from kit.notebook.speech_panels import ListenPanel, ProofreadPanel, SpeakPanel, WrittenClip
+from kit.notebook.speech_panels import ProofreadPanel, SpeakPanel, WrittenClip
 from kit.notebook.widgets import Field, View
 from kit.training.switches import Switch
 
@@ -38,13 +38,12 @@ def panels(folder: Path) -> dict:
     return {
         "train": View([switch], fields).box,
         "speak": SpeakPanel(lambda *_: (b"", ""), "one", choices).box,
-        "listen": ListenPanel([("one", b"", b"")], lambda *_: "").box,
         "proofread": ProofreadPanel([clip], lambda *_: None).box,
         "upload": UploadPanel(folder, lambda _: None, lambda _: "empty", folder / "Drive").box,
     }
 
 
-@pytest.mark.parametrize("name", ["train", "speak", "listen", "proofread", "upload"])
+@pytest.mark.parametrize("name", ["train", "speak", "proofread", "upload"])
 def test_every_control_has_a_name_and_none_is_left_out_of_the_tab_order(tmp_path, name):
     found = controls(panels(tmp_path)[name])
     assert len(found) >= 2

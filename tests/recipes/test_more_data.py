@@ -250,7 +250,7 @@ def test_the_panel_saves_at_once_the_least_certain_first(talks, out, whisper, ca
     transcribe(talks, out, whisper())
     first, second, third, fourth = read_texts(out)
     panel = proofread(out)
-    assert [clip.id for clip in panel.items] == [third, fourth, second, first]
+    assert [clip.id for clip in panel.clips] == [third, fourth, second, first]
     wav = (out / "wavs" / f"{third}.wav").read_bytes()
     assert bytes(panel.player.value) == wav and "70%" in panel.place.value
     panel.text.value = " |"
@@ -265,7 +265,7 @@ def test_the_panel_saves_at_once_the_least_certain_first(talks, out, whisper, ca
     panel.buttons["Save"].click()
     assert panel.buttons["Save"].disabled and "No clips" in panel.place.value
     assert list(read_texts(out)) == [first, second, third]
-    assert [clip.id for clip in proofread(out).items] == [second], "nobody has checked it yet"
+    assert [clip.id for clip in proofread(out).clips] == [second], "nobody has checked it yet"
     proofread(out).run()
     assert "1 clip" in capsys.readouterr().out
     (out / "metadata.csv").unlink()
