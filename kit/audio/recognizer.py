@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from kit.audio.fitting import ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
-from kit.base.config import build, require_least, require_within
+from kit.base.config import CONFIGS, build, require_least, require_within
 from kit.base.errors import KitError
 from kit.base.files import digest
-from kit.base.tensor_file import checksum, load_module, save_module
+from kit.base.tensor_file import checksum, load_module, save_module, take_layers
 from kit.text.normalize import letters
 
 MEL_FRAMES = 2  # mel frames per output frame
+# Of `make demo`'s recogniser, in fp16 (tests/tools/pretrained_layers.py).
+PRETRAINED = CONFIGS / "pretrained-recognizer.safetensors"
 
 
 class RecognizerOutput(NamedTuple):
@@ -111,6 +113,8 @@ class RecognizerConfig(FitConfig):
     batch_frames: int = 8000  # ... and mel frames: fewer of long clips
     lr: float = 2e-3
     utterances: int = 3000  # recordings it is trained on
+    # Training begins with all but the head of a recogniser of another language (PRETRAINED).
+    pretrained_layers: bool = False
     # Whisper instead: a size such as `base`, or a folder. "": this recogniser is trained.
     whisper: str = ""
 
@@ -136,6 +140,11 @@ class Recognizer(nn.Module, SpeechRecognizer):
         self.blocks = nn.Sequential(*(ConvNeXtBlock(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
+
+    def begin(self) -> None:
+        """Take what the preset says from a trained recogniser, before training."""
+        if self.config.pretrained_layers:
+            take_layers(self, PRETRAINED, self.config)
 
     def forward(self, mel: Tensor) -> Tensor:  # (B, M, T) -> (B, S, A) log-probabilities
         h = self.blocks(self.stem((mel + 5) / 3)).mT

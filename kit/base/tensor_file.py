@@ -49,6 +49,37 @@ def save_module(path: Path, module: nn.Module, **header) -> None:
     write_atomic(path, file_bytes(weights, header))
 
 
+def save_layers(path: Path, module: nn.Module, prefixes: tuple[str, ...], sizes: dict) -> None:
+    """Write the weights of `module` whose names begin so to `path`, in fp16, for `take_layers`.
+
+    `sizes` are the settings that a module which takes them must have, too.
+    """
+    state = module.state_dict().items()
+    layers = {name: w.half().contiguous() for name, w in state if name.startswith(prefixes)}
+    write_atomic(path, file_bytes(layers, sizes))
+
+
+def take_layers(module: nn.Module, path: Path, config) -> None:
+    """Replace weights of `module` by those of a trained one at `path`; its other ones stay.
+
+    Of tables with more rows (positions) the first ones. Raises KitError unless the sizes that
+    `path` needs are those of `config`, its dataclass.
+    """
+    layers, sizes = contents(path)
+    for name, value in sizes.items():
+        own = getattr(config, name)
+        if own != value:
+            raise KitError(
+                f"`pretrained_layers` of {type(config).__name__} needs {name} {value}, got {own}: "
+                f"set it to false, or {name} to {value}."
+            )
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if name in layers:
+                rows = min(len(tensor), len(layers[name]))
+                tensor[:rows] = layers[name][:rows]
+
+
 def is_finite(name: str, values: Tensor) -> bool:
     """Whether weights are finite. The code head's bias may be -inf: that code is never sampled."""
     finite = torch.isfinite(values)

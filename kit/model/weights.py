@@ -37,8 +37,6 @@ SIZES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
 POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}
 # Layers and positions of `make demo`'s voice, in fp16 (tests/tools/pretrained_layers.py).
 PRETRAINED = CONFIGS / "pretrained-layers.safetensors"
-LAYERS = ("gpt.", "text_position.", "code_position.")
-PRETRAINED_SIZES = ("layers", "width", "heads", "activation_function")
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
@@ -155,14 +153,6 @@ def model_settings(base: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name not in FREE | POSITIONS.keys()}
 
 
-def save_layers(model: SpeechGPT, path: Path) -> None:
-    """Write the layers and positions of `model` to `path`, in fp16, for `first_weights`."""
-    state = model.state_dict().items()
-    layers = {name: w.half().contiguous() for name, w in state if name.startswith(LAYERS)}
-    header = {name: getattr(model.config, name) for name in PRETRAINED_SIZES}
-    write_atomic(path, tensor_file.file_bytes(layers, header))
-
-
 def first_weights(config: GPTConfig, path: Path = PRETRAINED) -> SpeechGPT:
     """Return a random model; with `pretrained_layers` its layers and positions are those at `path`.
 
@@ -172,18 +162,7 @@ def first_weights(config: GPTConfig, path: Path = PRETRAINED) -> SpeechGPT:
     model = SpeechGPT(config)
     if not config.pretrained_layers:
         return model
-    layers, header = tensor_file.contents(path)
-    for name, value in header.items():
-        if getattr(config, name) != value:
-            raise KitError(
-                f"`model.pretrained_layers` needs a model with {name} {value}, got "
-                f"{getattr(config, name)}: set it to false, or {name} to {value}."
-            )
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if name in layers:
-                rows = min(len(tensor), len(layers[name]))  # there may be more positions
-                tensor[:rows] = layers[name][:rows]
+    tensor_file.take_layers(model, path, config)
     return model
 
 

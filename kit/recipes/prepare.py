@@ -285,7 +285,7 @@ class Preparation:
     def train_recognizer(self) -> Result:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
-        config = build(RecognizerConfig, run.section("recognizer"))
+        config = build(RecognizerConfig, self.source.section(run, "recognizer"))
         front_end = Mel(recognizer_mel(self.front_end.config))
         self.recognizer, origin = parts.train_or_load_recognizer(
             run, config, self.checked.kept, front_end, self.source.language

@@ -261,6 +261,7 @@ def train_or_load_recognizer(
     texts = [row.text for row in sample]
     torch.manual_seed(0)
     model = Recognizer(config, recognizer.alphabet_of(texts), front_end.config)
+    model.begin()
     mels = [load_mel(row.audio, front_end) for row in sample]
     held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
     fit_schedule = recognizer.recognizer_schedule(model, held_out)

@@ -128,7 +128,7 @@ class TrainingPlan:
         self.set_speed(build(SpeedConfig, merge(speed, plan.get("switches", {}))))
         epoch_steps = self.data.epoch_steps
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
-        self.config = build(TrainConfig, plan.get("train", run.section("train")))
+        self.config = build(TrainConfig, plan.get("train", section_for_run(run, "train")))
         if "train" not in plan:
             self.config = session_plan.resolve_steps(
                 self.config, epoch_steps, self.asked_steps, self.previous_steps
@@ -512,7 +512,7 @@ class TrainingPlan:
             write_atomic(self.active.path(UNCHANGED), json.dumps(unchanged))
         changes = {}
         if work.train != self.config:
-            own = vars(build(TrainConfig, self.active.section("train")))
+            own = vars(build(TrainConfig, section_for_run(self.active, "train")))
             changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
         data = {name: values[name] for name in DATA_FIELDS}
         if data.items() - now.items():

@@ -8,6 +8,7 @@ from helpers import GPT, random_rows, tiny_model
 
 from kit.base.config import build, load_preset
 from kit.base.errors import DamagedFileError, KitError
+from kit.base.tensor_file import save_layers
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import (
@@ -15,7 +16,6 @@ from kit.model.weights import (
     first_weights,
     load_model,
     model_settings,
-    save_layers,
     save_model,
     warm_start_model,
 )
@@ -105,16 +105,17 @@ def test_codes_that_share_digits_are_saved_as_plain_tables(tmp_path):
 
 def test_a_training_begins_with_layers_that_read(tmp_path):
     path = tmp_path / "layers.safetensors"
-    save_layers(BASE, path)
+    parts = ("gpt.", "text_position.", "code_position.")
+    save_layers(path, BASE, parts, {"width": BASE.config.width})
     model = first_weights(larger(pretrained_layers=True), path)
     count = BASE.config.max_code
     for name, theirs in BASE.state_dict().items():
         own = model.state_dict()[name][: len(theirs)]
-        taken = name.startswith(("gpt.", "text_position.", "code_position."))
+        taken = name.startswith(parts)
         # A bias of zeros, a scale of ones: the same in any model.
         assert torch.equal(own, theirs.half().float()) == taken or theirs.unique().numel() == 1
     assert model.code_position.weight[count:].abs().sum() > 0, "further positions are random"
-    with pytest.raises(KitError, match="needs a model with width"):
+    with pytest.raises(KitError, match="needs width"):
         first_weights(larger(width=64, pretrained_layers=True), path)
 
 

@@ -1,4 +1,4 @@
-"""Write configs/pretrained-layers.safetensors: layers and positions of a voice that reads.
+"""Write configs/pretrained-*.safetensors: layers of a voice that reads, and of its recogniser.
 
 `make demo RUN=layers`, then `python tests/tools/pretrained_layers.py runs/layers`.
 """
@@ -6,8 +6,21 @@
 import sys
 from pathlib import Path
 
-from kit.model.weights import PRETRAINED, WEIGHTS, load_model, save_layers
+from kit.audio import recognizer
+from kit.base.tensor_file import save_layers
+from kit.model import weights
+
+MODEL = ("gpt.", "text_position.", "code_position.")
+MODEL_SIZES = ("layers", "width", "heads", "activation_function")
+RECOGNIZER = ("stem.", "blocks.", "norm.")
+RECOGNIZER_SIZES = ("width", "blocks")
 
 if __name__ == "__main__":
-    save_layers(load_model(Path(sys.argv[1]) / WEIGHTS["ema"]), PRETRAINED)
-    print(f"{PRETRAINED}: {PRETRAINED.stat().st_size:,} bytes")
+    run = Path(sys.argv[1])
+    voice = weights.load_model(run / weights.WEIGHTS["ema"])
+    reader = recognizer.load_recognizer(run / "recognizer.safetensors")
+    parts = (weights.PRETRAINED, voice, MODEL, MODEL_SIZES)
+    more = (recognizer.PRETRAINED, reader, RECOGNIZER, RECOGNIZER_SIZES)
+    for path, module, names, sizes in (parts, more):
+        save_layers(path, module, names, {name: getattr(module.config, name) for name in sizes})
+        print(f"{path}: {path.stat().st_size:,} bytes")
