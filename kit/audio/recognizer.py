@@ -22,7 +22,7 @@ from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import CONFIGS, build, require_least, require_within
 from kit.base.errors import KitError
 from kit.base.files import digest
-from kit.base.tensor_file import checksum, load_module, save_module, take_layers
+from kit.base.tensor_file import checksum, load_module, save_module
 from kit.text.normalize import letters
 
 MEL_FRAMES = 2  # mel frames per output frame
@@ -140,11 +140,6 @@ class Recognizer(nn.Module, SpeechRecognizer):
         self.blocks = nn.Sequential(*(ConvNeXtBlock(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
-
-    def begin(self) -> None:
-        """Take what the preset says from a trained recogniser, before training."""
-        if self.config.pretrained_layers:
-            take_layers(self, PRETRAINED, self.config)
 
     def forward(self, mel: Tensor) -> Tensor:  # (B, M, T) -> (B, S, A) log-probabilities
         h = self.blocks(self.stem((mel + 5) / 3)).mT

@@ -24,6 +24,7 @@ from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
+from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.notebook.progress import Ticker
@@ -261,7 +262,8 @@ def train_or_load_recognizer(
     texts = [row.text for row in sample]
     torch.manual_seed(0)
     model = Recognizer(config, recognizer.alphabet_of(texts), front_end.config)
-    model.begin()
+    if config.pretrained_layers:
+        take_layers(model, recognizer.PRETRAINED, config)
     mels = [load_mel(row.audio, front_end) for row in sample]
     held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
     fit_schedule = recognizer.recognizer_schedule(model, held_out)

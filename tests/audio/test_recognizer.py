@@ -13,8 +13,9 @@ from helpers import manifest, mels
 from kit.audio import recognizer
 from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import MelConfig
+from kit.base.config import build, load_preset
 from kit.base.errors import KitError
-from kit.base.tensor_file import contents, file_bytes
+from kit.base.tensor_file import contents, file_bytes, take_layers
 
 CONFIG = RecognizerConfig(width=32, blocks=1, steps=12, batch=8)
 
@@ -112,3 +113,19 @@ def test_the_front_end_is_saved_with_the_recogniser(tmp_path):
     path.write_bytes(file_bytes(weights, header))
     with pytest.raises(KitError, match=r"front end.*01_data_prep"):
         recognizer.load_recognizer(path)
+
+
+@pytest.mark.parametrize("preset", ["cpu", "t4"])
+def test_the_layers_in_configs_fit_the_recogniser_of_a_persons_recordings(preset):
+    sections = load_preset(preset)
+    config = build(RecognizerConfig, sections["recognizer"] | sections["recordings"]["recognizer"])
+    assert config.pretrained_layers
+    model = Recognizer(config, "abc")
+    take_layers(model, recognizer.PRETRAINED, config)
+    trained = contents(recognizer.PRETRAINED)[0]
+    untrained = {n for n, w in model.state_dict().items() if not torch.equal(w, trained.get(n, w))}
+    missing = model.state_dict().keys() - trained.keys()
+    assert not untrained and all(name.startswith(("head", "front_end")) for name in missing)
+    wrong = dataclasses.replace(config, width=128)
+    with pytest.raises(KitError, match="width"):
+        take_layers(model, recognizer.PRETRAINED, wrong)
