@@ -70,12 +70,12 @@ def prepared() -> tuple[Preparation, list]:
     ("data", "own", "wanted"),
     [
         ("", {}, {"frames_per_code": 3, "steps": 30}),
-        ("my/recordings", {}, {"frames_per_code": 2, "steps": 30, "good": 0.3}),
+        ("my/recordings", {}, {"frames_per_code": 3, "steps": 30, "good": 0.3}),
         ("my/recordings", {"frames_per_code": 4}, {"frames_per_code": 4, "good": 0.3}),
         ("my/recordings", {"kind": "xtts"}, {"kind": "xtts"}),
     ],
 )
-def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
+def test_recordings_of_people_get_a_codec_that_trains_longer(data, own, wanted):
     run = dataclasses.replace(start("codec-settings"), settings={"codec": own})
     run = dataclasses.replace(run, preset=merge(run.preset, run.settings))
     settings = RunSource(data=data).section(run, "codec")
@@ -104,7 +104,7 @@ def test_a_run_keeps_its_language_however_it_is_spelt():
 def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
     run = start("in_time", "cpu")
     built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
-    assert people == built_in | {"minutes": 20, "min_steps": 0} and built_in["minutes"] < 20
+    assert people == built_in | {"minutes": 30, "min_steps": 0} and built_in["minutes"] < 20
     own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
     assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
     run = start("drawn", "cpu")

@@ -91,7 +91,7 @@ def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatc
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
     message = str(Setup(start("own", "cpu")).time())
-    assert "recordings of your own, training gets 20 minutes" in message
+    assert "recordings of your own, training gets 30 minutes" in message
     setup = Setup(start("other", "tiny"))
     assert str(setup.use()) == "use: none, the preset as it is"
     assert setup.active.report()["setup"]["use"] == "none"

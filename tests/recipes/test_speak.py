@@ -140,7 +140,7 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
 @pytest.fixture(scope="module")
 def report(speaking) -> dict:
     lines = [str(result) for result in speaking.run()]
-    assert len(lines) == 6 + len(STEPS) and all(lines)
+    assert len(lines) == 5 + len(STEPS) and all(lines)
     return speaking.active_run.report()
 
 
