@@ -26,32 +26,41 @@ from torch.utils.data import DataLoader
 
 from kit.audio.clip import load_wave
 from kit.audio.codec import save_codec
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.audio.mel_codec import MelCodec
+from kit.audio.recognizer import Recognizer, alphabet_of, save_recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.hardware import Hardware
 from kit.base.tensor_file import checksum
-from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.batches.encoding import Clip, build_cache, index_columns
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import Finding, ManifestConfig
+from kit.dataset.data_report import Finding
 from kit.dataset.manifest import Utterance, write_manifest
-from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
+from kit.dataset.synthetic import load_words, make_corpus
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.decoder_steps import CudaGraphSteps
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
+from kit.model.sequence import EffectiveBatch, collate, pack
 from kit.model.weights import warm_start_model
+from kit.settings import (
+    CorpusConfig,
+    DataConfig,
+    GPTConfig,
+    ManifestConfig,
+    MelCodecConfig,
+    RecognizerConfig,
+    SpeedConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
 from kit.text.espeak import run_module
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-from kit.training.config import Base, Finetuning, TrainConfig
+from kit.text.train_tokenizer import train_tokenizer
+from kit.training.config import Base, Finetuning
 from kit.training.run import TrainingRun
-from kit.training.switches import SpeedConfig
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 

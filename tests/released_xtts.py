@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.codec import DVAE
 from kit.releases.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
+from kit.settings import GPTConfig
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0

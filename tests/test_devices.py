@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kit.audio.codec import AudioStream, mels_and_codes
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig
+from kit.audio.mel_codec import MelCodec
+from kit.audio.recognizer import Recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.config import merge
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
-from kit.inference.candidates import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
+from kit.inference.candidates import READER, CodeReader, pad_codes, save_reader
 from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
@@ -37,9 +36,16 @@ from kit.recipes import evaluate, more_data, prepare, prepare_parts, speak, trai
 from kit.recipes.start import start
 from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.releases.xtts_v2.codec import xtts_codec
-from kit.training.config import TrainConfig
+from kit.settings import (
+    CodeReaderConfig,
+    GenerateConfig,
+    MelCodecConfig,
+    RecognizerConfig,
+    SpeedConfig,
+    TrainConfig,
+)
 from kit.training.ranks import ALONE, follow_orders
-from kit.training.switches import SpeedConfig, apply
+from kit.training.switches import apply
 from kit.tuning.preflight import Workload, preflight
 
 GPU = dataclasses.replace(CPU, device="cuda", capability=(8, 0))

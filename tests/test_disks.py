@@ -19,11 +19,11 @@ from kit.audio.mel_codec import MelCodec
 from kit.base.errors import DiskError
 from kit.base.files import write_atomic
 from kit.base.run import Run
-from kit.dataset.archive import ArchiveConfig, unpack
+from kit.dataset.archive import unpack
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import save_samples
 from kit.inference.export import export_voice
+from kit.settings import ArchiveConfig, ManifestConfig
 
 LOOSE = ManifestConfig(held_out_percent=0)
 SPOKEN = {"ema": ([TEXT], [torch.from_numpy(speech(5.0))])}

@@ -12,17 +12,17 @@ import yaml
 from clips import TEXT
 from test_notebooks import NOTEBOOKS, code_cells, parse, read
 
+from kit import settings as sections
 from kit.__main__ import parser
 from kit.base.config import load_preset, rename_settings
 from kit.base.errors import Note
 from kit.dataset import layouts
-from kit.dataset.data_report import ManifestConfig
 from kit.recipes.open_run import check_settings, parse_settings
+from kit.settings import ManifestConfig, TrainConfig
 from kit.streams import formats as streams
 from kit.streams.stream import StreamConfig
 from kit.text import normalize as text
 from kit.text.train_tokenizer import extract_text
-from kit.training import config as train_config
 from kit.training.optim import lr_factor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,21 +132,17 @@ def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
 
 
 def test_the_schedule_can_be_chosen_and_the_preset_is_one(monkeypatch, tmp_path):
-    names = dict(vars(train_config))
+    names = dict(vars(sections))
     exec(blocks("A learning-rate schedule")[0], names)
     for name, schedule in names["SCHEDULES"].items():
-        monkeypatch.setitem(train_config.SCHEDULES, name, schedule)
+        monkeypatch.setitem(sections.SCHEDULES, name, schedule)
     settings = re.search(r"--set (train\.schedule=\S+)", GUIDE)[1]
     check_settings(parse_settings([settings]), load_preset("tiny"))
-    config = train_config.TrainConfig(
-        max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0
-    )
+    config = TrainConfig(max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)
     rates = [lr_factor(config, step) for step in (0, 80, 85, 100)]
     assert rates == pytest.approx([1, 1, 0.5, 0], abs=1e-6)
     assert all(math.isfinite(lr_factor(config, step)) for step in range(120))
-    config = train_config.TrainConfig(
-        max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0
-    )
+    config = TrainConfig(max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
     assert [lr_factor(config, step) for step in (5, 20, 80)] == pytest.approx([1, 0.5, 0.25])
     (source,) = blocks("A preset", "yaml")
     for section, values in yaml.safe_load(source).items():

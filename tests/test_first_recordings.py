@@ -12,11 +12,18 @@ from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
-from kit.dataset import checks, data_report, manifest
+from kit.dataset import checks, manifest
 from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_warning
-from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, pack
+from kit.model.sequence import pack
+from kit.settings import (
+    MAX_CODE_POSITIONS,
+    MAX_TEXT_POSITIONS,
+    GPTConfig,
+    ManifestConfig,
+    TokenizerConfig,
+)
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import train_tokenizer
 from kit.tuning.trials import preset_task
 
 NOTEBOOKS = CONFIGS.parent / "notebooks"
@@ -62,7 +69,7 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
 
 
 def test_the_data_report_rejects_no_clip_that_can_be_given_positions():
-    rules = build(data_report.ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
+    rules = build(ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
     clip = {"rate_hz": 22050, "channels": 1, "subtype": "PCM_16", "snr_db": 40.0}
     levels = {"peak": 0.5, "mono_peak": 0.5, "dc": 0.0, "clipped": 0.0}
     kinds = []

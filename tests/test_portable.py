@@ -238,7 +238,7 @@ if __name__ == "__main__":
     assert min(row["memory_bytes"] for row in rows) > 2**20
     rows = trials.some_rows((4, 10), (8, 20), 16)
     task = trials.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
-    short = trials.TrialConfig(steps=1, warmup_steps=1, rounds=1)
+    short = TrialConfig(steps=1, warmup_steps=1, rounds=1)
     figures = trials.measure_variant(task, short, ("sdpa",))
     assert figures.get("steps") == 1, figures
     print("all of it ran")

@@ -10,16 +10,20 @@ from kit.audio.codec import codec_config
 from kit.base.config import CONFIGS, build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision, choose_preset
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
-from kit.inference.generate import GenerateConfig
-from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
-from kit.training.switches import LABELS, SpeedConfig, switches
+from kit.batches.batching import EXTRA_TOKENS
+from kit.settings import (
+    DataConfig,
+    GenerateConfig,
+    GPTConfig,
+    SpeedConfig,
+    TrainConfig,
+    TrialConfig,
+)
+from kit.training.switches import LABELS, switches
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import recommend
 from kit.tuning.session_plan import SessionLimits, on_disk, plan_session, resolve_steps
-from kit.tuning.trials import TrialConfig
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 FRAMES_PER_S = 22050 / 256  # mel frames

@@ -25,8 +25,9 @@ from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.settings import TrialConfig
 from kit.training.switches import load_choice
-from kit.tuning.trials import Task, TrialConfig
+from kit.tuning.trials import Task
 
 GIB = 2**30
 # What such cards report of themselves.

@@ -6,9 +6,10 @@ It goes the whole real way, samples to mels to log-probabilities, in millisecond
 import numpy as np
 import torch
 
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig
+from kit.audio.mel_codec import MelCodec
+from kit.audio.recognizer import Recognizer
 from kit.audio.spectrogram import Mel
+from kit.settings import MelCodecConfig, RecognizerConfig
 
 RATE = 22050
 LETTERS = "abcdefghijklm"

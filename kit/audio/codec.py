@@ -15,11 +15,12 @@ from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.fitting import FitSchedule, Losses
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.spectrogram import Mel
 from kit.base.config import build, checked
 from kit.base.errors import KitError
 from kit.base.formatting import nearest, shorten
 from kit.base.tensor_file import load_module, save_module
+from kit.settings import MelConfig
 
 # `kind` in the settings and in a codec's file -> its class, imported when it is chosen. A new codec
 # is a file of its own and a line here.

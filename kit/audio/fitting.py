@@ -8,7 +8,6 @@ Shapes: B batch, C channels, T frames, N codes, Q quantised values per code.
 """
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,31 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.base.config import require_least, require_within
 from kit.base.errors import KitError
 from kit.base.hardware import autocast
+from kit.settings import FitConfig
 
 MAX_OVERFLOWS = 20  # steps in a row that fp16 may overflow while its loss scale settles
 TIMED_STEPS = 20  # after which the duration of the first cycle is predicted
 CLIP_NORM = 1.0  # not clipped, a codec's second cycle once diverged on a GPU (docs/measurements.md)
 
 Losses = Iterator[tuple[int, float]]  # (step, loss) of a training
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    steps: int = 400  # optimiser steps of the first cycle
-    least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
-    minutes: float = 20.0  # no further cycle starts that would end after these
-    good: float = 0.0  # held-out metric that is good enough
-    least_gain: float = 0.02  # relative improvement per cycle below which training stops
-    look_every: int = 100  # steps between evaluations on held-out clips
-
-    def __post_init__(self):
-        require_least(self, 2, "steps")
-        require_least(self, 0, "least_steps", "minutes", "good")
-        require_within(self, 0, 0.99, "least_gain")
-        require_least(self, 1, "look_every")
 
 
 class FitSchedule:

@@ -20,76 +20,16 @@ from torch import Tensor, nn
 
 from kit.audio import vocoder
 from kit.audio.codec import ClipWithStates, Codec, Progress, require_codes
-from kit.audio.fitting import FSQ, ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
-from kit.audio.spectrogram import Mel, MelConfig
-from kit.base.config import require, require_least, require_within
+from kit.audio.fitting import FSQ, ConvNeXtBlock, FitSchedule, Losses, fit_model
+from kit.audio.spectrogram import Mel
+from kit.settings import MelCodecConfig
 
-MAX_VOCABULARY = 2**20  # 32 times that of any codec in use
 HELD_OUT_CROPS = 64  # per evaluation
 # Log-magnitude: after the round trip a man's recordings score DNSMOS 2.78, without this 2.68. From
 # -2 on the score stays and letters are misheard (docs/measurements-archive.md).
 PAUSE_LEVEL = -3.0
 DROPPED_SHARE = 0.1  # of the crops: trained without states, as a round trip has none
 NOISE_SHARE = 0.5  # of the crops: trained with noise instead of rounding
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig(FitConfig):
-    steps: int = 1200
-    good: float = 0.45  # held-out loss, in nats
-    kind: str = "mel"
-    sample_rate: int = 22050  # Hz
-    n_fft: int = 1024  # samples
-    hop_length: int = 256  # samples
-    n_mels: int = 80
-    # Of each quantised number; the product is the vocabulary.
-    levels: tuple[int, ...] = (8, 8, 5, 5)
-    frames_per_code: int = 2  # mel frames
-    width: int = 192  # channels
-    blocks: int = 3  # residual blocks on each side of the bottleneck
-    griffin_lim_iters: int = 24
-    magnitude_weight: float = 0.25  # of the log-magnitude loss, relative to the log-mel loss
-    batch: int = 8  # crops per training step
-    crop_frames: int = 48  # mel frames per crop
-    lr: float = 4e-3
-    sharpen_steps: int = 0  # adversarial training of the decoder afterwards; codes stay the same
-    vocoder_steps: int = 0  # training steps of a neural vocoder; 0: Griffin-Lim
-    vocoder_width: int = 256  # channels
-    vocoder_blocks: int = 6
-    state_width: int = 0  # of a model's hidden states that the decoder takes as well; 0: none
-
-    @property
-    def frame_rate(self) -> float:
-        return self.sample_rate / self.hop_length / self.frames_per_code
-
-    @property
-    def crop_samples(self) -> int:
-        """Samples of a crop, from the centre of its first frame to that of its last."""
-        return (self.crop_frames - 1) * self.hop_length
-
-    @property
-    def mel_config(self) -> MelConfig:
-        names = ("sample_rate", "n_fft", "hop_length", "n_mels")
-        return MelConfig(**{name: getattr(self, name) for name in names})
-
-    def __post_init__(self):
-        super().__post_init__()
-        MelConfig.__post_init__(self)
-        require_within(self, 2, 1000, "levels")
-        fits = 2 <= math.prod(self.levels) <= MAX_VOCABULARY
-        fix = f"the vocabulary, their product, must be 2 to {MAX_VOCABULARY} codes."
-        require(fits, self, "levels", fix)
-        require_within(self, 1, 64, "frames_per_code", "blocks", "vocoder_blocks")
-        require_within(self, 1, 8192, "width", "vocoder_width")
-        require_within(self, 0, 1000, "griffin_lim_iters")
-        require_within(self, 1e-12, 10, "lr")
-        require_within(self, 0, 8192, "state_width")
-        require_least(self, 0, "magnitude_weight", "sharpen_steps", "vocoder_steps")
-        require_least(self, 1, "batch", "crop_frames")
-        divides = self.crop_frames % self.frames_per_code == 0
-        require(divides, self, "crop_frames", "must be a multiple of frames_per_code.")
-        require(self.frame_rate >= 1, self, "frames_per_code", "makes less than a code a second.")
-        require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
 
 
 class StateCrops(NamedTuple):

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.fitting import ConvNeXtBlock, FitConfig, FitSchedule, Losses, fit_model
-from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
-from kit.base.config import CONFIGS, build, require_least, require_within
+from kit.audio.fitting import ConvNeXtBlock, FitSchedule, Losses, fit_model
+from kit.audio.spectrogram import DEFAULT_MEL, Mel
+from kit.base.config import CONFIGS, build
 from kit.base.errors import KitError
 from kit.base.files import digest
 from kit.base.tensor_file import checksum, load_module, save_module
+from kit.settings import MelConfig, RecognizerConfig
 from kit.text.normalize import letters
 
 MEL_FRAMES = 2  # mel frames per output frame
@@ -101,29 +102,6 @@ def cer(transcripts: list[str], references: list[str]) -> float:
     references = [letters(text) for text in references]
     edits = sum(edit_distance(text, wanted) for text, wanted in zip(transcripts, references))
     return edits / sum(map(len, references))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecognizerConfig(FitConfig):
-    width: int = 256  # channels
-    blocks: int = 5  # residual blocks
-    steps: int = 500  # training steps, at least
-    good: float = 0.1  # character error rate on held-out clips that is good enough
-    batch: int = 24  # utterances per training step, at most ...
-    batch_frames: int = 8000  # ... and mel frames: fewer of long clips
-    lr: float = 2e-3
-    utterances: int = 3000  # recordings it is trained on
-    # Training begins with all but the head of a recogniser of another language (PRETRAINED).
-    pretrained_layers: bool = False
-    # Whisper instead: a size such as `base`, or a folder. "": this recogniser is trained.
-    whisper: str = ""
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_within(self, 1, 65_536, "width")
-        require_within(self, 1, 1000, "blocks")
-        require_least(self, 1, "batch", "batch_frames", "utterances")
-        require_within(self, 1e-12, 10, "lr")
 
 
 class Recognizer(nn.Module, SpeechRecognizer):

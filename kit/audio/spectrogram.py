@@ -3,7 +3,6 @@
 Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
 
-import dataclasses
 import math
 import pkgutil
 import warnings
@@ -13,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.clip import load_wave, measure_clip, resampled
-from kit.base.config import build, require_within
+from kit.base.config import build
 from kit.base.errors import KitError, Note, SpeechError
 from kit.base.formatting import nearest, shorten
+from kit.settings import MelConfig
 
 # Slaney's mel scale: 15 mels to 1000 Hz in equal steps, from there 27 per factor of 6.4.
 LINEAR_HZ = 1000.0
@@ -28,24 +28,6 @@ FRONT_ENDS = {
     "xtts": "kit.releases.xtts_v2.codec:XTTSMel",
     "indextts2": "kit.releases.indextts2.codec:Features",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MelConfig:
-    sample_rate: int = 22050  # Hz
-    n_fft: int = 1024  # samples
-    hop_length: int = 256  # samples
-    n_mels: int = 80
-
-    @property
-    def frames_per_s(self) -> float:
-        return self.sample_rate / self.hop_length
-
-    def __post_init__(self):
-        require_within(self, 8000, 192_000, "sample_rate")
-        require_within(self, 64, 8192, "n_fft")
-        require_within(self, 16, self.n_fft, "hop_length")
-        require_within(self, 1, min(256, self.n_fft // 2 + 1), "n_mels")
 
 
 DEFAULT_MEL = MelConfig()

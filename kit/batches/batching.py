@@ -13,58 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kit.base.config import MAX_SEED, require, require_least, require_within
+from kit.settings import DataConfig
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
 FEISTEL_ROUNDS = 8
 LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
 MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    effective_batch: int = 32  # utterances per optimiser step, however they are split
-    micro_batch: int = 32  # utterances per forward pass
-    effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
-    sort_window: int = 1024  # shuffled utterances sorted by length at a time
-    short_first: float = 0.0  # share of the first epoch (or group) to begin with, from short
-    # to long (SortaGrad, Amodei et al. 2016)
-    # Most rows are runs of a recording's words, four at most at first, ten after so many rows; 0:
-    # whole recordings alone.
-    span_rows: int = 0
-    # Speeds, in percent, at which training also plays each recording, faster and higher or slower
-    # and lower: further speakers (speed perturbation, Ko et al. 2015).
-    speeds: tuple[int, ...] = ()
-    grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
-    length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
-    reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
-    shard: int = 2000  # utterances per cache file
-    max_cache_gib: float = 50.0  # of the cache's folder; the least recently used files are removed
-    workers: int = 0  # processes that make training batches ahead; 0: the training process itself
-    seed: int = 0
-
-    def __post_init__(self):
-        require_least(self, 1, "effective_batch", "micro_batch", "sort_window", "shard")
-        require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
-        require_least(self, 0, "effective_tokens", "span_rows", "max_cache_gib", "workers")
-        require_within(self, 50, 200, "speeds")
-        require_within(self, 0, 1, "short_first")
-        require_within(self, 0, MAX_SEED, "seed")
-        fix = f"must divide effective_batch ({self.effective_batch})."
-        require(self.effective_batch % self.micro_batch == 0, self, "micro_batch", fix)
-        require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
-        rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
-        require(rising, self, "grid_lengths", "must rise from short to long.")
-
-    @property
-    def grad_accum(self) -> int:
-        return self.effective_batch // self.micro_batch
-
-    @property
-    def micro_tokens(self) -> int:
-        """Padded tokens per forward pass; 0 where utterances are counted."""
-        return self.effective_tokens // self.grad_accum
 
 
 def chunks(items: Sequence, size: int) -> Iterator[Sequence]:

@@ -23,9 +23,10 @@ from kit.base.errors import DamagedFileError
 from kit.base.files import digest
 from kit.base.hardware import Hardware
 from kit.batches import batching
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_cache import REHEARSAL, CodeCache
 from kit.batches.word_spans import WHOLE, Cut, WordSpans
+from kit.settings import DataConfig
 
 # What a position must agree in, and how to say that it does not.
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}

@@ -23,18 +23,25 @@ import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, load_speech, resampled
 from kit.audio.codec import Codec, mels_and_codes
-from kit.audio.spectrogram import Mel, MelConfig, reference_mel
+from kit.audio.spectrogram import Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import atomic_path, digest, file_digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import format_gib
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
 from kit.batches import code_cache
-from kit.batches.batching import DataConfig, chunks
+from kit.batches.batching import chunks
 from kit.batches.code_cache import as_bytes
 from kit.dataset.data_report import Finding, refuse
 from kit.dataset.manifest import Utterance
-from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
+from kit.settings import (
+    MAX_CODE_POSITIONS,
+    MAX_TEXT_POSITIONS,
+    TEXT_EXTRA,
+    DataConfig,
+    GPTConfig,
+    MelConfig,
+)
 from kit.text.tokenizer import Tokenizer
 
 CLIPS_AT_ONCE = 32  # encoded together

@@ -17,7 +17,6 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L s
 import contextlib
 import dataclasses
 import math
-import random
 import re
 import shutil
 from collections.abc import Callable
@@ -32,34 +31,14 @@ from torch import Tensor
 from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
 from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
-from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.manifest import Utterance
+from kit.settings import AlignConfig
 from kit.text.normalize import letters, normalize
 
 PART_BATCHES = 16  # batches whose results share a file until all are done
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AlignConfig:
-    clips: int = 0  # how many are checked, drawn at random; 0: every one
-    batch: int = 16  # clips that go through the recogniser together
-    spread: float = 6.0  # refuse clips this many robust standard deviations below the median ...
-    least_gap: float = 0.4  # ... and at least this far (nats a character), however alike they are
-    hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
-
-    def __post_init__(self):
-        for field in ("spread", "least_gap"):
-            require(0 < getattr(self, field) < math.inf, self, field, "must be positive.")
-        require_least(self, 0, "clips")
-        require_least(self, 1, "batch")
-        require_within(self, -1000, 0, "hopeless")
-
-    def draw(self, rows: list[Utterance]) -> list[Utterance]:
-        """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
-        return random.Random(0).sample(rows, self.clips) if 0 < self.clips < len(rows) else rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

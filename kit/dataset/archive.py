@@ -5,7 +5,6 @@ the folder appears by one rename once everything is unpacked.
 """
 
 import bz2
-import dataclasses
 import errno
 import glob
 import gzip
@@ -20,10 +19,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, require_disk, write_atomic
 from kit.base.lock import held
+from kit.settings import ArchiveConfig
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # a file in every finished folder: which archive it came from
@@ -35,16 +34,6 @@ BAD_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno
 # What the libraries raise for a damaged archive, also for numbers that cannot be.
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError)
 DAMAGE += (ValueError, OverflowError, struct.error)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArchiveConfig:
-    most_gib: float = 200.0  # unpacked
-    most_ratio: float = 100.0  # bytes unpacked per byte of archive; recordings stay below 20
-
-    def __post_init__(self):
-        require(0 < self.most_gib < math.inf, self, "most_gib", "must be positive.")
-        require_least(self, 1, "most_ratio")
 
 
 def archive_suffix(path: Path) -> str:

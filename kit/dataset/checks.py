@@ -20,11 +20,12 @@ from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.base.errors import DatasetError
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset import data_report
-from kit.dataset.alignment import AlignConfig, Alignment
+from kit.dataset.alignment import Alignment
 from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import DataReport, Finding, ManifestConfig, refuse
+from kit.dataset.data_report import DataReport, Finding, refuse
 from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.dataset.manifest import Utterance
+from kit.settings import AlignConfig, ManifestConfig
 from kit.text.normalize import letters, unicode_script
 
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text

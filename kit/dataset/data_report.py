@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from kit.audio.clip import ClipMeasure
-from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import disk_errors
 from kit.base.formatting import shorten
 from kit.dataset.manifest import Utterance, write_lines, write_manifest
+from kit.settings import ManifestConfig
 
 # How to fix each kind of finding, refusals first.
 FIXES = {
@@ -70,42 +70,6 @@ class Finding:
     def __post_init__(self):
         if not self.cure:
             object.__setattr__(self, "cure", FIXES[self.kind])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ManifestConfig:
-    language: str = "am"
-    held_out_percent: float = 2.0  # of a folder that brings no held-out split of its own
-    audio_root: str = ""  # folder that a table's paths start from and stay in; "": the table's own
-    columns: str = ""  # of a table, in order: "audio|text|speaker"; "": known by what they hold
-    min_clip_s: float = 0.2
-    max_clip_s: float = 14.0  # what the model's code positions hold
-    most_characters: int = 157  # what its text positions hold at one letter a token
-    clipped_share: float = 0.01  # refuse above this share of samples at full scale
-    silence_peak: float = 0.005  # refuse below this peak
-    most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale
-    most_dc: float = 0.1  # refuse when the mean of all samples is farther from zero
-    least_snr_db: float | None = None  # refuse below this signal-to-noise ratio; None: never
-    characters_per_s: tuple = (2, 40)  # outside this, text and audio do not match
-    pace_deviations: float = 6.0  # refuse a pace this many robust deviations from the median
-    odd_share: float = 0.01  # a sample rate or script with less of the dataset than this is odd
-    most_repeats: int | None = None  # of a text by one speaker; None: any number
-    edge_silence_s: float = 1.0  # warn of more silence before or after speech
-    max_rejected_percent: float = 5.0  # training does not start when more of the hours was refused
-
-    def __post_init__(self):
-        require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
-        require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
-        require_within(self, -200, 200, "least_snr_db")
-        require_least(self, 0, "characters_per_s")
-        require_least(self, 1, "most_characters", "most_peak", "most_repeats")
-        require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
-        paces = self.characters_per_s
-        rising = len(paces) == 2 and paces[0] < paces[1]
-        require(rising, self, "characters_per_s", "give the least and the most, e.g. [2, 40].")
-        require_within(self, 0, 100, "max_rejected_percent", "held_out_percent")
-        require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
-        require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,33 +20,20 @@ import soundfile
 
 from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
-from kit.base.config import build, require, require_least
+from kit.base.config import build
 from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import as_utf8, join_names, shorten
-from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
+from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.layouts import recognise
 from kit.dataset.manifest import write_lines
 from kit.dataset.recordings import Recordings, canonical_split, has_known_split, walk
 from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
+from kit.settings import ArchiveConfig, HubConfig
 
 HUB = "hf://"
 PARQUET = ".parquet"
 NEEDS_DATASETS = "needs the package datasets: pip install datasets."
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HubConfig:
-    audio_column: str = "audio"
-    text_column: str = ""  # "" takes the first of TEXT_KEYS that a row has
-    speaker_column: str = ""  # "" takes the first of SPEAKER_KEYS, or names no speaker
-    most_hours: float | None = None  # of audio to write; None: all
-    save_every: int = 100  # rows between two saved positions
-
-    def __post_init__(self):
-        positive = self.most_hours is None or 0 < self.most_hours < np.inf
-        require(positive, self, "most_hours", "must be positive, or null for all.")
-        require_least(self, 1, "save_every")
 
 
 def fetch_dataset(

@@ -19,7 +19,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem, shorten
 from kit.dataset import tables as table_files
 from kit.dataset import text_files
-from kit.dataset.data_report import Finding, ManifestConfig, Spool, rows_in_split, values_repeated
+from kit.dataset.data_report import Finding, Spool, rows_in_split, values_repeated
 from kit.dataset.manifest import Utterance
 from kit.dataset.recordings import (
     Record,
@@ -36,6 +36,7 @@ from kit.dataset.recordings import (
     split_of_table,
     stays_inside,
 )
+from kit.settings import ManifestConfig
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from kit.audio.container import SUFFIXES
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
-from kit.dataset.data_report import Finding, ManifestConfig, Spool
+from kit.dataset.data_report import Finding, Spool
 from kit.dataset.manifest import Utterance
+from kit.settings import ManifestConfig
 from kit.text.normalize import letters, normalize
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.

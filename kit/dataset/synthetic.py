@@ -16,46 +16,17 @@ from pathlib import Path
 
 import soundfile
 
-from kit.base.config import CONFIGS, MAX_SEED, read_yaml, require, require_within
+from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
-from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_module
+from kit.settings import CorpusConfig
+from kit.text.espeak import SAMPLE_RATE, Espeak, run_module
 
 WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 AGREEING = ("subject", "verb")  # slots with one row of words for each grammatical form
 MAX_FREE_WORDS = 8  # in a sentence of words in random order
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
-    language: str = "am"  # a word list in configs/words/, and the voice of espeak-ng
-    utterances: int = 12000  # training utterances
-    held_out: int = 250  # sentences of which no two neighbouring words occur in training
-    unseen: int = 100  # sentences each holding words that never occur in training
-    long: int = 30  # held-out sentences of about 20 words
-    free_order: int = 100  # held-out sentences of known words in random order
-    any_order: float = 0.33  # share of the training sentences in random order, too
-    max_words: int = 20  # of the longest training sentence
-    speakers: int = 3  # of SPEAKERS
-    workers: int = 2  # processes
-    seed: int = 0
-
-    def __post_init__(self):
-        spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
-        fix = (
-            f"the built-in corpus exists in {', '.join(spoken)}. For another language name "
-            f"recordings of your own (DATA, --data), or write configs/words/{self.language}.yaml "
-            "with the slots of en.yaml beside it."
-        )
-        require(self.language in spoken, self, "language", fix)
-        require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
-        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long", "free_order")
-        require_within(self, 0, 1, "any_order")
-        require_within(self, 1, 1000, "max_words", "workers")
-        require_within(self, 0, MAX_SEED, "seed")
-        require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
 
 
 class Grammar:

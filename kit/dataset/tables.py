@@ -21,7 +21,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import special_file_kind
 from kit.base.formatting import non_utf8_problem
 from kit.dataset.columns import Columns, IsRecording, find_columns, is_header, parse_roles, role_of
-from kit.dataset.data_report import Finding, ManifestConfig, Spool
+from kit.dataset.data_report import Finding, Spool
 from kit.dataset.recordings import (
     Record,
     Recordings,
@@ -33,6 +33,7 @@ from kit.dataset.recordings import (
     split_of,
     stays_inside,
 )
+from kit.settings import ManifestConfig
 from kit.streams.formats import JsonLines, rows
 from kit.streams.stream import BadRecord
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError
-from kit.dataset.data_report import Finding, ManifestConfig
+from kit.dataset.data_report import Finding
 from kit.dataset.recordings import (
     Record,
     Recordings,
@@ -24,6 +24,7 @@ from kit.dataset.recordings import (
     walk,
 )
 from kit.dataset.tables import encoding_problem, iter_lines
+from kit.settings import ManifestConfig
 
 # Of a recording's own text; where it has several, the first of these is taken.
 SUBTITLES = (".srt", ".vtt", ".tsv")

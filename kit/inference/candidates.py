@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from kit.audio.fitting import ConvNeXtBlock, FitConfig
+from kit.audio.fitting import ConvNeXtBlock
 from kit.audio.recognizer import character_ids, transcripts
-from kit.base.config import checked, require_least, require_within
+from kit.base.config import checked
 from kit.base.errors import KitError
 from kit.base.tensor_file import load_module, save_module, saved_header
 from kit.inference.decoder import Conditioning, Decoder
+from kit.settings import CodeReaderConfig
 
 FLOOR = 0.01  # of a token's share of the attention
 # Elements of the widest activation in a batch: what stays in a CPU's cache, twice as fast there as
@@ -104,31 +105,6 @@ READER = "reader.safetensors"  # in the folder of a run or an exported voice
 RANDOM_CODE_RATE = 0.05  # share of codes replaced in training, as a voice makes errors
 MASKED_CODE_RATE = 0.08  # share of codes masked in training
 MAX_MISMATCH = 20.0  # nats a letter; also for fewer codes than letters
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CodeReaderConfig(FitConfig):
-    width: int = 192  # channels
-    blocks: int = 6  # residual blocks
-    steps: int = 1600  # training steps of the first cycle ...
-    least_steps: int = 400  # ... at least this many if `minutes` is too short
-    minutes: float = 10.0  # no further cycle starts that would end later
-    good: float = 0.05  # stop at this character error rate on held-out rows
-    batch: int = 24  # rows per training step, at most ...
-    batch_frames: int = 12_000  # ... and codes
-    lr: float = 2e-3
-    rows: int = 0  # recordings to train on, at most; 0: no code reader
-    # A speaker's rows are repeated up to the number of the speaker with most, at most this often.
-    most_repeats: int = 4
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_within(self, 1, 8192, "width")
-        require_within(self, 1, 64, "blocks")
-        require_within(self, 1, 1000, "most_repeats")
-        require_within(self, 1e-12, 10, "lr")
-        require_least(self, 1, "batch", "batch_frames")
-        require_least(self, 0, "rows")
 
 
 class CodeReader(nn.Module):

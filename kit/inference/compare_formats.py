@@ -15,39 +15,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kit.base.config import require, require_within
 from kit.base.hardware import timings
 from kit.batches.code_cache import CodeCache
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GenerateConfig, generate
-from kit.inference.linear_formats import FORMATS, weight_bytes
+from kit.inference.generate import generate
+from kit.inference.linear_formats import weight_bytes
 from kit.inference.voice import Voice
+from kit.settings import GenerateConfig
 
 # Text ids and codes of a recording, without START and STOP, and a reference's log-mel (M, T).
 RecordedExample = tuple[list[int], list[int], Tensor]
 # How much a format may change to be chosen.
 MIN_AGREEMENT = 0.98  # share of positions with the same most likely code
 MAX_ADDED_CER = 0.01  # over the first format's
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InferConfig:
-    """The section `infer` of a preset: what speaking is timed with."""
-
-    lengths: tuple = (50, 100, 200)  # codes, with and without KV cache
-    batches: tuple = (1, 4, 16)  # texts at once
-    formats: tuple = ("fp32",)  # number formats of the weights
-    compiled: tuple = ()  # formats that are also timed compiled
-    rows: int = 64  # recordings whose next codes are compared between formats
-    sentences: int = 100  # spoken in each format
-
-    def __post_init__(self):
-        for field in ("lengths", "batches", "formats"):
-            require(len(getattr(self, field)) > 0, self, field, "must not be empty.")
-        for field in ("formats", "compiled"):
-            known = all(name in FORMATS for name in getattr(self, field))
-            require(known, self, field, f"must be of {', '.join(FORMATS)}.")
-        require_within(self, 1, 100_000, "lengths", "batches", "rows", "sentences")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,10 @@ from kit.base.formatting import nearest
 from kit.base.hardware import set_cuda_defaults
 from kit.base.tensor_file import is_finite
 from kit.inference.decoder_steps import CacheMemory, CompiledSteps, CudaGraphSteps, KVCache, write
-from kit.inference.linear_formats import FORMATS, choose_layer
+from kit.inference.linear_formats import choose_layer
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
 from kit.model.text_attention import AlignmentHead
+from kit.settings import FORMATS
 
 # Log-mels (B, M, T), one reference a row; or the segments (M, T) of each row's reference, of any
 # length, whose latents are averaged.

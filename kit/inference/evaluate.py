@@ -17,13 +17,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kit.audio.recognizer import SpeechRecognizer, cer, edit_distance
-from kit.base.config import require_within
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.dataset.manifest import Utterance
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
+from kit.settings import GenerateConfig
 from kit.text.normalize import letters
 from kit.text.sentences import SpokenPart
 
@@ -44,18 +43,6 @@ MERGE_COST = 0.5  # of two words becoming one, or one two; less than a word left
 MISSPELT = 0.5  # share of letters that may differ in the same word
 CACHE_SIZE = 50_000  # pairs of words
 STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # (words of the text, words of the transcript)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """The section `evaluate` of a preset."""
-
-    sentences: int = 250  # held-out sentences that the voice speaks
-    worst_cer: float = 0.12  # a voice with a higher CER fails
-
-    def __post_init__(self):
-        require_within(self, 1, 100_000, "sentences")
-        require_within(self, 0, 1, "worst_cer")
 
 
 # --- error rates --------------------------------------------------------------------------------

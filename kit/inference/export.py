@@ -28,12 +28,11 @@ from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import DTYPES, set_cuda_defaults
 from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read, save_tensors
 from kit.inference.candidates import READER, load_reader, save_reader
-from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import int8
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import MAX_SPEAKERS, load_references, make_voice, save_references
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
+from kit.settings import GenerateConfig, GPTConfig
 from kit.text.normalize import language_code
 from kit.text.tokenizer import load_tokenizer
 

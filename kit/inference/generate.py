@@ -19,69 +19,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from kit.base.config import require, require_least, require_types, require_within
 from kit.base.errors import Note, SpeechError
 from kit.base.files import digest
 from kit.base.hardware import is_oom
 from kit.inference.candidates import alignment_scores
 from kit.inference.decoder import Conditioning, Decoder
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
+from kit.settings import GenerateConfig, GPTConfig
 
 # (text ids, codes (N,)) of several rows -> how badly each row's codes match its text, nats a letter
 TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
 MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
 NOISE_STEPS = 32  # steps whose noise is drawn at a time
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    temperature: float = 0.3  # 0 is greedy
-    top_k: int = 20  # 0 keeps all
-    top_p: float = 0.95  # 1 keeps all
-    repetition_penalty: float = 1.0
-    # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
-    # runs every row twice.
-    guidance_scale: float = 1.0
-    # Candidates for each text; the best by log-probability, `follow` and `reread` is kept.
-    best_of: int = 1
-    # Weight of the alignment score, in nats a code, beside the log-probability, if the model has an
-    # alignment head; 0: off.
-    follow: float = 3.0
-    # Weight of the text mismatch, in nats a letter, if the voice has a code reader
-    # (candidates.py); 0: off.
-    reread: float = 1.0
-    retries: int = 2  # of a truncated text, each at half the temperature
-    max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
-    seed: int = 0
-    exact_codes: int = 0  # generate exactly this many codes (for timing); 0: off
-    kv_cache: bool = True  # off: recompute the full row for every code; same codes, for comparison
-
-    def __post_init__(self):
-        require_types(GenerateConfig, vars(self))
-        in_range = 0 <= self.temperature <= 100
-        require(in_range, self, "temperature", "must lie in 0 (greedy) to 100 (almost random).")
-        require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
-        require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
-        positive = self.repetition_penalty > 0
-        require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
-        require_within(self, 1, 100, "guidance_scale")
-        require_within(self, 1, 64, "best_of")
-        require_within(self, 0, 20, "retries")
-        require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
-        require_within(self, 0, 1000, "max_codes_per_text_id")
-
-    @property
-    def uses_cfg(self) -> bool:
-        """Whether each row also goes through the model without its text."""
-        return self.guidance_scale != 1
-
-    @property
-    def rows_per_text(self) -> int:
-        return self.best_of * (1 + self.uses_cfg)
-
-    def choices(self, vocabulary: int) -> int:  # codes left after top-k
-        return min(self.top_k or vocabulary, vocabulary)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

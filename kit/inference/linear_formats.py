@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from kit.base.compiler import best_seconds
 from kit.base.hardware import DTYPES, gpu_precision
 
-FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 FEW_ROWS = 16  # up to here a matmul is bound by reading its weights
 INT8_MATMUL_ROWS = 5  # from here on int8 matmuls are faster
 CHUNK_ROWS = 256  # of a long prompt: intermediate results stay in the CPU's caches

@@ -29,10 +29,10 @@ from kit.base.files import atomic_folder, file_digest, write_atomic
 from kit.base.formatting import nearest
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
-from kit.inference.generate import GenerateConfig
 from kit.inference.speak_onnx import FILES, SUMS
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
+from kit.settings import GenerateConfig
 from kit.text.tokenizer import Tokenizer
 
 CARD = "voice-onnx.json"

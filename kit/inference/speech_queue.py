@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import SpeechError
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice, truncated_message
+from kit.settings import GenerateConfig
 from kit.text.sentences import SpokenPart, fade
 
 BATCH_ROWS = 64  # of the model in one batch

@@ -22,7 +22,6 @@ from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import (
-    GenerateConfig,
     GeneratedCodes,
     candidate_seed,
     decode_stream,
@@ -32,6 +31,7 @@ from kit.inference.generate import (
 from kit.inference.linear_formats import default_format
 from kit.model.gpt import SpeechGPT
 from kit.model.text_attention import AlignmentHead
+from kit.settings import GenerateConfig
 from kit.text.normalize import normalize
 from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import BaseTokenizer

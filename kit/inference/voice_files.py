@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec, load_codec
-from kit.audio.spectrogram import DEFAULT_MEL, MelConfig, front_end_config, make_front_end
-from kit.base.config import build, checked, require_least
+from kit.audio.spectrogram import DEFAULT_MEL, front_end_config, make_front_end
+from kit.base.config import build, checked
 from kit.base.errors import DamagedFileError, KitError, Note, SpeechError
 from kit.base.files import file_digest, write_atomic
 from kit.base.formatting import shorten
@@ -25,6 +25,7 @@ from kit.base.tensor_file import contents, file_bytes, save_module, saved_header
 from kit.inference.candidates import load_matching_reader
 from kit.inference.voice import Habits, Voice
 from kit.model.weights import WEIGHTS, load_model, trained_with
+from kit.settings import MelConfig
 from kit.text.normalize import language_code
 from kit.text.tokenizer import load_tokenizer
 
@@ -46,18 +47,6 @@ HEADER = {
 }
 # Missing in older files, which always had the default front end.
 HEADER_DEFAULTS = {"front_end": {}, "vectors": [], "pieces": {}}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderFinetuneConfig:
-    """The section `decoder_finetune` of a preset: the codec's decoder, on the model's states."""
-
-    steps: int = 0  # 0: off
-    clips: int = 1500  # recordings to train on, at most
-
-    def __post_init__(self):
-        require_least(self, 0, "steps")
-        require_least(self, 1, "clips")
 
 
 def load_voice(

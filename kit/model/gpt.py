@@ -20,8 +20,9 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 from kit.base.hardware import prefers_explicit_attention
-from kit.model.sequence import GELU, IGNORE_INDEX, Batch, GPTConfig
+from kit.model.sequence import IGNORE_INDEX, Batch
 from kit.model.text_attention import guided_attention_loss
+from kit.settings import GELU, GPTConfig
 
 HEAD_ROWS = 64  # the number of targets is padded to a multiple of this
 

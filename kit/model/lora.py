@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from kit.base.config import require, require_least, require_within
 from kit.model.gpt import SpeechGPT
+from kit.settings import LoRAConfig
 
-TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 # Embeddings, positions and heads, and the field of GPTConfig with their number of rows.
 TABLES = {
     "text_embedding.weight": "text_vocab",
@@ -31,22 +30,6 @@ TABLES = {
     "code_head.weight": "code_vocab",
     "code_head.bias": "code_vocab",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
-    rank: int = 16
-    alpha: float = 32.0  # adapters are scaled by alpha / rank
-    dropout: float = 0.0  # of the adapters' input
-    targets: tuple[str, ...] = TARGETS  # matrices of each layer of the trunk
-
-    def __post_init__(self):
-        require_within(self, 1, 4096, "rank")
-        require_least(self, 1e-3, "alpha")
-        require_within(self, 0, 0.9, "dropout")
-        all_known = len(self.targets) > 0 and set(self.targets) <= set(TARGETS)
-        require(all_known, self, "targets", f"choose some of {', '.join(TARGETS)}.")
-        require(len({*self.targets}) == len(self.targets), self, "targets", "name each once.")
 
 
 class LoRALinear(nn.Linear):

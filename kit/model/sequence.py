@@ -7,133 +7,15 @@ Shapes: B batch, S packed sequence, M mels, T mel frames.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kit.base.config import require, require_least, require_within
+from kit.settings import TEXT_EXTRA, GPTConfig
 
-# A model gets as many positions as the corpus needs, up to those of XTTS-v2: more would cost memory
-# and time that no preset plans for.
-MAX_TEXT_POSITIONS = 404
-MAX_CODE_POSITIONS = 608
-TEXT_EXTRA = 2  # positions of START and STOP
 IGNORE_INDEX = -100  # a target that does not count
-GELU = {"gelu_new": "tanh", "gelu": "none"}  # names as in GPT-2's config: how torch computes it
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    layers: int = 6
-    width: int = 256
-    heads: int = 4
-    text_vocab: int = 514  # tokens, START and STOP included
-    code_vocab: int = 1602  # codes, START and STOP included
-    # Codes of the kit's codec are tuples of digits. With `share_digits`, a training from random
-    # weights lets codes with an equal digit share what they learn of it; `code_levels` is then how
-    # many values each digit has. Saved models have plain tables: ().
-    share_digits: bool = False
-    code_levels: tuple[int, ...] = ()
-    # A training from random weights takes layers and positions from a voice that reads already
-    # (weights.py); only for models of its size.
-    pretrained_layers: bool = False
-    max_text: int = 160  # text positions
-    max_code: int = 608  # code positions
-    latents: int = 8  # conditioning latents before every example
-    cond_blocks: int = 1  # attention blocks of the conditioning encoder
-    perceiver_layers: int = 1
-    perceiver_heads: int = 4
-    perceiver_head_width: int = 64
-    n_mels: int = 80
-    # IndexTTS2's conditioning in place of the kit's: width, hidden width, heads, blocks and the
-    # perceiver's factor, of its speaker encoder and then of its emotion encoder. (): the kit's.
-    conformers: tuple[int, ...] = ()
-    activation_function: str = "gelu_new"  # or "gelu", which is faster on a CPU
-    dropout: float = 0.0
-    # Share of training examples without text, so that classifier-free guidance works
-    # (`generate.guidance_scale`).
-    text_dropout: float = 0.0
-    stop_targets: int = 4  # STOP targets after the last code
-    text_weight: float = 0.01  # of the text loss; the code loss has weight 1
-    # Ids of START and STOP; None: the last but one, and the last.
-    start_text_id: int | None = None
-    stop_text_id: int | None = None
-    start_code_id: int | None = None
-    stop_code_id: int | None = None
-    # Whether training examples contain text STOP. XTTS-v2 was trained with it masked, which equals
-    # leaving it out; in inference it is always there.
-    text_stop_input: bool = True
-
-    def __post_init__(self):
-        sizes = "layers", "width", "heads", "text_vocab", "code_vocab", "max_text", "max_code"
-        for name in sizes:
-            require(getattr(self, name) >= 1, self, name, "must be 1 or more.")
-        require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
-        require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
-        require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
-        known = self.activation_function in GELU
-        require(known, self, "activation_function", f"choose one of {', '.join(GELU)}.")
-        require_within(self, 0, 0.9, "text_dropout")
-        require_within(self, 1, 128, "layers")
-        require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
-        require_within(self, 1, 8192, "width")
-        require_within(self, 1, 1024, "heads", "perceiver_heads", "perceiver_head_width", "latents")
-        require_within(self, 1, 1024, "n_mels")
-        require_within(self, 1, 8192, "conformers")
-        require(len(self.conformers) in (0, 10), self, "conformers", "give ten numbers, or none.")
-        require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and one more
-        require_within(self, 2, 2**20, "code_levels")
-        fits = not self.code_levels or math.prod(self.code_levels) + 2 == self.code_vocab
-        require(fits, self, "code_levels", f"must make {self.code_vocab} codes less 2.")
-        require_within(self, 1, 2**16, "max_text", "max_code")
-        require_within(self, 1, self.max_code, "stop_targets")
-        require_least(self, 0, "text_weight")
-        require_within(self, 0, self.text_vocab - 1, "start_text_id", "stop_text_id")
-        require_within(self, 0, self.code_vocab - 1, "start_code_id", "stop_code_id")
-        for kind in ("text", "code"):
-            apart = getattr(self, f"start_{kind}") != getattr(self, f"stop_{kind}")
-            require(apart, self, f"start_{kind}_id", "must differ from the id of STOP.")
-
-    def max_code_s(self, frame_rate: float) -> float:
-        """Return the seconds of audio that fit at `frame_rate` codes a second."""
-        return (self.max_code - self.stop_targets - 1) / frame_rate
-
-    def with_positions(self, text_ids: int, codes: int) -> "GPTConfig":
-        """Return this with positions for examples of up to `text_ids` ids and `codes` codes.
-
-        A tenth more than that, in steps of 16; at least what it has, and at most
-        `MAX_TEXT_POSITIONS` and `MAX_CODE_POSITIONS` unless it has more already.
-        """
-        text = text_ids + TEXT_EXTRA
-        code = codes + self.stop_targets
-        return dataclasses.replace(
-            self,
-            max_text=max(self.max_text, min(MAX_TEXT_POSITIONS, _roomy(text))),
-            max_code=max(self.max_code, min(MAX_CODE_POSITIONS, _roomy(code))),
-        )
-
-    @property
-    def start_text(self) -> int:
-        return self.text_vocab - 2 if self.start_text_id is None else self.start_text_id
-
-    @property
-    def stop_text(self) -> int:
-        return self.text_vocab - 1 if self.stop_text_id is None else self.stop_text_id
-
-    @property
-    def start_code(self) -> int:
-        return self.code_vocab - 2 if self.start_code_id is None else self.start_code_id
-
-    @property
-    def stop_code(self) -> int:
-        return self.code_vocab - 1 if self.stop_code_id is None else self.stop_code_id
-
-
-def _roomy(positions: int) -> int:
-    return 16 * math.ceil(1.1 * positions / 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kit.model.sequence import IGNORE_INDEX, Batch, GPTConfig
+from kit.model.sequence import IGNORE_INDEX, Batch
+from kit.settings import GPTConfig
 
 WIDTH = 0.15  # standard deviation of the diagonal, as a share of text and codes
 MIN_DIAGONALITY = 0.9  # of 1: below it a head does not follow the text well enough to rank by

@@ -16,8 +16,8 @@ from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, merged
-from kit.model.sequence import GPTConfig
+from kit.model.lora import TABLES, add_adapters, is_adapter, merged
+from kit.settings import GPTConfig, LoRAConfig
 
 # Written at the end of training: the last weights and their EMA.
 WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from IPython import get_ipython
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
-from kit.notebook.plots import picture_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Result:
     """
 
     line: str
-    pictures: Sequence[Figure] = ()
+    pictures: Sequence = ()  # matplotlib figures
     sounds: Sequence[Sound] = ()
     # Sounds of the same sentences, a column for each name.
     compared: dict[str, Sequence[Sound]] = dataclasses.field(default_factory=dict)
@@ -71,7 +69,10 @@ class Result:
         parts = [f"<p>{'<br>'.join(lines)}</p>"]
         if self.link:
             parts.append(link_html(self.link))
-        parts += [picture_html(picture, lines[:1]) for picture in self.pictures]
+        if self.pictures:
+            from kit.notebook.plots import picture_html  # only here: it loads matplotlib
+
+            parts += [picture_html(picture, lines[:1]) for picture in self.pictures]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.compared:
             parts.append(compared_html(self.compared))

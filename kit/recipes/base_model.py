@@ -11,28 +11,26 @@ import re
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
-from kit.audio.spectrogram import MelConfig
 from kit.base.config import build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.hub import fetch_model, fetched, list_files
 from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, run_folder, runs_folder
-from kit.batches.batching import DataConfig
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, model_settings, save_model
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, ActiveRun
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2 import model as indextts2
 from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
 from kit.releases.xtts_v2 import model as xtts_v2
 from kit.releases.xtts_v2.codec import xtts_codec
-from kit.training.config import TrainConfig
+from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
 from kit.tuning.memory_plan import count_parameters
 
 HUB = "hf://"

@@ -25,8 +25,10 @@ from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import GIB, bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, finetuning_of, workload
-from kit.training.switches import SpeedConfig, load_choice, switches
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_parts import finetuning_of, workload
+from kit.settings import SpeedConfig, TrialConfig
+from kit.training.switches import load_choice, switches
 from kit.tuning import recommend, trials
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, changed_settings, limit_memory
@@ -76,7 +78,7 @@ class Benchmark:
         self.goal = goal
         asked = {"steps": steps, "rounds": rounds}
         given = {name: number for name, number in asked.items() if number}
-        self.config = build(trials.TrialConfig, run.section("trials"), **given)
+        self.config = build(TrialConfig, run.section("trials"), **given)
         # A resumed benchmark keeps its number of threads, so that timings can be compared.
         threads = run.figure("bench", "threads") or int(run.threads.value)
         run.record(bench={"threads": threads})
@@ -279,7 +281,7 @@ class Tuning:
         self.target_text = target
         self.target = recommend.parse_target(target)
         given = {"tune_minutes": minutes} if minutes else {}
-        self.config = build(trials.TrialConfig, run.section("trials"), **given)
+        self.config = build(TrialConfig, run.section("trials"), **given)
         self.started_s = time.monotonic()
         self.task = task_of(run, int(run.threads.value))
         self.start = workload(run, finetuning=finetuning_of(run))

@@ -15,12 +15,12 @@ from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
 from kit.base.hardware import NO_BUILDS, choose_precision, choose_preset, format_capability
 from kit.batches.batching import EXTRA_TOKENS
-from kit.model.lora import LoRAConfig
-from kit.model.sequence import GPTConfig
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, finetuning_of, workload
+from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import NOT_SPOKEN, XTTS_DEFAULTS, finetuning_settings
-from kit.training.config import Base, FinetuneConfig, Finetuning
+from kit.recipes.run_parts import finetuning_of, workload
+from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
+from kit.training.config import Base, Finetuning
 from kit.tuning import cards, recommend
 from kit.tuning.preflight import Workload, first_fitting, milder
 from kit.tuning.session_plan import resolve_steps

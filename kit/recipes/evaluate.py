@@ -25,7 +25,6 @@ from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import evaluate as scoring
 from kit.inference.candidates import READER
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack
@@ -35,7 +34,7 @@ from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
-from kit.training.config import TrainConfig
+from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings saved to samples/
@@ -275,7 +274,7 @@ class Evaluation:
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
         over = {"sentences": sentences} if sentences else {}
-        config = build(scoring.EvaluateConfig, run.section("evaluate"), **over)
+        config = build(EvaluateConfig, run.section("evaluate"), **over)
         self.data = EvaluationData(run, config.sentences)
 
     def __str__(self) -> str:
@@ -531,7 +530,7 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
 
 def voice_checks(run: Run, scores: scoring.Scores, floor_cer: float) -> list[scoring.Check]:
     """Check `scores` of the voice against the CER of the recordings and the run's settings."""
-    worst_cer = build(scoring.EvaluateConfig, run.section("evaluate")).worst_cer
+    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
     checks = scoring.gate_checks(scores, floor_cer, worst_cer, suggested_fix(run))
     return checks + speaker_checks(run)
 

@@ -25,31 +25,26 @@ from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.export import export_voice
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, extend_positions
 from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import (
-    ActiveRun,
-    active_run,
-    first_model,
-    load_base_tokenizer,
-    sampling_of,
-)
+from kit.recipes.active_run import ActiveRun, active_run, sampling_of
 from kit.recipes.base_model import RELEASE, WITH_THEM, folder_of, inherited_licence, release_weights
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
+from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training, spoken_samples
 from kit.releases.indextts2 import speak as package
 from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
+from kit.settings import GenerateConfig
 from kit.text.espeak import SPEAKERS, run_module
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters

@@ -29,16 +29,16 @@ from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
-from kit.model.sequence import GPTConfig
 from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
 from kit.recipes.active_run import ActiveRun
 from kit.releases.whisper import WhisperRecognizer, new_whisper, whisper_folder, whisper_unavailable
+from kit.settings import GPTConfig, TokenizerConfig
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, tokenizer_report, train_fitted_tokenizer
+from kit.text.train_tokenizer import tokenizer_report, train_fitted_tokenizer
 
 EXAMPLE_CLIPS = 12  # clips of the run in the example of a long recording
 EXAMPLE_PAUSE_S = 0.6  # of silence between them

@@ -19,7 +19,6 @@ from pathlib import Path
 import yaml
 
 from kit.audio.codec import codec_config
-from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
 from kit.base import config, hardware
 from kit.base import run as runs
@@ -36,53 +35,13 @@ from kit.base.files import (
 from kit.base.formatting import nearest, shorten
 from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run, find_run, read_run_file
-from kit.batches.batching import DataConfig
-from kit.batches.encoding import cache_key
-from kit.dataset.alignment import AlignConfig
-from kit.dataset.archive import ArchiveConfig
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.fetch import HubConfig
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.dataset.synthetic import CorpusConfig
-from kit.inference.candidates import CodeReaderConfig
-from kit.inference.compare_formats import InferConfig
-from kit.inference.evaluate import EvaluateConfig
-from kit.inference.generate import GenerateConfig
-from kit.inference.voice_files import DecoderFinetuneConfig
-from kit.model.lora import LoRAConfig
-from kit.model.sequence import GPTConfig
 from kit.recipes.active_run import ActiveRun, active_run
+from kit.settings import (
+    SECTIONS,
+    DataConfig,
+)
 from kit.text.normalize import language_code
-from kit.text.train_tokenizer import TokenizerConfig
-from kit.training.config import FinetuneConfig, TrainConfig
-from kit.training.switches import SpeedConfig
-from kit.tuning.cards import find_card
-from kit.tuning.session_plan import TimeBudget
-from kit.tuning.trials import TrialConfig
-
-# The class that checks each section of a preset; the others are checked against the preset itself.
-SECTIONS = {
-    "corpus": CorpusConfig,
-    "archive": ArchiveConfig,
-    "hub": HubConfig,
-    "manifest": ManifestConfig,
-    "text": TokenizerConfig,
-    "data": DataConfig,
-    "model": GPTConfig,
-    "train": TrainConfig,
-    "finetune": FinetuneConfig,
-    "lora": LoRAConfig,
-    "time_budget": TimeBudget,
-    "speed": SpeedConfig,
-    "recognizer": RecognizerConfig,
-    "align": AlignConfig,
-    "generate": GenerateConfig,
-    "evaluate": EvaluateConfig,
-    "infer": InferConfig,
-    "decoder_finetune": DecoderFinetuneConfig,
-    "reader": CodeReaderConfig,
-    "trials": TrialConfig,
-}
 
 
 def open_active_run(
@@ -181,6 +140,8 @@ def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "
     With `gpu`, as `find_card` reads it, on that one, where nothing can run. The `settings` apply
     over both. The folder of a preset alone is bench/ beside the runs.
     """
+    from kit.tuning.cards import find_card  # only here: it loads what plans memory
+
     show_plain_notes()
     hw = find_card(gpu) if gpu else hardware.detect()
     if name:
@@ -300,6 +261,8 @@ class RunCopy:
 
     def fetch_codes(self, run: Run) -> None:
         """Fetch the shards made with this run's codec, and the index that 01_data_prep recorded."""
+        from kit.batches.encoding import cache_key  # only here: it loads what reads recordings
+
         codec = run.folder / "codec.safetensors"
         if not codec.is_file():
             return

@@ -15,42 +15,52 @@ from pathlib import Path
 
 from kit.audio.clip import load_wave, read_clip
 from kit.audio.codec import codec_config
-from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
+from kit.batches.batching import EXTRA_TOKENS, neighbours_waste, padding_waste
 from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
 from kit.batches.find_words import find_words
 from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
-from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached
-from kit.dataset.archive import ArchiveConfig
+from kit.dataset.alignment import Alignment, align_clips_cached
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.data_report import DataReport, ManifestConfig
-from kit.dataset.fetch import HubConfig, fetch_dataset
+from kit.dataset.data_report import DataReport
+from kit.dataset.fetch import fetch_dataset
 from kit.dataset.layouts import hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
-from kit.dataset.synthetic import CorpusConfig, make_corpus
-from kit.model.sequence import GPTConfig, collate
+from kit.dataset.synthetic import make_corpus
+from kit.model.sequence import collate
 from kit.notebook.plots import bars, curves, histogram, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
-from kit.recipes import active_run
+from kit.recipes import active_run, run_parts
 from kit.recipes import prepare_parts as parts
-from kit.recipes.active_run import START_FROM, ActiveRun, RunSource
+from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import start_from_base, too_few_hours
 from kit.recipes.rehearsal import Rehearsal
+from kit.recipes.run_parts import START_FROM
 from kit.recipes.training_data import TrainingData
+from kit.settings import (
+    AlignConfig,
+    ArchiveConfig,
+    CorpusConfig,
+    DataConfig,
+    FinetuneConfig,
+    GPTConfig,
+    HubConfig,
+    ManifestConfig,
+    RecognizerConfig,
+    TokenizerConfig,
+)
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.training.config import FinetuneConfig
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_PLAYED = 3  # of them with a player
@@ -118,7 +128,7 @@ class Preparation:
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
-        self.pieces = build(train_tokenizer.TokenizerConfig, pieces, phonemes=self.source.phonemes)
+        self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
@@ -246,7 +256,7 @@ class Preparation:
         report = train_tokenizer.tokenizer_report(self.tokenizer, held_out)
         run.record(text=report)
 
-        base = active_run.load_base_tokenizer(run, language)
+        base = run_parts.load_base_tokenizer(run, language)
         counts = train_tokenizer.count_tokens(self.tokenizer, lines)
         size, reason = train_tokenizer.vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} tokens; recommended: {size}. {reason}"
@@ -256,7 +266,7 @@ class Preparation:
         if base is not None:
             before = train_tokenizer.tokenizer_report(base, held_out)
             spelling = parts.describe_spelling({"its own pieces": before, "with new ones": report})
-            line = f"{active_run.describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling}"
+            line = f"{run_parts.describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling}"
         example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),

@@ -18,8 +18,8 @@ from kit.audio import recognizer
 from kit.audio.clip import load_wave
 from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_codec
 from kit.audio.fitting import FitSchedule
-from kit.audio.recognizer import Recognizer, RecognizerConfig, SpeechRecognizer
-from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
+from kit.audio.recognizer import Recognizer, SpeechRecognizer
+from kit.audio.spectrogram import Mel, load_mel, make_front_end
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
@@ -28,8 +28,10 @@ from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import START_FROM, TOKENIZER, ActiveRun, RunSource, load_base_tokenizer
+from kit.recipes.active_run import ActiveRun, RunSource
+from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
 from kit.releases import whisper
+from kit.settings import MelConfig, RecognizerConfig, TokenizerConfig
 from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
@@ -43,7 +45,7 @@ UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in
 
 
 def train_or_load_tokenizer(
-    run: ActiveRun, config: train_tokenizer.TokenizerConfig, lines: list[str], source: RunSource
+    run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
 ) -> BaseTokenizer:
     """Train a tokenizer on `lines` and the source's text, extend or take over another one.
 

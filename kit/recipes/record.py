@@ -24,9 +24,8 @@ from kit.base.errors import DatasetError
 from kit.base.files import append_lines, digest, disk_errors, make_folder, write_atomic
 from kit.base.formatting import clock, join_names
 from kit.dataset.alignment import quiet_frames
-from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
+from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.checks import own_faults
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts, save_text
@@ -34,6 +33,7 @@ from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab
+from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize

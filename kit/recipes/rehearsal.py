@@ -27,18 +27,19 @@ from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches import code_cache
 from kit.batches.batching import chunks
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode, generate
+from kit.inference.generate import GeneratedCodes, candidate_seed, decode, generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig, pack
+from kit.model.sequence import pack
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
-from kit.recipes.active_run import MODEL, START_FROM, ActiveRun, load_base_tokenizer, sampling_of
+from kit.recipes.active_run import ActiveRun, sampling_of
+from kit.recipes.run_parts import MODEL, START_FROM, load_base_tokenizer
+from kit.settings import MAX_CODE_POSITIONS, FinetuneConfig, GenerateConfig, GPTConfig
 from kit.text.normalize import language_code, normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
-from kit.training.config import FinetuneConfig
 
 REHEARSAL = "rehearsal.safetensors"  # in a run's folder
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"  # that forgetting is measured with

@@ -14,7 +14,6 @@ from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
-from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import Check, Scores, problems_of
 from kit.notebook.plots import column, curves, smooth, thin
 from kit.notebook.result import Result, Sound
@@ -22,6 +21,7 @@ from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.speak import Speaking
+from kit.settings import ManifestConfig
 from kit.training.logs import held_out_losses, read_log
 from kit.tuning.doctor import training_checks
 

@@ -32,10 +32,10 @@ from kit.base.hub import endpoint
 from kit.base.run import Run
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, load_export, read_card
-from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
 from kit.notebook.result import Result
 from kit.recipes.base_model import EXPORT_FILES, HUB, LICENCE, inherited_licence, voice_folder
+from kit.settings import GenerateConfig
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
 MAX_REQUEST_BYTES = 64 * 1024

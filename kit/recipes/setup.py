@@ -15,13 +15,14 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, RunSource, workload
+from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import too_few_hours
-from kit.training.config import TrainConfig
+from kit.recipes.run_parts import workload
+from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
-from kit.tuning.session_plan import TimeBudget, forecast
+from kit.tuning.session_plan import forecast
 from kit.tuning.trials import step_seconds
 
 

@@ -25,7 +25,6 @@ from kit.inference import compare_formats as measure
 from kit.inference.candidates import READER
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
-from kit.inference.generate import GenerateConfig
 from kit.inference.onnx_export import export_onnx
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import SOUND, load_voice
@@ -39,6 +38,7 @@ from kit.recipes.evaluate import OTHER_FILES
 from kit.recipes.start import is_colab
 from kit.releases.indextts2.model import indextts2_in
 from kit.releases.indextts2.speak import PackageSpeaker
+from kit.settings import GenerateConfig, InferConfig
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
 COMPARED = 3  # sentences that two voices say side by side
@@ -80,7 +80,7 @@ class Speaking:
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
         self.active_run = run
-        self.config = build(measure.InferConfig, run.section("infer"))
+        self.config = build(InferConfig, run.section("infer"))
         if run.hw.capability and run.hw.capability < (8, 0):
             # Triton 3.3 has no matrix products (`tl.dot`) for Turing and older GPUs (triton#5066).
             self.config = dataclasses.replace(self.config, compiled=())

@@ -43,7 +43,6 @@ from kit.batches.word_spans import WHOLE
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import candidates, voice_files
 from kit.inference.candidates import CodeReader
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
@@ -54,9 +53,11 @@ from kit.notebook.plots import heatmaps, mel_picture, pixels, run_curves
 from kit.notebook.progress import Lines, Pace, Ticker, newest, progress_texts
 from kit.notebook.result import Result, Sound, players_of, sound_html
 from kit.notebook.train_panel import TrainPanel
-from kit.recipes.active_run import ActiveRun, first_model, sampling_of, section_for_run
+from kit.recipes.active_run import ActiveRun, sampling_of, section_for_run
+from kit.recipes.run_parts import first_model
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
+from kit.settings import CodeReaderConfig, DecoderFinetuneConfig, GenerateConfig
 from kit.training import checkpoint, logs
 from kit.training import run as training_runs
 from kit.training.config import StepEvent
@@ -548,7 +549,7 @@ def learn_reader(data: TrainingData) -> Result:
     If there are too few recordings, or the preset asks for none, the result says so.
     """
     run = data.run
-    config = build(candidates.CodeReaderConfig, section_for_run(run, "reader"))
+    config = build(CodeReaderConfig, section_for_run(run, "reader"))
     without = "Candidates are ranked without a code reader:"
     if not config.rows:
         return Result(line=f"{without} `reader.rows` is 0.")
@@ -618,7 +619,7 @@ def learn_sound(data: TrainingData) -> Result:
     If that cannot be done, the result says why, and the voice sounds as its codec alone does.
     """
     run = data.run
-    config = build(voice_files.DecoderFinetuneConfig, run.section("decoder_finetune"))
+    config = build(DecoderFinetuneConfig, run.section("decoder_finetune"))
     if not config.steps:
         return Result(line="The sound is made of codes alone: `decoder_finetune.steps` is 0.")
     codec = data.codec.with_state_inputs(data.model.width)

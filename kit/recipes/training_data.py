@@ -14,19 +14,19 @@ from kit.base.files import file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.batches import code_cache
-from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
 from kit.batches.word_spans import LEAST_S, WORDS, WordSpans
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import voice_files
 from kit.inference.voice import Habits, Voice
-from kit.model.sequence import Batch, GPTConfig, collate, pack
+from kit.model.sequence import Batch, collate, pack
 from kit.model.text_attention import AlignmentHead
-from kit.recipes.active_run import START_FROM, ActiveRun, section_for_run
+from kit.recipes.active_run import ActiveRun, section_for_run
 from kit.recipes.rehearsal import load_rehearsal_rows
+from kit.recipes.run_parts import START_FROM
+from kit.settings import DataConfig, FinetuneConfig, GPTConfig
 from kit.text.tokenizer import load_tokenizer
-from kit.training.config import FinetuneConfig
 from kit.training.ranks import ALONE
 
 

@@ -17,25 +17,18 @@ from kit.base.files import write_atomic
 from kit.base.formatting import clock, format_gib, format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import load_use, read_run_file
-from kit.batches.batching import DataConfig
-from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
-from kit.model.sequence import GPTConfig
+from kit.inference.evaluate import gate_evaluator, recognizer_warning
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.notebook.widgets import Field
-from kit.recipes import active_run
+from kit.recipes import active_run, run_parts
 from kit.recipes.active_run import ActiveRun, section_for_run
 from kit.recipes.training_data import TrainingData
-from kit.training.config import Finetuning, TrainConfig
+from kit.settings import DataConfig, EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
+from kit.training.config import Finetuning
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
-from kit.training.switches import (
-    LABELS,
-    SpeedConfig,
-    load_choice,
-    switches,
-    wants_few_shapes,
-)
+from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
 from kit.tuning import session_plan
 from kit.tuning.cards import step_flop
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
@@ -48,7 +41,7 @@ from kit.tuning.preflight import (
     preflight,
     trial_rows,
 )
-from kit.tuning.session_plan import SessionLimits, SessionPlan, TimeBudget
+from kit.tuning.session_plan import SessionLimits, SessionPlan
 
 TRIAL_STEPS = 8
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
@@ -114,7 +107,7 @@ class TrainingPlan:
         quota_bytes = quota_gb * 1e9 or None
         self.limits = SessionLimits(session_hours=session_hours, quota_bytes=quota_bytes)
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
-        self.finetuning = active_run.finetuning_of(run)
+        self.finetuning = run_parts.finetuning_of(run)
         self.data = TrainingData(run)
         self.data.config = dataclasses.replace(self.data.config, **plan.get("data", {}))
         self.model = self.data.model
@@ -184,7 +177,7 @@ class TrainingPlan:
         lines = [
             f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
             f"Validation {validation}, a checkpoint {checkpoint}.",
-            active_run.describe_base_voice(self.active, data.tokenizer),
+            run_parts.describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
         ]
         rehearsal = data.rehearsal_figures()
@@ -287,7 +280,7 @@ class TrainingPlan:
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
         speed = speed or self.speed
-        return active_run.workload(
+        return run_parts.workload(
             self.active,
             model=self.model,
             train=self.config,

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import sentencepiece as spm
 
-from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError, KitError, Note, SpeechError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import nearest
+from kit.settings import TokenizerConfig
 from kit.streams.formats import open_source, rows
 from kit.streams.stream import BadRecord, ByteFile
 from kit.text.espeak import phonemize
@@ -45,32 +45,6 @@ CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal on
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
 SAVE_ROWS = 10_000  # rows of an extracted text between two saves
 _RARE = 5  # a character seen fewer times than this is hardly learned
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    kind: str = "bpe"  # "bpe" or "unigram"
-    vocab_size: int = 410  # pieces; an upper bound unless `exact`
-    fitted: bool = False  # fewer where the text cannot teach as many (`vocabulary_advice`)
-    exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
-    byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
-    character_coverage: float = 1.0  # share of characters that get a piece of their own
-    input_sentence_size: int = 10_000_000  # lines drawn at random from a longer text; 0 takes all
-    train_extremely_large_corpus: bool = False  # 64-bit counts: a unigram of over 2**31 characters
-    seed: int = 0  # of that draw
-    threads: int = 1  # of the unigram trainer
-    phonemes: str = ""  # learn from phonemes of espeak-ng's language "am", "en-us" ...; "": letters
-
-    def __post_init__(self):
-        require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
-        either = not (self.fitted and self.exact)
-        require(either, self, "fitted", "a vocabulary is fitted or exact, not both.")
-        require_within(self, 0.9, 1, "character_coverage")
-        require_least(self, 1, "vocab_size", "threads")
-        require_least(self, 0, "input_sentence_size")
-        require_within(self, 0, 2**32 - 1, "seed")
-        named = re.fullmatch(r"([a-z]{2,3}(-[a-z0-9]+)*)?", self.phonemes)
-        require(named, self, "phonemes", "a language by espeak-ng's name, such as `en-us`, or ``.")
 
 
 def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfig) -> Path:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kit.base.formatting import shorten
 from kit.base.hardware import DTYPES, Choice, Hardware, is_here
 from kit.model.gpt import SharedDigits, SpeechGPT
-from kit.training.config import SCHEDULES, TrainConfig
+from kit.settings import SCHEDULES, TrainConfig
 
 MIN_TIGHT = 1 / 16  # factor on the clipping norm after any number of spikes
 RELAX = 1.02  # per step, back to the usual clipping norm: 35 steps undo a halving

@@ -16,7 +16,8 @@ from kit.base import compiler
 from kit.base.formatting import describe_error
 from kit.base.hardware import autocast, release_memory
 from kit.model.gpt import SpeechGPT, weighted_loss
-from kit.model.sequence import IGNORE_INDEX, Batch, GPTConfig
+from kit.model.sequence import IGNORE_INDEX, Batch
+from kit.settings import GPTConfig
 from kit.training import checkpoint
 
 # Steps before the first recording: the largest pass of these comes first, others use its memory.

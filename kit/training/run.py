@@ -31,14 +31,15 @@ from kit.base.lock import Holder, Lock, held, is_gone, machine, read_holder
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
-from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.model.sequence import EffectiveBatch
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
+from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
-from kit.training.config import FULL, Base, Finetuning, StepEvent, TrainConfig
+from kit.training.config import FULL, Base, Finetuning, StepEvent
 from kit.training.logs import Listener, jsonl_log, parse_row
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
-from kit.training.switches import SpeedConfig, prefetch_if_on
+from kit.training.switches import prefetch_if_on
 from kit.training.trainer import Trainer
 
 FINISHED = "train-finished"  # a file in a run's folder: the number of its steps

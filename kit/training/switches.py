@@ -16,7 +16,7 @@ import torch
 
 from kit.base import hardware
 from kit.base.compiler import compiler_available, detect_vector_isa
-from kit.base.config import read_yaml, require, require_within
+from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.hardware import (
     ATTENTION_KERNELS,
@@ -26,34 +26,9 @@ from kit.base.hardware import (
     choose_precision,
 )
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import Batch, EffectiveBatch, GPTConfig
+from kit.model.sequence import Batch, EffectiveBatch
+from kit.settings import GPTConfig, SpeedConfig
 from kit.training.optim import eight_bit_adamw
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """Which switches are on. All off is the baseline every claim is measured against."""
-
-    sdpa: bool = False  # fused attention
-    attention_kernel: str = ""  # with sdpa: flash, efficient, cudnn or math; "": PyTorch's choice
-    tf32: bool = False  # fp32 matmuls with 10-bit mantissas
-    mixed_precision: bool = False  # bf16 or fp16 matmuls, by the device
-    fused_adamw: bool = False  # one kernel for the whole optimiser step
-    cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
-    pinned_memory: bool = False  # batches made ahead in a thread, in page-locked memory
-    cuda_graphs: bool = False  # forward and backward of a pass recorded once for each shape
-    compile: bool = False  # torch.compile of the trunk's layers
-    gradient_checkpointing: bool = False  # recompute layers in the backward pass
-    recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
-    adamw_8bit: bool = False  # AdamW's moments in 8 bits
-    ema: bool = False  # keep averaged weights beside the trained ones
-    ema_offload: bool = False  # ... in the CPU's memory
-
-    def __post_init__(self):
-        require_within(self, 1, 1e6, "recompute_every")
-        known = self.attention_kernel in ("", *ATTENTION_KERNELS)
-        fix = f'choose {", ".join(ATTENTION_KERNELS)}, or "" for PyTorch\'s choice.'
-        require(known, self, "attention_kernel", fix)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

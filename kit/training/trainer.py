@@ -22,12 +22,13 @@ from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
+from kit.settings import CHECKPOINTS, SpeedConfig, TrainConfig
 from kit.training import checkpoint
-from kit.training.config import CHECKPOINTS, FULL, PHASES, Finetuning, TrainConfig
+from kit.training.config import FULL, PHASES, Finetuning
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
 from kit.training.passes import PassGraphs
 from kit.training.ranks import ALONE, Ranks, seed_rank
-from kit.training.switches import SpeedConfig, apply, compilations, compile_layers
+from kit.training.switches import apply, compilations, compile_layers
 
 
 class Trainable:

@@ -11,7 +11,7 @@ import re
 from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, format_capability
-from kit.model.sequence import GPTConfig
+from kit.settings import GPTConfig
 from kit.tuning.memory_plan import LAYER_MATRICES, count_trained
 from kit.tuning.preflight import Workload
 

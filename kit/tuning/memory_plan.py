@@ -20,8 +20,8 @@ from torch import nn
 from kit.base.hardware import prefers_explicit_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
-from kit.model.sequence import GPTConfig
-from kit.training.config import FULL, Finetuning, TrainConfig
+from kit.settings import GPTConfig, TrainConfig
+from kit.training.config import FULL, Finetuning
 from kit.training.optim import MAX_STACK_ENTRIES, eight_bit_bytes, make_optimizers
 from kit.training.trainer import Trainable
 

@@ -19,14 +19,14 @@ from kit.base.config import require
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
-from kit.batches.batching import DataConfig, padded
+from kit.batches.batching import padded
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig, pack
-from kit.training.config import FULL, Finetuning, TrainConfig
+from kit.model.sequence import EffectiveBatch, pack
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
+from kit.training.config import FULL, Finetuning
 from kit.training.loop import end_step, forward_backward, gradient_norm, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.passes import FIRST_RECORDING
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, plan_bytes
 

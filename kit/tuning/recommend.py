@@ -29,7 +29,8 @@ from kit.base.files import write_atomic
 from kit.base.formatting import format_gib
 from kit.base.hardware import ATTENTION_KERNELS, Hardware, is_here
 from kit.base.processes import run_in_process
-from kit.training.switches import LABELS, SpeedConfig
+from kit.settings import SpeedConfig
+from kit.training.switches import LABELS
 from kit.tuning.preflight import Verdict, Workload, changed_settings, divisors, preflight
 
 DEVICES = CONFIGS / "advice" / "devices.yaml"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kit.base.config import require_least, require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
-from kit.training.config import TrainConfig
+from kit.settings import TimeBudget, TrainConfig
 
 RECENT = 1000  # newest rows that count
 HOLDS = {  # what a checkpoint holds
@@ -43,18 +43,6 @@ class SessionLimits:
     @property
     def session_s(self) -> float:
         return 3600 * self.session_hours
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TimeBudget:
-    """How long a preset may keep a person waiting."""
-
-    minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
-    min_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
-    other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
-
-    def __post_init__(self):
-        require_least(self, 0, "minutes", "min_steps", "other_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

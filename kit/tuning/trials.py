@@ -24,19 +24,19 @@ import torch
 from torch.autograd.profiler import profile
 
 from kit.base import hardware
-from kit.base.config import build, by_former_names, load_preset, merge, require, require_least
+from kit.base.config import build, by_former_names, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import ATTENTION_KERNELS, MATMUL_SHAPES, Hardware, silence_profiler
 from kit.base.processes import run_in_process
 from kit.batches import batching
-from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig, collate
+from kit.model.sequence import EffectiveBatch, collate
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig, TrialConfig
 from kit.training import switches
-from kit.training.config import FULL, Finetuning, TrainConfig
+from kit.training.config import FULL, Finetuning
 from kit.training.loop import train
-from kit.training.switches import LABELS, SpeedConfig
+from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
 from kit.tuning.cards import token_flop
 from kit.tuning.doctor import step_shares
@@ -47,23 +47,6 @@ SAVINGS = ("gradient_checkpointing", "adamw_8bit")  # they save memory, and cost
 LADDER = tuple(name for name in LABELS if name not in (*COSTS, *SAVINGS))
 # Results of steps that include something else are not comparable.
 STEP_INCLUDES = "collating, rows drawn together"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrialConfig:
-    """How long to measure."""
-
-    steps: int = 24  # optimiser steps timed in a round
-    warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
-    rounds: int = 3  # the median one counts
-    tune_minutes: float = 5.0  # for the search of `python -m kit tune`
-    leave_out: tuple = ()  # switches not to try
-
-    def __post_init__(self):
-        require_least(self, 1, "steps", "warmup_steps", "rounds")
-        require_least(self, 0.1, "tune_minutes")
-        unknown = sorted({*self.leave_out} - {*LABELS})
-        require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(LABELS)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

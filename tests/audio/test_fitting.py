@@ -9,10 +9,11 @@ from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
 from kit.audio import fitting, recognizer
-from kit.audio.fitting import FitConfig, FitSchedule
+from kit.audio.fitting import FitSchedule
 from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError
 from kit.base.hardware import autocast
+from kit.settings import FitConfig, RecognizerConfig
 
 TINY_GRADIENT = 2.0**-26  # below fp16's smallest number, 2^-24
 
@@ -67,7 +68,7 @@ def fit(name: str, clips: tuple, precision: str = "fp32", held_out: tuple = ([],
         model = MelCodec(dataclasses.replace(CODEC, **over))
         schedule = model.fit_schedule(held_out[0])
         return model, schedule, model.fit(sounds, "cpu", precision, schedule)
-    config = recognizer.RecognizerConfig(width=32, blocks=1, batch=4, **over)
+    config = RecognizerConfig(width=32, blocks=1, batch=4, **over)
     model = recognizer.Recognizer(config, recognizer.alphabet_of(texts))
     schedule = recognizer.recognizer_schedule(model, list(zip(*held_out[1:])))
     steps = recognizer.train_recognizer(model, logs, texts, "cpu", precision, schedule)

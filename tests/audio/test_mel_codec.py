@@ -15,11 +15,12 @@ from torch import Tensor
 from kit.audio.clip import load_wave, resampling_ratio
 from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_codec
 from kit.audio.fitting import FSQ
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.mel_codec import MelCodec
+from kit.audio.spectrogram import Mel
 from kit.audio.vocoder import Vocoder, compare_waves, crops
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
+from kit.settings import MelCodecConfig, MelConfig
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 

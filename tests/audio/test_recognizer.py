@@ -11,11 +11,11 @@ import torchaudio
 from helpers import manifest, mels
 
 from kit.audio import recognizer
-from kit.audio.recognizer import Recognizer, RecognizerConfig
-from kit.audio.spectrogram import MelConfig
+from kit.audio.recognizer import Recognizer
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.base.tensor_file import contents, file_bytes, take_layers
+from kit.settings import MelConfig, RecognizerConfig
 
 CONFIG = RecognizerConfig(width=32, blocks=1, steps=12, batch=8)
 

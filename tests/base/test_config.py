@@ -8,14 +8,13 @@ import re
 import pytest
 
 from kit.audio.codec import codec_config
-from kit.audio.mel_codec import MelCodecConfig
-from kit.audio.spectrogram import MelConfig
 from kit.base import config
 from kit.base.config import CONFIGS, ROOT, build, load_preset, merge
 from kit.base.errors import KitError, Note
 from kit.base.files import digest
 from kit.inference.voice import Habits
 from kit.recipes import open_run
+from kit.settings import MelCodecConfig, MelConfig
 
 SECTIONS = open_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
 PLAIN = {"memory", "recordings", "base_model"}  # read key by key

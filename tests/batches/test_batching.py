@@ -11,7 +11,8 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.batches import batching
-from kit.batches.batching import DataConfig, drawn, padding_waste, passes, permuted, plan_batches
+from kit.batches.batching import drawn, padding_waste, passes, permuted, plan_batches
+from kit.settings import DataConfig
 
 
 def config(**over) -> DataConfig:

@@ -13,10 +13,11 @@ from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import pack_tensors
 from kit.batches import code_cache
-from kit.batches.batching import DataConfig, best_grids, padded
+from kit.batches.batching import best_grids, padded
 from kit.batches.code_cache import CodeCache, MappedFile, load_tensors
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import save_columns
+from kit.settings import DataConfig
 
 
 def parts_only(parts, position):

@@ -14,10 +14,11 @@ from helpers import CPU, DATA, code_cache, made_cache, real_config
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, neighbours_waste, wasted
+from kit.batches.batching import EXTRA_TOKENS, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_workers, prefetched, validation_batches
 from kit.model.sequence import collate
+from kit.settings import DataConfig
 
 OTHER_BATCHES = r"other batches \(seed, sizes, sorting, rehearsal\)"
 

@@ -13,13 +13,14 @@ from tones import LETTERS, RATE, ToneRecognizer, noisy, say
 from kit.base.errors import DamagedFileError
 from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
-from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_stream import CodeStream
 from kit.batches.find_words import find_words, token_edges
 from kit.batches.word_spans import FIRST_WORDS, LAST_WORDS, WHOLE_SHARE, WordSpans
 from kit.dataset.manifest import Utterance
+from kit.settings import DataConfig, TokenizerConfig
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import train_tokenizer
 
 CLIPS = 40
 CONFIG = DataConfig(effective_batch=8, micro_batch=4, sort_window=32)

@@ -24,7 +24,8 @@ import soundfile
 from rows import apart, record, result, take_turns
 
 from kit.audio.clip import measure_clip
-from kit.batches.batching import DataConfig, padding_waste
+from kit.batches.batching import padding_waste
+from kit.settings import DataConfig
 from kit.streams.formats import JsonArray, JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig
 

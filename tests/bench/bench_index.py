@@ -19,9 +19,9 @@ from rows import apart, resident_peak_mb
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from made_index import made_index  # noqa: F401  (for the process that `measured` starts)
 
-from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
+from kit.settings import DataConfig
 
 SIZES = (10_000, 1_000_000, 30_000_000)
 BATCHES = 300  # read after the first: memory must stay

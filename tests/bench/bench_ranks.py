@@ -18,9 +18,9 @@ from rows import record, result, table
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import detect
-from kit.batches.batching import DataConfig
-from kit.model import gpt, sequence
-from kit.training import config, loop, switches, trainer
+from kit.model import gpt
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
+from kit.training import loop, trainer
 from kit.training.ranks import ALONE, Ranks, SeveralRanks
 from kit.tuning.trials import Task, make_batches, some_rows
 
@@ -28,7 +28,7 @@ from kit.tuning.trials import Task, make_batches, some_rows
 def one_step(task: Task, ranks: Ranks):
     """A callable that takes another step on one batch of `task`, and returns its seconds."""
     torch.manual_seed(0)
-    speed = switches.SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
+    speed = SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
     state = trainer.Trainer(gpt.SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
     events = loop.train(state, itertools.repeat(next(make_batches(task))))
 
@@ -49,8 +49,8 @@ def main() -> None:
         parser.error(f"--pairs {options.pairs}: give 2 or more, of which quartiles are taken.")
     torch.set_num_threads(1)
     preset = load_preset(options.preset)
-    model, data = build(sequence.GPTConfig, preset["model"]), build(DataConfig, preset["data"])
-    endless = config.TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5)
+    model, data = build(GPTConfig, preset["model"]), build(DataConfig, preset["data"])
+    endless = TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5)
     rows = some_rows((10, 40), (40, 150), 64)
     task = Task(model=model, train=endless, data=data, rows=rows, hw=detect(), threads=1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

@@ -36,11 +36,11 @@ from train_steps import CODES, FRAMES, Coqui, Step, kit_step, packed, parts, xtt
 from kit.base.config import build, load_preset
 from kit.base.hardware import Choice, detect
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.training.config import FULL, Base, FinetuneConfig, Finetuning
+from kit.model.sequence import EffectiveBatch, collate
+from kit.settings import FinetuneConfig, GPTConfig, SpeedConfig
+from kit.training.config import FULL, Base, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import make_batches, preset_task
 

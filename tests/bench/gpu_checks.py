@@ -33,8 +33,8 @@ from infer_calls import random_model, request
 from rows import result
 from torch.profiler import ProfilerActivity, profile
 
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
+from kit.audio.mel_codec import MelCodec
+from kit.audio.recognizer import Recognizer, train_recognizer
 from kit.base import compiler
 from kit.base.config import build, load_preset
 from kit.base.hardware import (
@@ -45,13 +45,17 @@ from kit.base.hardware import (
     reset_peak_memory,
     silence_profiler,
 )
-from kit.batches.batching import DataConfig
 from kit.model.gpt import Attention
-from kit.model.sequence import GPTConfig
 from kit.notebook.plots import GIB
+from kit.settings import (
+    DataConfig,
+    GPTConfig,
+    MelCodecConfig,
+    RecognizerConfig,
+    SpeedConfig,
+    TrainConfig,
+)
 from kit.training import checkpoint
-from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.monitor import Monitor
 from kit.tuning.preflight import Workload, trial_peak

@@ -30,9 +30,9 @@ from kit.base.files import write_atomic
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
+from kit.settings import SpeedConfig
 from kit.training.loop import split_batch
 from kit.training.ranks import join_ranks
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import Task
 

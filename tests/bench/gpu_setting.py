@@ -16,12 +16,11 @@ import torch
 from rows import result
 
 from kit.base.hardware import DTYPES, Choice, Hardware, choose_precision, release_memory
-from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, GPTConfig
-from kit.training.config import StepEvent, TrainConfig
+from kit.model.sequence import EffectiveBatch
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
+from kit.training.config import StepEvent
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import Task, make_batches, some_rows
 

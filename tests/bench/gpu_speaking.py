@@ -16,8 +16,9 @@ from rows import result
 from kit.base.hardware import DTYPES, silence_profiler
 from kit.inference.compare_formats import RecordedExample, linear_bytes, teacher_forced_logits
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GenerateConfig, decode
+from kit.inference.generate import decode
 from kit.model.gpt import SpeechGPT
+from kit.settings import GenerateConfig
 
 AGREEMENT = {"bf16": 0.94, "fp16": 0.98, "int8": 0.9}  # of first choices, with fp32's
 # As people set XTTS-v2: what sampling adds to a greedy code.

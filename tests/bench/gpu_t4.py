@@ -22,12 +22,12 @@ from rows import result
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import reset_peak_memory, silence_profiler
-from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
-from kit.model.sequence import GPTConfig, collate
+from kit.model.sequence import collate
 from kit.notebook.plots import GIB
-from kit.training.config import StepEvent, TrainConfig
+from kit.settings import DataConfig, GPTConfig, TrainConfig
+from kit.training.config import StepEvent
 from kit.training.loop import train
 from kit.training.switches import pin, prefetched
 from kit.tuning.trials import Task

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GenerateConfig, decode_stream
+from kit.inference.generate import decode_stream
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
+from kit.settings import GenerateConfig, GPTConfig
 
 PROMPT, FRAMES, CODE_VOCAB = 128, 86, 1030  # positions, mel frames of the reference, codes
 SHAPES = {"S": {"width": 256, "heads": 4}, "L": {"width": 1024, "heads": 16}}

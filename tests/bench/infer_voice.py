@@ -13,8 +13,9 @@ from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
 from kit.inference import compare_formats as formats
-from kit.inference import evaluate, generate, voice_files
+from kit.inference import evaluate, voice_files
 from kit.inference.voice import Voice
+from kit.settings import GenerateConfig
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
@@ -50,7 +51,7 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     """Character error rates of each format by the run's recogniser, one candidate a sentence."""
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
-    results, once = [], generate.GenerateConfig(best_of=1)
+    results, once = [], GenerateConfig(best_of=1)
     voices = {weights: voice.in_format(weights) for weights in native(["fp32", *FORMATS])}
     voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
     percent_wrong = {}
@@ -70,7 +71,7 @@ def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
     text, results = texts[len(texts) // 2], []
     for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
         ready = voice.in_format(weights, compiled)
-        ms = 1000 * formats.time_to_first_audio_s(ready, text, generate.GenerateConfig(), repeats=5)
+        ms = 1000 * formats.time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
         row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
         results.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
     return results

@@ -12,7 +12,7 @@ from rows import native
 from train_steps import Coqui, xtts
 
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
+from kit.settings import GPTConfig
 
 COQUI = "coqui-tts GPT.generate, fp32"
 FORMATS = {f"{weights}, eager": (weights, False) for weights in ("fp32", "bf16", "int8")}

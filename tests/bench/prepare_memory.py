@@ -15,7 +15,8 @@ import tracemalloc
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
-from kit.dataset import checks, data_report, manifest, synthetic
+from kit.dataset import checks, manifest, synthetic
+from kit.settings import ManifestConfig
 
 A_FOLDER = 1000  # recordings
 
@@ -62,7 +63,7 @@ def main() -> None:
         began_s = time.perf_counter()
         if options.trace:
             tracemalloc.start()
-        report = checks.check_dataset(data, data_report.ManifestConfig(), run)
+        report = checks.check_dataset(data, ManifestConfig(), run)
         manifest.write_fixed(report.kept, run / "fixed.jsonl", data)
         seconds = time.perf_counter() - began_s
         if options.trace:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
+from kit.model.sequence import Batch, EffectiveBatch, pack
 from kit.releases.xtts_v2.model import from_released, to_released
-from kit.training import loop, switches
-from kit.training.config import FULL, Finetuning, TrainConfig
+from kit.settings import GPTConfig, SpeedConfig, TrainConfig
+from kit.training import loop
+from kit.training.config import FULL, Finetuning
 from kit.training.trainer import Trainer
 
 Step = Callable[[], float]
@@ -54,7 +55,7 @@ def kit_state(config: GPTConfig, bf16=False, finetuning: Finetuning = FULL, **sp
     """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
     endless = TrainConfig(max_steps=10**9, eval_steps=10**9, lr=1e-5)
-    on = switches.SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
+    on = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
     state = Trainer(SpeechGPT(config), endless, on, detect(), finetuning)
     wanted = "bf16" if bf16 else "fp32"
     assert state.applied.precision == wanted, f"no {wanted} here: {state.applied.notes}"

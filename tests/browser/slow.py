@@ -14,8 +14,9 @@ from kit.base.config import build
 from kit.notebook.widgets import Field
 from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.training_plan import FIELDS as LABELLED
+from kit.settings import TrainConfig
 from kit.training import logs, run, switches
-from kit.training.config import StepEvent, TrainConfig
+from kit.training.config import StepEvent
 
 REASONS = {
     "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
+from kit.settings import ManifestConfig
 
 TEXTS = [
     "printing in the only sense.",

@@ -14,9 +14,10 @@ from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.errors import DatasetError
 from kit.dataset import alignment
-from kit.dataset.alignment import AlignConfig, Alignment, align_clips, align_clips_cached
+from kit.dataset.alignment import Alignment, align_clips, align_clips_cached
 from kit.dataset.checks import lowest_score, match
 from kit.dataset.manifest import Utterance
+from kit.settings import AlignConfig
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()

@@ -17,7 +17,8 @@ import pytest
 from folders import contents, folder_of
 
 from kit.base.errors import DatasetError, DiskError, KitError
-from kit.dataset.archive import ArchiveConfig, unpack
+from kit.dataset.archive import unpack
+from kit.settings import ArchiveConfig
 
 FILES = {
     "cv/am/validated.tsv": b"path\tsentence\n" * 50,

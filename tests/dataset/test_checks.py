@@ -9,8 +9,9 @@ from clips import TEXT
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.checks import judge_rows, script, usual_paces
-from kit.dataset.data_report import FIXES, ManifestConfig
+from kit.dataset.data_report import FIXES
 from kit.dataset.manifest import Utterance
+from kit.settings import ManifestConfig
 
 RULES = ManifestConfig()
 LEVELS = {"peak": 0.5, "mono_peak": 0.5, "rms_db": -20.0, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}

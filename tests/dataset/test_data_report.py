@@ -12,13 +12,11 @@ from test_checks import SOUND
 from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError, KitError
 from kit.dataset import checks, data_report
-from kit.dataset.alignment import AlignConfig
-from kit.dataset.archive import ArchiveConfig
-from kit.dataset.data_report import FIXES, DataReport, Finding, ManifestConfig, Spool
-from kit.dataset.fetch import HubConfig
+from kit.dataset.data_report import FIXES, DataReport, Finding, Spool
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance, write_manifest
 from kit.dataset.segmentation import SegmentConfig
+from kit.settings import AlignConfig, ArchiveConfig, HubConfig, ManifestConfig
 
 
 def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:

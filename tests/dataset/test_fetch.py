@@ -23,9 +23,9 @@ from helpers import RATE, dataset, speech, start_and_kill
 
 from kit.base.errors import DatasetError, Note
 from kit.dataset import fetch as ingest
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.fetch import HubConfig, fetch_dataset, from_huggingface, open_huggingface
+from kit.dataset.fetch import fetch_dataset, from_huggingface, open_huggingface
 from kit.dataset.layouts import read_dataset
+from kit.settings import HubConfig, ManifestConfig
 
 CONFIG = HubConfig()
 FIVE = HubConfig(save_every=5)

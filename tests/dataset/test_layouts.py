@@ -13,9 +13,10 @@ from helpers import dataset, in_time, speech
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import Finding, ManifestConfig
+from kit.dataset.data_report import Finding
 from kit.dataset.layouts import hold_out, read_dataset
 from kit.dataset.manifest import Utterance
+from kit.settings import ManifestConfig
 from kit.streams.stream import is_held_out
 
 LOOSE = ManifestConfig(held_out_percent=0)

@@ -12,9 +12,10 @@ from helpers import dataset, speech, usable
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig, by_kind
+from kit.dataset.data_report import by_kind
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import read_manifest, write_fixed
+from kit.settings import ManifestConfig
 
 RULES = ManifestConfig(held_out_percent=0)
 LINE = '{"id": "a", "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}'

@@ -27,10 +27,11 @@ from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
 from kit.dataset import alignment, segmentation
 from kit.dataset.alignment import AlignedToken, Pause, Token, read_tokens, split_phrases
-from kit.dataset.data_report import DataReport, ManifestConfig, refuse
+from kit.dataset.data_report import DataReport, refuse
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance
 from kit.dataset.segmentation import SegmentConfig, Segmenter, find_recordings, plan_segments
+from kit.settings import ManifestConfig, RecognizerConfig
 
 HEAR = ToneRecognizer().eval()
 CUT = SegmentConfig(min_s=0.5, max_s=6.0)
@@ -124,7 +125,7 @@ def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     texts, speech = few_words()
     mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
-    config = recognition.RecognizerConfig(**EAR)
+    config = RecognizerConfig(**EAR)
     recognizer = recognition.Recognizer(config, recognition.alphabet_of(texts))
     list(recognition.train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
     return recognizer, texts[60:], speech[60:]

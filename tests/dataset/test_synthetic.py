@@ -19,8 +19,8 @@ from helpers import CORPUS, RATE, manifest, spoken_by_espeak, usable
 from kit.audio.spectrogram import Mel
 from kit.base.errors import KitError
 from kit.dataset import synthetic
-from kit.dataset.data_report import ManifestConfig
-from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
+from kit.dataset.synthetic import load_words, make_corpus, sentences
+from kit.settings import CorpusConfig, ManifestConfig
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
 COUNTS = {"utterances": 50, "held_out": 3, "unseen": 2, "long": 1, "free_order": 1}

@@ -11,8 +11,8 @@ from clips import TEXT
 from folders import ALL_ONE, CSV, TEXTS, TWO, folder_of, lines, read, require_rows, wavs
 
 from kit.base.errors import DatasetError, KitError
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
+from kit.settings import ManifestConfig
 
 LOOSE = ManifestConfig(held_out_percent=0)
 VOICE = ["v"] * 10

@@ -26,9 +26,8 @@ from test_parity import kit_model, package_latents  # noqa: E402
 from kit.base.hardware import DTYPES, detect  # noqa: E402
 from kit.batches.batching import chunks  # noqa: E402
 from kit.model.sequence import EffectiveBatch, pack  # noqa: E402
-from kit.training.config import TrainConfig  # noqa: E402
+from kit.settings import SpeedConfig, TrainConfig  # noqa: E402
 from kit.training.loop import forward_backward, train  # noqa: E402
-from kit.training.switches import SpeedConfig  # noqa: E402
 from kit.training.trainer import Trainer  # noqa: E402
 
 MIDDLE = {

@@ -9,13 +9,11 @@ from published_indextts2 import FULL, SMALL, encoder
 
 from kit.base.config import build, read_yaml
 from kit.base.hardware import Choice
-from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.model import gpt_config
+from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL as ALL_OF_IT
-from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.training.config import Base, Finetuning
 from kit.tuning.cards import CARDS
 from kit.tuning.memory_plan import RELEASED_CONDITIONER, RELEASED_CONFORMERS
 from kit.tuning.preflight import Workload, trial_peak

@@ -12,11 +12,12 @@ from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import recognizer_schedule, train_recognizer
 from kit.base.errors import KitError
 from kit.inference import candidates
-from kit.inference.candidates import FLOOR, READER, CodeReader, CodeReaderConfig, alignment_scores
+from kit.inference.candidates import FLOOR, READER, CodeReader, alignment_scores
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GenerateConfig, candidate_seed, decode, generate
+from kit.inference.generate import candidate_seed, decode, generate
 from kit.model.sequence import pack
 from kit.model.text_attention import AlignmentHead, find_alignment_head, text_attention_maps
+from kit.settings import CodeReaderConfig, GenerateConfig
 
 LETTERS = "abcdef"
 LEVELS = (4, 3)  # 12 codes: two of them spell each letter

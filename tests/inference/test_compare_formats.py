@@ -11,10 +11,10 @@ from helpers import GPT, code_cache, manifest, random_rows, real_voice, tiny_mod
 from kit.inference import compare_formats as formats
 from kit.inference.compare_formats import FormatResult, compare_decoders
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GenerateConfig
 from kit.inference.linear_formats import has_bf16, weight_bytes
 from kit.inference.voice import Voice
 from kit.model.sequence import pack
+from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
 SAME = dict.fromkeys(("top1_agreement", "size_ratio", "linear_size_ratio"), 1.0)

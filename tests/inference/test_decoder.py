@@ -16,8 +16,9 @@ from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig, attend
 from kit.inference.decoder_steps import KVCache
-from kit.inference.generate import GenerateConfig, generate
+from kit.inference.generate import generate
 from kit.model.sequence import pack
+from kit.settings import GenerateConfig
 
 COMPILED = DecoderConfig(compile=True)
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=0)

@@ -9,14 +9,15 @@ import soundfile
 import torch
 from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model, waves
 
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer, edit_distance
+from kit.audio.recognizer import Recognizer, alphabet_of, cer, edit_distance
 from kit.inference import evaluate
 from kit.inference.evaluate import KINDS, Scores, align_words, gate_checks, problems_of
-from kit.inference.generate import GenerateConfig, generate
+from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.recipes.evaluate import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
 from kit.recipes.rehearsal import BaseSample, code_log_probs, measure_divergence
+from kit.settings import GenerateConfig, RecognizerConfig
 from kit.text.normalize import letters
 
 GOOD = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)

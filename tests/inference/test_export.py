@@ -23,9 +23,10 @@ from kit.base.files import digest
 from kit.inference import export
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.export import CARD, FILES, SCALE, export_voice, load_export, read_card, unpacked
-from kit.inference.generate import GenerateConfig, generate
+from kit.inference.generate import generate
 from kit.inference.linear_formats import int8
 from kit.inference.voice import Voice
+from kit.settings import GenerateConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)

@@ -15,8 +15,9 @@ from kit.base.errors import KitError, Note, SpeechError
 from kit.inference import decoder_steps
 from kit.inference import generate as generation
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import GenerateConfig, Noise, candidate_seed, decode_stream, generate
+from kit.inference.generate import Noise, candidate_seed, decode_stream, generate
 from kit.model.sequence import pack
+from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)

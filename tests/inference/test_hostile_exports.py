@@ -20,8 +20,9 @@ from kit.base.files import digest
 from kit.base.hardware import peak_memory_bytes
 from kit.base.tensor_file import contents, file_bytes
 from kit.inference import export
-from kit.inference.candidates import READER, CodeReader, CodeReaderConfig
+from kit.inference.candidates import READER, CodeReader
 from kit.inference.export import CARD, FILES, SCALE
+from kit.settings import CodeReaderConfig
 
 MUTATIONS = 500
 MAX_GROWTH_BYTES = 300 * 2**20

@@ -7,8 +7,8 @@ import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
 from kit.base.errors import SpeechError
-from kit.inference.generate import GenerateConfig
 from kit.inference.speech_queue import SpeechQueue
+from kit.settings import GenerateConfig
 
 CONFIG = GenerateConfig(temperature=0.7, seed=3, exact_codes=6)
 STORY = "። ".join(LINES)

@@ -16,10 +16,10 @@ from kit.audio.clip import load_wave
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.releases.xtts_v2.codec import xtts_codec
+from kit.settings import GenerateConfig
 from kit.text.normalize import letters, normalize
 
 GREEDY = GenerateConfig(temperature=0)

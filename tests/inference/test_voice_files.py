@@ -12,16 +12,15 @@ from helpers import leave_voice_files, manifest, real_config, real_voice, world
 
 from kit.audio.codec import save_codec
 from kit.audio.recognizer import load_recognizer
-from kit.audio.spectrogram import MelConfig
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.tensor_file import contents, file_bytes
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_references, load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import save_model
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.settings import GenerateConfig, MelConfig, TokenizerConfig
+from kit.text.train_tokenizer import train_tokenizer
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
 

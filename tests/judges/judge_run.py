@@ -28,12 +28,12 @@ from kit.base.formatting import text_grid
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import READER
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
 from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.evaluate import judges_table
 from kit.recipes.start import start
+from kit.settings import GenerateConfig
 
 SENTENCES = 20
 SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors", SOUND, READER)

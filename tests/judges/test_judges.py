@@ -6,9 +6,9 @@ from judges import RATE_HZ, JudgeError, Judges, plain, whisper_folder
 
 from kit.audio.clip import load_wave
 from kit.base.files import file_digest
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.dataset.synthetic import make_corpus
+from kit.settings import CorpusConfig, ManifestConfig
 
 
 @pytest.fixture(scope="module")

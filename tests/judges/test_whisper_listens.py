@@ -9,14 +9,14 @@ from judges import whisper_folder
 
 from kit.audio.clip import load_wave
 from kit.audio.recognizer import alphabet_of, cer
-from kit.dataset.alignment import AlignConfig, align_clips
+from kit.dataset.alignment import align_clips
 from kit.dataset.checks import match
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.segmentation import SegmentConfig, Segmenter
-from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.dataset.synthetic import make_corpus
 from kit.inference.evaluate import transcribe
 from kit.releases.whisper import new_whisper
+from kit.settings import AlignConfig, CorpusConfig, ManifestConfig
 
 CLIPS = 12
 

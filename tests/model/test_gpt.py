@@ -18,7 +18,8 @@ from kit.model.gpt import (
     summed_loss,
     weighted_loss,
 )
-from kit.model.sequence import GPTConfig, pack
+from kit.model.sequence import pack
+from kit.settings import GPTConfig
 from kit.tuning.memory_plan import count_parameters
 
 TRUNK = {"layers": 30, "width": 1024, "heads": 16, "text_vocab": 6681, "code_vocab": 1026}

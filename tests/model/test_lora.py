@@ -11,8 +11,9 @@ from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.tensor_file import checksum, contents, file_bytes
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
+from kit.model.lora import LoRALinear, add_adapters, merged
 from kit.model.weights import load_adapters, save_adapters, warm_start_model
+from kit.settings import LoRAConfig
 
 SMALL = LoRAConfig(rank=4, alpha=8.0)
 GROWN = dataclasses.replace(

@@ -10,7 +10,7 @@ from kit.base.config import build, load_preset
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.tensor_file import save_layers
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig, pack
+from kit.model.sequence import pack
 from kit.model.weights import (
     extend_positions,
     first_weights,
@@ -19,6 +19,7 @@ from kit.model.weights import (
     save_model,
     warm_start_model,
 )
+from kit.settings import GPTConfig
 
 BASE = tiny_model().eval()
 NEW = 5

@@ -16,13 +16,11 @@ from helpers import CPU
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
-from kit.batches.batching import DataConfig, padding_waste
+from kit.batches.batching import padding_waste
 from kit.model.gpt import SpeechGPT, weighted_loss
-from kit.model.sequence import GPTConfig
 from kit.notebook import exercises
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.text.normalize import letters
-from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import Workload
 from kit.tuning.recommend import Trial
 from kit.tuning.trials import make_batches, preset_task

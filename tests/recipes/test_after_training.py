@@ -16,7 +16,6 @@ from kit.batches.word_spans import WordSpans
 from kit.dataset.manifest import write_manifest
 from kit.inference.candidates import READER, save_reader
 from kit.inference.export import export_voice, load_export
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
@@ -24,6 +23,7 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import EvaluationData
 from kit.recipes.train import balance_speakers, learn_reader, learn_sound, texts_and_codes
 from kit.recipes.training_data import TrainingData
+from kit.settings import GenerateConfig
 
 BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
 

@@ -17,15 +17,11 @@ from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.run import Run, load_use
-from kit.batches.batching import DataConfig
 from kit.inference.export import export_voice, load_export, read_card
-from kit.inference.generate import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.model.weights import load_adapters, load_model
-from kit.recipes.active_run import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.base_model import (
     CODEC,
     NOT_SPOKEN,
@@ -38,14 +34,15 @@ from kit.recipes.base_model import (
 )
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
+from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
+from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
 from kit.training import checkpoint
-from kit.training.config import TrainConfig
 from kit.training.logs import read_log
-from kit.tuning.trials import TrialConfig, run_variant
+from kit.tuning.trials import run_variant
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
 DEAF = {"recognizer": {"steps": 2}}  # nobody listens to it

@@ -14,8 +14,8 @@ from kit.recipes.benchmark import START_S, Benchmark, Tuning, devices, devices_f
 from kit.recipes.open_run import open_settings
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
+from kit.settings import TrialConfig
 from kit.training.switches import load_choice
-from kit.tuning.trials import TrialConfig
 
 
 @pytest.fixture

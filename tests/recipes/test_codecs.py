@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from kit.audio import codec as codecs
 from kit.audio.clip import load_wave
 from kit.audio.codec import CODECS, Codec, codec_config, require_codes, save_codec
-from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.spectrogram import Mel
 from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
@@ -41,6 +40,7 @@ from kit.recipes.training_data import TrainingData
 from kit.releases import neucodec
 from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 from kit.releases.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
+from kit.settings import MelCodecConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,17 @@ from helpers import RATE, corpus, manifest, speech, spoken_by_espeak, trained_co
 from tones import CODEC, ToneRecognizer, noisy, say
 
 from kit.audio.clip import load_wave
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.audio.recognizer import Recognizer, alphabet_of, save_recognizer
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
-from kit.dataset.data_report import ManifestConfig
 from kit.dataset.manifest import Utterance
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
 from kit.recipes import more_data
 from kit.recipes.more_data import CUTS, LongRecordings, MoreText, proofread, transcribe
 from kit.recipes.start import start
 from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.settings import ManifestConfig, RecognizerConfig, TokenizerConfig
+from kit.text.train_tokenizer import train_tokenizer
 
 TINY = RecognizerConfig(width=32, blocks=1)
 

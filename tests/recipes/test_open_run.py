@@ -15,14 +15,15 @@ from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import DamagedFileError, KitError, Note
 from kit.base.mirror import stamps
 from kit.base.run import find_run
-from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
-from kit.recipes.active_run import ActiveRun, RunSource, finetuning_of
+from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.open_run import check_settings, parse_settings
+from kit.recipes.run_parts import finetuning_of
 from kit.recipes.start import start
+from kit.settings import DataConfig
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test
 

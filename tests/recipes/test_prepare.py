@@ -12,7 +12,6 @@ import torch
 from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
 
 from kit.audio.codec import codec_config
-from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DamagedFileError, DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
@@ -31,6 +30,7 @@ from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
+from kit.settings import RecognizerConfig
 from kit.text.normalize import language_example, normalize
 from kit.text.tokenizer import Tokenizer
 

@@ -8,7 +8,6 @@ from helpers import speech, usable
 
 from kit.base.errors import DatasetError
 from kit.base.files import encode_wav
-from kit.dataset.data_report import ManifestConfig
 from kit.recipes.record import (
     RecordingFolder,
     choose_sentences,
@@ -16,6 +15,7 @@ from kit.recipes.record import (
     kit_sentences,
     receive,
 )
+from kit.settings import ManifestConfig
 
 RATE = 48_000
 SENTENCE = "the farmer found a small red house"

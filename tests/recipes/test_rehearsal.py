@@ -24,8 +24,9 @@ from kit.recipes.rehearsal import (
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
+from kit.settings import FinetuneConfig
 from kit.text.normalize import normalize
-from kit.training.config import FinetuneConfig, Finetuning
+from kit.training.config import Finetuning
 
 # Every code is about as likely as every other, STOP among them: most readings find an end.
 LONG = {"max_codes_per_text_id": 4.0}

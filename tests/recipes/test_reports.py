@@ -9,9 +9,9 @@ import pytest
 from kit.base.errors import KitError
 from kit.base.run import Run, find_run
 from kit.recipes import reports
-from kit.recipes.active_run import START_FROM
 from kit.recipes.base_model import MIN_HOURS, RELEASE
 from kit.recipes.reports import Checklist, Compare, same_level, write_comparison
+from kit.recipes.run_parts import START_FROM
 
 RATE_HZ = 8000
 

@@ -17,7 +17,7 @@ from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
-from kit.inference.generate import GenerateConfig, generate
+from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.speak import (
@@ -30,6 +30,7 @@ from kit.recipes.speak import (
     speak_lines,
 )
 from kit.releases.indextts2.speak import PackageSpeaker
+from kit.settings import GenerateConfig
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},

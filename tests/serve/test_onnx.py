@@ -21,8 +21,9 @@ from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.inference import speak_onnx
 from kit.inference.export import export_voice
-from kit.inference.generate import GenerateConfig, Noise, candidate_seed, penalize, sample
+from kit.inference.generate import Noise, candidate_seed, penalize, sample
 from kit.inference.onnx_export import export_onnx
+from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
 SAMPLED = GenerateConfig(temperature=0.9, top_k=12, top_p=0.8, repetition_penalty=1.3, retries=0)

@@ -3,10 +3,10 @@
 import pytest
 
 from kit.base.errors import KitError, SpeechError
+from kit.settings import TokenizerConfig
 from kit.text import train_tokenizer as training
 from kit.text.espeak import _Phonemizer, phonemize
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig
 
 
 def test_phonemes_keep_the_line_and_its_punctuation():

@@ -4,9 +4,10 @@ import pytest
 from helpers import manifest, tokenizer
 
 from kit.base.errors import SpeechError
+from kit.settings import TokenizerConfig
 from kit.text.normalize import normalize
 from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import train_tokenizer
 
 
 def test_start_and_stop_are_no_pieces():

@@ -18,10 +18,11 @@ from helpers import manifest
 from helpers import tokenizer as base_tokenizer
 
 from kit.base.errors import DatasetError, KitError, Note, SpeechError
+from kit.settings import TokenizerConfig
 from kit.text import train_tokenizer as training
 from kit.text.normalize import normalize
 from kit.text.tokenizer import START, STOP, Tokenizer, base_spellings
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import train_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=400)
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"]

@@ -19,8 +19,9 @@ from kit.base.errors import DatasetError
 from kit.base.files import make_folder, write_atomic
 from kit.base.formatting import join_names
 from kit.base.hub import DownloadSource, RemoteFile, fetch_file
-from kit.dataset.archive import CHUNK_BYTES, ArchiveConfig, archive_suffix, unpack
+from kit.dataset.archive import CHUNK_BYTES, archive_suffix, unpack
 from kit.notebook.progress import Ticker
+from kit.settings import ArchiveConfig
 
 ADDRESS = "https://deb.debian.org/debian/pool/main/f/festvox-ru/"
 SHA256 = "21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4"

@@ -13,9 +13,9 @@ from russian_corpus import corpus_command, extract_debian_data, move_to_ljspeech
 from kit.base import hub
 from kit.base.errors import DatasetError, KitError
 from kit.base.hub import RemoteFile
-from kit.dataset.archive import ArchiveConfig, unpack
-from kit.dataset.data_report import ManifestConfig
+from kit.dataset.archive import unpack
 from kit.dataset.layouts import read_dataset
+from kit.settings import ArchiveConfig, ManifestConfig
 
 VOICE = "usr/share/festival/voices/russian/msu"
 NAMES = ("ru_0001", "ru_0002")

@@ -13,9 +13,9 @@ import torch
 from helpers import TRAIN, start_and_kill, tiny_session, train_in
 
 from kit.base.errors import DamagedFileError
+from kit.settings import TrainConfig
 from kit.training import checkpoint
 from kit.training.checkpoint import checkpoints, flatten, halved, load, load_newest, save, unflatten
-from kit.training.config import TrainConfig
 from kit.training.optim import Adaptation
 
 

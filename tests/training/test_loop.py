@@ -19,11 +19,10 @@ from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
-from kit.training.config import TrainConfig
+from kit.settings import SpeedConfig, TrainConfig
 from kit.training.loop import accumulate, gradient_norm, split_batch, split_passes, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, validation_loss
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
 settings = functools.partial(dataclasses.replace, TRAIN)

@@ -18,11 +18,10 @@ from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import DTYPES
 from kit.recipes.open_run import check_settings
+from kit.settings import SCHEDULES, SpeedConfig, TrainConfig
 from kit.training import checkpoint, optim
-from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
 

@@ -11,10 +11,11 @@ from helpers import CPU, GPT, TRAIN, pretended_capture, random_rows, tiny_model
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
-from kit.training.config import Base, FinetuneConfig, Finetuning
+from kit.settings import FinetuneConfig, SpeedConfig
+from kit.training.config import Base, Finetuning
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
-from kit.training.switches import SpeedConfig, switches
+from kit.training.switches import switches
 from kit.training.trainer import Trainer
 
 GUIDED = {"guided_attention_weight": 1.0, "guided_attention_steps": 8}

@@ -15,15 +15,15 @@ import torch
 from helpers import GPT, Session, made_cache, start_and_kill, tiny_session
 
 from kit.base.tensor_file import checksum
-from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.inference.decoder import Decoder
-from kit.inference.generate import GenerateConfig, GeneratedCodes, candidate_seed, decode
+from kit.inference.generate import GeneratedCodes, candidate_seed, decode
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig, collate
+from kit.model.sequence import collate
 from kit.recipes.rehearsal import BaseSample, measure_divergence
-from kit.training.config import Base, Finetuning, TrainConfig
+from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig
+from kit.training.config import Base, Finetuning
 from kit.training.run import validation_loss
 
 LETTERS = 6  # of each language

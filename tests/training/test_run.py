@@ -19,10 +19,10 @@ from helpers import CPU, TRAIN, code_index, stream_in, tiny_session, train_in
 
 from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
+from kit.settings import SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import FULL
 from kit.training.logs import read_log, summary
-from kit.training.switches import SpeedConfig
 from kit.tuning.preflight import trial_rows
 
 ON = {"ema": True}

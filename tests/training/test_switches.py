@@ -16,16 +16,8 @@ from kit.base.errors import KitError
 from kit.base.hardware import SHORT_ROW, Choice
 from kit.model.sequence import pack
 from kit.model.weights import load_model
-from kit.training.config import TrainConfig
-from kit.training.switches import (
-    LABELS,
-    Applied,
-    SpeedConfig,
-    apply,
-    compilations,
-    prefetched,
-    switches,
-)
+from kit.settings import SpeedConfig, TrainConfig
+from kit.training.switches import LABELS, Applied, apply, compilations, prefetched, switches
 from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]

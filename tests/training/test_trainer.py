@@ -14,14 +14,14 @@ from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.base.tensor_file import checksum
-from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
+from kit.model.lora import TABLES, adapted_layers, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
 from kit.recipes.train import AttentionLog, load_attention_maps
+from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
 from kit.training import checkpoint
-from kit.training.config import Base, FinetuneConfig, Finetuning
+from kit.training.config import Base, Finetuning
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainable, Trainer
 
 ON = {"ema": True}

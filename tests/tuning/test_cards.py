@@ -6,10 +6,8 @@ import pytest
 
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
-from kit.batches.batching import DataConfig
-from kit.model.sequence import GPTConfig
-from kit.training.config import FULL, Base, FinetuneConfig, Finetuning, TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, TrainConfig
+from kit.training.config import FULL, Base, Finetuning
 from kit.tuning.cards import find_card, known_cards, like_card, step_flop, step_seconds
 from kit.tuning.preflight import Workload, make_fit, preflight
 

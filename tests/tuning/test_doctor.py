@@ -9,9 +9,9 @@ import time
 import pytest
 from helpers import CPU, TRAIN, random_batches, tiny_model
 
+from kit.settings import SpeedConfig
 from kit.training.config import PHASES
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import StepClock, Trainer
 from kit.tuning.doctor import diagnose, health_line, step_shares, training_checks
 

@@ -8,14 +8,12 @@ import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
 from kit.base.hardware import Choice
-from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import LoRAConfig
-from kit.model.sequence import GPTConfig, pack
+from kit.model.sequence import pack
 from kit.model.weights import save_model
-from kit.training.config import FULL, Base, FinetuneConfig, Finetuning, TrainConfig
+from kit.settings import DataConfig, FinetuneConfig, GPTConfig, LoRAConfig, SpeedConfig, TrainConfig
+from kit.training.config import FULL, Base, Finetuning
 from kit.training.optim import INSTALL
-from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import Workload, trial_peak
 

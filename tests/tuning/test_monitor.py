@@ -16,8 +16,8 @@ import torch
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, until
 from paths import python_path
 
+from kit.settings import SpeedConfig
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, StepProfiler, _Processes
 

@@ -14,10 +14,7 @@ from paths import python_path
 from kit.base.config import CONFIGS, build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
-from kit.batches.batching import DataConfig
-from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.tuning import preflight
 from kit.tuning.preflight import Workload
 
@@ -136,8 +133,9 @@ import json, resource, sys
 import torch
 torch.set_num_threads(1)
 from test_preflight import workload
+from kit.settings import GPTConfig
 from kit.tuning import preflight as fit
-work = workload(model=fit.GPTConfig(layers=2, width=64, max_code=700, code_vocab=4002))
+work = workload(model=GPTConfig(layers=2, width=64, max_code=700, code_vocab=4002))
 fit.trial_peak(work.with_rows(1))  # what a first step loads, and its threads, count no more
 data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
 limit = 1024 * int(data.split()[1]) + int(sys.argv[1])

@@ -11,10 +11,8 @@ from helpers import CPU, GPT
 from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
-from kit.batches.batching import DataConfig
-from kit.model.sequence import GPTConfig
-from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig, load_choice
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
+from kit.training.switches import load_choice
 from kit.tuning import recommend
 from kit.tuning.preflight import Workload, changed_settings
 from kit.tuning.recommend import LEFT_OUT, Advice, Target, Variant, chosen

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from kit.base.errors import KitError
-from kit.training.config import TrainConfig
+from kit.settings import TimeBudget, TrainConfig
 from kit.tuning import session_plan as planner
-from kit.tuning.session_plan import SessionLimits, TimeBudget, on_disk, resolve_steps, shortened
+from kit.tuning.session_plan import SessionLimits, on_disk, resolve_steps, shortened
 
 GB = 10**9
 SIZES = planner.DiskSizes(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)

@@ -19,11 +19,12 @@ from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
 from kit.batches.batching import padding_lengths
 from kit.model.gpt import SpeechGPT
+from kit.settings import SpeedConfig, TrialConfig
 from kit.training import switches
-from kit.training.switches import Applied, SpeedConfig
+from kit.training.switches import Applied
 from kit.tuning import trials
 from kit.tuning.recommend import LEFT_OUT, Variant
-from kit.tuning.trials import LADDER, SAVINGS, Task, TrialConfig
+from kit.tuning.trials import LADDER, SAVINGS, Task
 
 ROWS = trials.some_rows((3, 9), (5, 25), 40)
 TASK = Task(model=GPT, train=TRAIN, data=DATA, rows=ROWS, hw=CPU, threads=1)

@@ -13,14 +13,14 @@ from xtts_texts import AMHARIC, lines_of
 
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
-from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
+from kit.model.lora import LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.weights import warm_start_model
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, grow_xtts, xtts_spellings
-from kit.training.config import Base, FinetuneConfig, Finetuning, TrainConfig
+from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig, TrainConfig
+from kit.training.config import Base, Finetuning
 from kit.training.loop import train
-from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
 TRAIN = TrainConfig(max_steps=5, warmup_steps=1, lr=3e-3, eval_steps=100)

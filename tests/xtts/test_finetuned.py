@@ -14,10 +14,10 @@ from coqui import (
 from helpers import corpus
 from released_sound import spoken
 
-from kit.inference.generate import GenerateConfig
 from kit.recipes.finetune import FineTune
 from kit.recipes.start import start
 from kit.releases.xtts_v2.tokenizer import teach_language
+from kit.settings import GenerateConfig
 
 RATE = 22_050
 FEW = {"train": {"max_steps": 2, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1, "lr": 0.001}}

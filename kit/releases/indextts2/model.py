@@ -19,9 +19,9 @@ from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk
 from kit.base.tensor_file import checksum, describe_mismatch, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.releases.xtts_v2 import model as xtts
+from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "gpt.pth"
 CONFIG_FILE = "config.yaml"

@@ -22,9 +22,9 @@ from kit.base.formatting import join_names, shorten
 from kit.base.tensor_file import checksum, describe_mismatch, is_finite
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
 from kit.releases.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
+from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "model.pth"
 CONFIG_FILE = "config.json"
