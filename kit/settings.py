@@ -19,6 +19,7 @@ from kit.base.config import (
 )
 from kit.base.hardware import ATTENTION_KERNELS
 
+WORDS = CONFIGS / "words"  # of the built-in corpus, a file for each language
 ESPEAK_SPEAKERS = 5  # that text/espeak.py has
 MAX_VOCABULARY = 2**20  # 32 times that of any codec in use
 # A model gets as many positions as the corpus needs, up to those of XTTS-v2: more would cost memory
@@ -72,7 +73,7 @@ class CorpusConfig:
     seed: int = 0
 
     def __post_init__(self):
-        spoken = sorted(path.stem for path in (CONFIGS / "words").glob("*.yaml"))
+        spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
         fix = (
             f"the built-in corpus exists in {', '.join(spoken)}. For another language name "
             f"recordings of your own (DATA, --data), or write configs/words/{self.language}.yaml "

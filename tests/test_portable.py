@@ -214,6 +214,7 @@ if __name__ == "__main__":
     from kit.dataset import clip_stats as measures
     from kit.streams import formats
     from kit.training import logs
+    from kit.settings import TrialConfig
     from kit.tuning import monitor, trials
     from kit.dataset.archive import ArchiveConfig, unpack
     from kit.streams.stream import StreamConfig

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import soundfile
 
-from kit.base.config import CONFIGS, read_yaml
+from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
-from kit.settings import CorpusConfig
+from kit.settings import WORDS, CorpusConfig
 from kit.text.espeak import SAMPLE_RATE, Espeak, run_module
 
-WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 AGREEING = ("subject", "verb")  # slots with one row of words for each grammatical form
 MAX_FREE_WORDS = 8  # in a sentence of words in random order

@@ -79,10 +79,9 @@ XTTS_DEFAULTS = {
 }
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
 FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements-archive.md
-# Of a person's recordings, to train from scratch. An estimate: 1.5 hours were measured, and were
-# too few (docs/measurements.md, "A person's voice"); the built-in corpus has more and needs no base
-# model, but its speech is synthetic and its sentences simple.
-MIN_HOURS = 5.0
+# Of a person's recordings, to train from scratch: fewer were not measured (docs/measurements.md, "A
+# person's voice").
+MIN_HOURS = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,11 +155,10 @@ def too_few_hours(run: Run, hours: float) -> str:
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
         return ""
     return (
-        f"{hours:.2f} hours of recordings are few for a voice trained from scratch: do not expect "
-        "it to be intelligible. With 1.5 hours of one person, Whisper found 89 % of the letters "
-        "wrong from scratch, and 18 % from a base voice that the kit does not contain "
-        f"(docs/measurements.md). More hours were not measured; that {MIN_HOURS:g} are needed is "
-        "an estimate. Record more, or begin a new run and set BASE_MODEL (--base-model): "
+        f"{hours:.2f} hours of recordings are few for a voice trained from scratch. With 1.66 "
+        "hours of one person, Whisper found 24 % of the letters wrong (preset cpu, "
+        "docs/measurements.md); fewer were not measured. Record more, or begin a new run and set "
+        "BASE_MODEL (--base-model): "
         f"{RELEASE} by 07_finetune_xtts (its licence is non-commercial), or another voice's export "
         "(runs/NAME/export)."
     )

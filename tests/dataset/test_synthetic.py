@@ -16,6 +16,7 @@ import soundfile
 import torch
 from helpers import CORPUS, RATE, manifest, spoken_by_espeak, usable
 
+from kit import settings
 from kit.audio.spectrogram import Mel
 from kit.base.errors import KitError
 from kit.dataset import synthetic
@@ -194,6 +195,7 @@ unseen: {object: "r, s, t"}
 
 def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic, "WORDS", tmp_path)
+    monkeypatch.setattr(settings, "WORDS", tmp_path)
     written = WORD_LIST.replace("order: [", "order: [[time, 0.5], ") + "time: u, v\n"
     (tmp_path / "xx.yaml").write_text(written, encoding="utf-8")
     result = sentences(dataclasses.replace(SMALL, language="xx", long=0))
@@ -216,6 +218,7 @@ LACKING = {
 @pytest.mark.parametrize("line", LACKING)
 def test_what_a_word_list_lacks_is_reported(tmp_path, monkeypatch, line):
     monkeypatch.setattr(synthetic, "WORDS", tmp_path)
+    monkeypatch.setattr(settings, "WORDS", tmp_path)
     slot = line.split(":")[0]
     kept = [own for own in WORD_LIST.splitlines() if not own.startswith(f"{slot}:")]
     (tmp_path / "xx.yaml").write_text("\n".join([*kept, line]), encoding="utf-8")

@@ -68,8 +68,8 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, 
     assert report["train"]["planned_bytes"] > 1e6
     assert "Next: 01_data_prep, or python -m kit prepare" in str(found[-1])
     assert "BASE_MODEL" not in str(found[-1])
-    run.record(data={"hours": 1.5, "source": {"data": "my/recordings"}})
-    assert re.search(r"1\.50 hours.*BASE_MODEL", str(Setup(run).summary()))
+    run.record(data={"hours": 1.2, "source": {"data": "my/recordings"}})
+    assert re.search(r"1\.20 hours.*BASE_MODEL", str(Setup(run).summary()))
     run.preset["memory"] = {"max_memory_fraction": 1e-4}
     reported = Setup(run).memory()
     assert "It fits." not in str(reported)
