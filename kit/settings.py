@@ -11,16 +11,17 @@ import re
 
 from kit.base.config import (
     CONFIGS,
+    KERNEL_NAMES,
     MAX_SEED,
     require,
     require_least,
     require_types,
     require_within,
 )
-from kit.base.hardware import ATTENTION_KERNELS
 
 WORDS = CONFIGS / "words"  # of the built-in corpus, a file for each language
-ESPEAK_SPEAKERS = 5  # that text/espeak.py has
+# Of espeak-ng: (voice variant, words per minute, pitch 0-99): several speakers.
+SPEAKERS = (("", 200, 40), ("", 215, 60), ("", 235, 80), ("+f2", 205, 60), ("+m3", 220, 35))
 MAX_VOCABULARY = 2**20  # 32 times that of any codec in use
 # A model gets as many positions as the corpus needs, up to those of XTTS-v2: more would cost memory
 # and time that no preset plans for.
@@ -85,7 +86,7 @@ class CorpusConfig:
         require_within(self, 0, 1, "any_order")
         require_within(self, 1, 1000, "max_words", "workers")
         require_within(self, 0, MAX_SEED, "seed")
-        require(1 <= self.speakers <= ESPEAK_SPEAKERS, self, "speakers", f"1 to {ESPEAK_SPEAKERS}.")
+        require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -593,8 +594,8 @@ class SpeedConfig:
 
     def __post_init__(self):
         require_within(self, 1, 1e6, "recompute_every")
-        known = self.attention_kernel in ("", *ATTENTION_KERNELS)
-        fix = f'choose {", ".join(ATTENTION_KERNELS)}, or "" for PyTorch\'s choice.'
+        known = self.attention_kernel in ("", *KERNEL_NAMES)
+        fix = f'choose {", ".join(KERNEL_NAMES)}, or "" for PyTorch\'s choice.'
         require(known, self, "attention_kernel", fix)
 
 

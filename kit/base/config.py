@@ -17,6 +17,13 @@ from kit.base.errors import KitError, Note
 from kit.base.formatting import join_names, nearest, shorten
 
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
+# Attention kernels, and what torch calls them (`SDPBackend`); here, so that settings need no torch.
+KERNEL_NAMES = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
 MAX_DEPTH = 10  # of objects and lists within each other; the kit's own headers have four
 MAX_KEYS = 200  # of an object that becomes a dataclass
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/

@@ -17,17 +17,13 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kit.base.config import KERNEL_NAMES
 from kit.base.errors import Note
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Without cuDNN's kernel, which is planned again for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-ATTENTION_KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+ATTENTION_KERNELS = {name: getattr(SDPBackend, its) for name, its in KERNEL_NAMES.items()}
 SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
 NO_BUILDS = (
     "PyTorch's builds with CUDA 12.8 and later, 13 too, have no code for Pascal and Volta GPUs "

@@ -160,9 +160,8 @@ def first_weights(config: GPTConfig, path: Path = PRETRAINED) -> SpeechGPT:
     and voice. Raises KitError for another size.
     """
     model = SpeechGPT(config)
-    if not config.pretrained_layers:
-        return model
-    tensor_file.take_layers(model, path, config)
+    if config.pretrained_layers:
+        tensor_file.take_layers(model, path, config)
     return model
 
 

@@ -44,8 +44,8 @@ from kit.releases.indextts2 import speak as package
 from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
-from kit.settings import GenerateConfig
-from kit.text.espeak import SPEAKERS, run_module
+from kit.settings import SPEAKERS, GenerateConfig
+from kit.text.espeak import run_module
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 

@@ -140,9 +140,10 @@ def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "
     With `gpu`, as `find_card` reads it, on that one, where nothing can run. The `settings` apply
     over both. The folder of a preset alone is bench/ beside the runs.
     """
-    from kit.tuning.cards import find_card  # only here: it loads what plans memory
-
     show_plain_notes()
+    if gpu:
+        from kit.tuning.cards import find_card  # only here: it loads what plans memory
+
     hw = find_card(gpu) if gpu else hardware.detect()
     if name:
         runs.require_run(name)

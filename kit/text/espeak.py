@@ -16,10 +16,9 @@ import numpy as np
 
 from kit.base.config import ROOT
 from kit.base.errors import KitError
+from kit.settings import SPEAKERS
 
 SAMPLE_RATE = 22050
-# (voice variant, words per minute, pitch 0-99): several speakers.
-SPEAKERS = (("", 200, 40), ("", 215, 60), ("", 235, 80), ("+f2", 205, 60), ("+m3", 220, 35))
 # Constants of espeak-ng's C interface (speak_lib.h).
 _SYNCHRONOUS = 2
 _UTF8 = 1
