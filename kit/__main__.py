@@ -141,8 +141,8 @@ COMMANDS = (  # in the order in which they are used
     Command(
         "benchmark",
         "benchmark:Benchmark",
-        "which switches pay off here (optional)",
-        "speed.yaml, the switches that pay off, for `train`; finished trials are reused",
+        "which switches and micro-batch pay off here (optional)",
+        "speed.yaml, what pays off, for `train` and as a --preset; finished trials are reused",
         (
             ("steps", int, "N", "optimiser steps timed in a round (the preset's)"),
             ("rounds", int, "N", "interleaved; their median counts (the preset's)"),
@@ -163,22 +163,9 @@ COMMANDS = (  # in the order in which they are used
         takes="preset",
     ),
     Command(
-        "tune",
-        "benchmark:Tuning",
-        "the fastest settings under a target (optional)",
-        "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
-        (
-            ("write", Path, "FILE", "the preset to write"),
-            ("target", str, "TARGET", 'such as "memory<5GiB, step<2s" (the fastest)'),
-            ("minutes", float, "N", "for all of it (the preset's trials.tune_minutes)"),
-        ),
-        example="--write configs/mine.yaml",
-        takes="preset",
-    ),
-    Command(
         "devices",
         "benchmark:devices",
-        "what `benchmark` and `tune` measured, a table a device",
+        "what `benchmark` measured, a table a device",
         "README.md to the folder with the measurements",
         (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
         takes="name",

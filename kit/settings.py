@@ -771,12 +771,10 @@ class TrialConfig:
     steps: int = 24  # optimiser steps timed in a round
     warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
     rounds: int = 3  # the median one counts
-    tune_minutes: float = 5.0  # for the search of `python -m kit tune`
     leave_out: tuple = ()  # switches not to try
 
     def __post_init__(self):
         require_least(self, 1, "steps", "warmup_steps", "rounds")
-        require_least(self, 0.1, "tune_minutes")
         unknown = sorted({*self.leave_out} - {*SWITCHES})
         require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(SWITCHES)}.")
 

@@ -141,6 +141,14 @@ def test_opening_a_run_loads_no_model_and_nothing_that_trains_or_speaks():
     assert not rooms & {"batches", "inference", "model", "releases", "streams", "tuning"}
 
 
+def test_the_process_that_trains_loads_nothing_that_measures_switches():
+    code = "import sys, kit.recipes.train; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not loaded & {"kit.recipes.benchmark", "kit.tuning.recommend", "kit.tuning.trials"}
+
+
 def test_a_process_that_speaks_the_corpus_loads_no_torch():
     """There are dozens, and torch takes each of them seconds to load."""
     code = "import sys, kit.settings, kit.dataset.synthetic; print(*sys.modules)"

@@ -169,7 +169,7 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     for label, there in has.items():
         assert ("keep  " if there else "drop  ") + label in words(found)
     assert "only a GPU" not in words(found) and f"# Measured on {card.name}" in words(found)
-    chosen = load_choice(find_run().path("speed.yaml"))
+    chosen = load_choice(find_run().path("speed.yaml"))["speed"]
     assert chosen["compile"] == compiles and chosen["tf32"] == tf32 and chosen["pinned_memory"]
     assert titles(found) == ["Speed", "Peak memory"]
     assert [reported for reported in CPUS if reported in words(found)] == []

@@ -18,13 +18,11 @@ from kit.base.errors import KitError
 EXIT_S = 10.0  # for a process to leave by itself once it has answered, before it is killed
 
 
-def run_in_process(
-    function: Callable, *arguments, preload: Sequence[str], limit_s: float | None = None
-):
+def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
     """What `function(*arguments)` returns in a fresh process; raises what it raises there.
 
     The process is forked from a clean server that has imported the `preload` modules of the first
-    call. Raises KitError where it dies or takes longer than `limit_s`.
+    call. Raises KitError where it dies.
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     processes = multiprocessing.get_context(method)
@@ -39,8 +37,6 @@ def run_in_process(
     try:
         process.start()
         sender.close()
-        if not receiver.poll(limit_s):
-            raise KitError(f"not finished after {limit_s:.0f} s")
         returned, value = pickle.loads(receiver.recv())
         process.join(EXIT_S)
     except EOFError:

@@ -75,6 +75,12 @@ class TrainingData:
         self.model = self.model.with_positions(*lengths)
         self.cache.add_rehearsal([row.speaker for row in spoken], texts, codes)
 
+    def set_micro_batch(self, size: int) -> None:
+        """Take passes of `size` rows, unless the effective batch is no multiple of that."""
+        if self.config.effective_batch % size == 0:
+            config = dataclasses.replace(self.config, micro_batch=size)
+            self.config = shared(config, self.run.ranks.world)
+
     @property
     def parts(self) -> dict[str, str]:
         """The SHA-256 of each file by which texts and recordings became ids."""

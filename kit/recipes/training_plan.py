@@ -109,14 +109,19 @@ class TrainingPlan:
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
         self.finetuning = run_parts.finetuning_of(run)
         self.data = TrainingData(run)
-        self.data.config = dataclasses.replace(self.data.config, **plan.get("data", {}))
         self.model = self.data.model
         self.process = TrainingProcess(run.folder)
         self.rows_before = read_log(self.process.log)
         self.previous_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
         # `debug` is for a run without any optimisation, whatever was measured.
-        self.measured = {} if run.use == "debug" else load_choice(run.path("speed.yaml"))
-        asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
+        choice = {} if run.use == "debug" else load_choice(run.path("speed.yaml"))
+        self.measured = choice.get("speed", {})
+        size = choice.get("data", {}).get("micro_batch")
+        # What a person asked for comes before any measurement.
+        if size and "micro_batch" not in run.settings.get("data", {}):
+            self.data.set_micro_batch(size)
+        self.data.config = dataclasses.replace(self.data.config, **plan.get("data", {}))
+        asked = run.settings.get("speed", {})
         speed = merge(merge(run.section("speed"), self.measured), asked)
         self.set_speed(build(SpeedConfig, merge(speed, plan.get("switches", {}))))
         epoch_steps = self.data.epoch_steps

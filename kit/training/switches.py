@@ -171,13 +171,15 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     ]
 
 
-def load_choice(path: Path) -> dict[str, bool]:
-    """The switches that 05_benchmark left at `path`; {} when there is no such file."""
+def load_choice(path: Path) -> dict[str, dict]:
+    """The switches (`speed`) and the `data` that 05_benchmark left at `path`; {} if it did not."""
     if not Path(path).is_file():
         return {}
     try:
-        return dict(read_yaml(path)["speed"])
-    except (TypeError, KeyError, ValueError) as error:
+        written = read_yaml(path)
+        speed = {name: on for name, on in written["speed"].items() if name in LABELS}
+        return {"speed": speed, "data": dict(written.get("data", {}))}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise KitError(
             f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
             "05_benchmark again."

@@ -1,37 +1,29 @@
-"""What to set on a device: advice from a table, switches that pay in trials, the fastest settings.
+"""What to set on a device: advice from a table, and switches that pay off in trials.
 
 The advice is in `configs/advice/devices.yaml`, by memory and architecture, and in `configs/use`, by
-purpose. A switch is judged by what it changed where it was added to those before it.
-
-`search` looks for the settings that train fastest under a person's target, by coordinates: one
-setting at a time is varied while the others stay, until none helps any more. The values of a
-setting are compared by successive halving: all of them for a few steps, the better half for more.
-It trains nothing itself: `measure` does.
-
-What moves the loss is refused: a switch must not, and the effective batch stays.
+purpose. A switch is judged by what it changed where it was added to those before it; one that moves
+the loss is refused.
 """
 
-import contextlib
 import dataclasses
+import json
 import math
-import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
+import yaml
 
 from kit.base.config import CONFIGS, load_preset, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib
-from kit.base.hardware import ATTENTION_KERNELS, Hardware, is_here
+from kit.base.hardware import Hardware, is_here
 from kit.base.processes import run_in_process
-from kit.settings import SpeedConfig
-from kit.training.switches import LABELS
-from kit.tuning.preflight import Verdict, Workload, changed_settings, divisors, preflight
+from kit.tuning.preflight import Verdict, Workload, preflight
 
 DEVICES = CONFIGS / "advice" / "devices.yaml"
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
@@ -49,13 +41,6 @@ MOST_LOSS = 0.10  # of steps/s, for such a saving
 ON_BY_DEFAULT = ("pinned_memory",)
 SETS = ("baseline", "alone", "added")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
-UNITS = {
-    "memory": {"gib": 2**30, "gb": 1e9, "mib": 2**20, "mb": 1e6},  # bytes
-    "step": {"s": 1.0, "ms": 1e-3},  # seconds
-}
-SEARCH_HEAD = ("settings", "steps", "step", "memory", "loss change", "why not")
-FEWEST = 4  # steps of a first comparison
-TOO_SLOW = 1.25  # times the best's seconds after a few steps: not measured further
 
 
 class Advice(NamedTuple):
@@ -239,19 +224,30 @@ def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str
     moved_before = by_default and before.parity is False  # by the others
     if after.parity is False and not moved_before:
         return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
-    faster = after.steps_per_s / before.steps_per_s - 1
-    grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
+    faster, grown = changes(before, after)
     beside = ""
     if before.on:
         others = "1 other" if len(before.on) == 1 else f"{len(before.on)} others"
         beside = f" beside {others}"
-    pays = faster >= LEAST_GAIN
-    if goal == "memory":
-        pays = pays or (grown <= -LEAST_SAVING and faster >= -MOST_LOSS)
+    pays = pays_off(before, after, goal)
     if by_default:
         pays = faster >= -LEAST_GAIN
         beside += f"; on by default, unless over {LEAST_GAIN:.0%} slower"
     return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
+
+
+def changes(before: Trial, after: Trial) -> tuple[float, float]:
+    """The relative change of speed and of peak memory."""
+    faster = after.steps_per_s / before.steps_per_s - 1
+    grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
+    return faster, grown
+
+
+def pays_off(before: Trial, after: Trial, goal: str, least_gain: float = LEAST_GAIN) -> bool:
+    """Whether `after` is faster by `least_gain`, or for the goal "memory" much smaller."""
+    faster, grown = changes(before, after)
+    saves = goal == "memory" and grown <= -LEAST_SAVING and faster >= -MOST_LOSS
+    return faster >= least_gain or saves
 
 
 def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> list[Decision]:
@@ -293,9 +289,22 @@ def chosen(decisions: Sequence[Decision]) -> Variant:
     return Variant(kind="chosen", label="Chosen set", on=on)
 
 
-def write_choice(decisions: Sequence[Decision], path: Path, measured_on: str) -> None:
-    """Write the winning set as YAML, each switch with its reason; all of it or nothing."""
-    lines = [f"# Measured on {measured_on}.", "speed:"]
+def write_choice(
+    decisions: Sequence[Decision], path: Path, measured_on: str, sections: dict | None = None
+) -> None:
+    """Write the winning set as YAML, each switch with its reason; all of it or nothing.
+
+    With `sections`, the rest of a preset, the file is one.
+    """
+    sections = dict(sections or {})
+    speed = sections.pop("speed", {})  # beside switches: settings that were not measured
+    lines = [f"# Measured on {measured_on}."]
+    if sections:
+        lines.append(yaml.safe_dump(sections, allow_unicode=True, sort_keys=False).rstrip())
+    lines.append("speed:")
+    measured = {d.name for d in decisions}
+    others = {name: value for name, value in speed.items() if name not in measured}
+    lines += [f"  {name}: {json.dumps(value)}" for name, value in others.items()]
     lines += [f"  {d.name}: {str(d.on).lower()}  # {' '.join(d.reason.split())}" for d in decisions]
     write_atomic(path, "\n".join(lines) + "\n")
 
@@ -330,202 +339,6 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
         ran = "; ".join(filter(None, (row.ran, again, row.reason)))
         cells.append((row.label, *speed, *tokens, *costs, change, ran))
     return cells
-
-
-# --- search --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """The limits on a step that a person asks for."""
-
-    memory: float = math.inf  # bytes
-    step: float = math.inf  # seconds
-
-    def excess(self, memory_bytes: float, step_s: float) -> float:
-        """How far a step is beyond the target, relative to it; 0 within."""
-        return max(0.0, memory_bytes / self.memory - 1) + max(0.0, step_s / self.step - 1)
-
-
-def parse_target(text: str) -> Target:
-    """Read "memory<5GiB, step<2s", either part or none. Raises KitError for anything else."""
-    limits = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(memory|step)\s*<=?\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)", part.lower())
-        unit = UNITS[match[1]].get(match[3]) if match else None
-        if unit is None or not float(match[2]) or match[1] in limits:
-            raise KitError(
-                f"target {text!r}: {part!r} cannot be read. Write memory<5GiB (or GB, MiB, MB), "
-                "step<2s (or ms), or both with a comma between them."
-            )
-        limits[match[1]] = float(match[2]) * unit
-    return Target(**limits)
-
-
-class Tried(NamedTuple):
-    """One candidate's figures; `reason` is why it is refused, "" if it is not."""
-
-    work: Workload
-    steps: int
-    step_s: float = math.inf
-    memory_bytes: float = math.inf  # the larger of the plan at the longest lengths and the peak
-    loss_change: float | None = None  # relative to the start's after the same steps
-    excess: float = math.inf  # over the target
-    reason: str = ""
-
-
-def judge(work: Workload, steps: int, figures: dict, start: dict, target: Target) -> Tried:
-    """Judge `figures` of a trial against those of the `start` after as many steps."""
-    if "error" in figures:
-        return Tried(work, steps, reason=figures["error"])
-    # All trials see the same batches, and the median ignores moments of other load.
-    step_s = statistics.median(figures["step_seconds"])
-    memory_bytes = max(work.planned_bytes, figures["peak_memory_bytes"])
-    loss_change = figures["loss"] / start["loss"] - 1
-    tolerance = max(TOLERANCE[figures["precision"]], TOLERANCE[start["precision"]])
-    if work.model.dropout:  # other passes and kernels drop other activations
-        tolerance = DROPOUT_TOLERANCE
-    reason = ""
-    if not abs(loss_change) <= tolerance:  # a loss that is not a number is refused, too
-        reason = f"the loss moved by {loss_change:+.2%}, over {tolerance:.1%}"
-    excess = target.excess(memory_bytes, step_s)
-    return Tried(work, steps, step_s, memory_bytes, loss_change, excess, reason)
-
-
-def fastest(turns: Sequence[dict]) -> dict:
-    """Return the figures of several trials of one setting as one, with the least time of each step.
-
-    Other load on the machine only makes a step slower.
-    """
-    failed = [figures for figures in turns if "error" in figures]
-    if failed:
-        return failed[0]
-    steps = zip(*(figures["step_seconds"] for figures in turns))
-    return turns[0] | {"step_seconds": [min(seconds) for seconds in steps]}
-
-
-def is_better(new: Tried, old: Tried) -> bool:
-    """Nearer to the target; within it faster, or as fast with clearly less memory."""
-    if new.reason:
-        return False
-    if new.excess or old.excess:
-        return new.excess < old.excess
-    if new.step_s <= (1 - LEAST_GAIN) * old.step_s:
-        return True
-    as_fast = new.step_s <= (1 + LEAST_GAIN) * old.step_s
-    return as_fast and new.memory_bytes <= (1 - LEAST_SAVING) * old.memory_bytes
-
-
-def search(
-    start: Workload,
-    axes: Sequence[list[dict]],
-    measure: Callable[[Workload, int], dict],
-    target: Target,
-    steps: int,
-    tried: list[Tried],
-) -> Iterator[Tried]:
-    """Yield the best so far: the start, then after each axis, until nothing changes any more.
-
-    `axes` are settings of SpeedConfig that are varied together; the micro-batch is always varied.
-    `measure(work, steps)` returns a trial's figures, or raises TimeoutError at the end of the
-    search's time. All that was tried is appended to `tried`.
-    Raises KitError if the start itself cannot be measured.
-    """
-    few = min(steps, max(FEWEST, steps // 4))
-    first = {}  # figures of the start, by number of steps
-
-    def compare(works: list[Workload], count: int) -> list[Tried]:
-        # The best so far is measured again beside its rivals, and in long trials both twice, in
-        # turns: the machine's load may change.
-        turns = range(1 if count == few else 2)
-        figures = [fastest(t) for t in zip(*([measure(w, count) for w in works] for _ in turns))]
-        if count not in first:
-            first[count] = figures[0] if works[0] == start else measure(start, count)
-        if "error" in first[count]:
-            raise KitError(f"The settings as they are do not train here: {first[count]['error']}")
-        rows = [judge(w, count, f, first[count], target) for w, f in zip(works, figures)]
-        for row in rows:
-            if not any(t.work == row.work and t.steps > count for t in tried):
-                tried[:] = [t for t in tried if t.work != row.work] + [row]
-        return rows
-
-    best = compare([start], few)[0]
-    yield best
-    changed = True
-    with contextlib.suppress(TimeoutError):
-        while changed:
-            changed = False
-            for axis in (None, *axes):
-                best, *rows = compare([best.work, *variations(best.work, axis)], few)
-                rows = survivors(rows, best)
-                if rows:
-                    best, *rows = compare([best.work, *(row.work for row in rows)], steps)
-                    winner = min(rows, key=rank)
-                    if is_better(winner, best):
-                        best = winner
-                        changed = True
-                yield best
-
-
-def rank(row: Tried) -> tuple:
-    return bool(row.reason), row.excess, row.step_s
-
-
-def survivors(rows: list[Tried], best: Tried) -> list[Tried]:
-    """The better half of `rows`, without those that are refused or much slower than `best`."""
-    half = sorted(rows, key=rank)[: (len(rows) + 1) // 2]
-    return [
-        row
-        for row in half
-        if not row.reason
-        and (row.excess < best.excess or (row.excess == 0 and row.step_s <= TOO_SLOW * best.step_s))
-    ]
-
-
-def variations(work: Workload, axis: list[dict] | None) -> list[Workload]:
-    """`work` with other values of `axis`; None: with a quarter to four times the micro-batch."""
-    if axis is not None:
-        speeds = [dataclasses.replace(work.speed, **values) for values in axis]
-        return [dataclasses.replace(work, speed=s) for s in speeds if s != work.speed]
-    rows = work.data.micro_batch
-    sizes = [n for n in divisors(work.data.effective_batch) if rows <= 4 * n and n <= 4 * rows]
-    return [work.with_rows(n) for n in sizes if n != rows]
-
-
-def axes_of(
-    speed: SpeedConfig, unavailable: dict[str, str], kernels: dict[str, str]
-) -> tuple[list[list[dict]], list[tuple[str, str]]]:
-    """What of `speed` can be varied here, and (setting, reason) of what cannot.
-
-    `unavailable` are reasons by switch, `kernels` by attention kernel, "" for one that runs.
-    """
-    off = [(f"attention_kernel {name}", reason) for name, reason in kernels.items() if reason]
-    attention = [{"sdpa": False, "attention_kernel": ""}]
-    for name in ("", *(name for name in ATTENTION_KERNELS if not kernels[name])):
-        attention.append({"sdpa": True, "attention_kernel": name})
-    shares = [{"gradient_checkpointing": False, "recompute_every": 1}]
-    shares += [{"gradient_checkpointing": True, "recompute_every": n} for n in (4, 2, 1)]
-    by_switch = {"gradient_checkpointing": shares, "sdpa": attention}
-    for name in ("cuda_graphs", "compile", "pinned_memory", "adamw_8bit", "ema_offload"):
-        by_switch[name] = [{name: False}, {name: True}]
-    if not speed.ema:
-        del by_switch["ema_offload"]
-    off += [(LABELS[name], unavailable[name]) for name in by_switch if name in unavailable]
-    return [axis for name, axis in by_switch.items() if name not in unavailable], off
-
-
-def tried_cells(rows: Sequence[Tried], start: Workload, off: list[tuple[str, str]]) -> list[tuple]:
-    """A table of all that was tried, the best first, and of what could not be."""
-    cells = [SEARCH_HEAD]
-    for row in sorted(rows, key=lambda row: (bool(row.reason), -row.steps, *rank(row))):
-        changes = ", ".join(changed_settings(start, row.work)) or "as they were"
-        if row.step_s == math.inf:
-            cells.append((changes, str(row.steps), "", "", "", row.reason))
-            continue
-        reason = row.reason or (f"{row.excess:.0%} over the target" if row.excess else "")
-        figures = (f"{row.step_s:.3g} s", format_gib(row.memory_bytes), f"{row.loss_change:+.3%}")
-        cells.append((changes, str(row.steps), *figures, reason))
-    return cells + [(name, "", "", "", "", reason) for name, reason in off if reason != LEFT_OUT]
 
 
 def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:

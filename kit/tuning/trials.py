@@ -149,13 +149,6 @@ def speed_of(on: Sequence[str]) -> SpeedConfig:
     return SpeedConfig(**values)
 
 
-def names_of(speed: SpeedConfig) -> tuple[str, ...]:
-    """The inverse of `speed_of`."""
-    defaults = vars(SpeedConfig())
-    changed = {name: value for name, value in vars(speed).items() if value != defaults[name]}
-    return tuple(name if value is True else f"{name}={value}" for name, value in changed.items())
-
-
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
     """`count` rows of (text ids, codes), each drawn evenly from its (least, most)."""
     rng = np.random.default_rng(0)
@@ -255,8 +248,6 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     peak_bytes = hardware.peak_memory_bytes(task.hw.device)
     return {
         "seconds": sum(event.step_s for event in timed),
-        "first_step_s": events[0].step_s,
-        "step_seconds": [event.step_s for event in timed],
         "shares": step_shares([dataclasses.asdict(event) for event in timed], skipped=0),
         "tokens": sum(event.tokens for event in timed),
         "steps": len(timed),
@@ -284,14 +275,12 @@ def profile_attention(trainer: Trainer) -> str:
     return kernel[1] if kernel else switches.BASELINE["sdpa"]
 
 
-def measure_variant(
-    task: Task, config: TrialConfig, on: tuple, limit_s: float | None = None
-) -> dict:
-    """`run_variant` in a fresh process; {"error": reason} where it fails, dies or is too slow."""
+def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
+    """`run_variant` in a fresh process; {"error": reason} where it fails or dies."""
     # An optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
     try:
         preload = (__name__, "torch._dynamo")
-        return run_in_process(_child, task, config, on, preload=preload, limit_s=limit_s)
+        return run_in_process(_child, task, config, on, preload=preload)
     except KitError as error:
         return {"error": str(error)}
 

@@ -1,4 +1,4 @@
-"""Switches measured on this device, and `tune` with tiny sizes for real."""
+"""Switches and micro-batches measured on this device, what is written, and who reads it."""
 
 import dataclasses
 import shutil
@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from torch.backends.cpu import get_cpu_capability as isa
 
-from kit.base.config import CONFIGS, load_preset, merge
+from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
-from kit.base.run import find_run
-from kit.recipes.benchmark import START_S, Benchmark, Tuning, devices, devices_folder
-from kit.recipes.open_run import open_settings
+from kit.recipes.benchmark import START_S, Benchmark, devices, devices_folder
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
 from kit.settings import TrialConfig
@@ -25,13 +23,23 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list:
+def sizes() -> dict[int, float]:
+    """The seconds of a step by micro-batch, beside those of the switches."""
+    return {}
+
+
+@pytest.fixture
+def calls(monkeypatch, sizes) -> list:
     """The variants measured so far, by figures of their own: only fused AdamW pays."""
     made = []
 
     def figures(task, config: TrialConfig, on: tuple) -> dict:
         made.append(on)
-        seconds = config.steps * (0.5 if "fused_adamw" in on else 1.0)
+        step_s = 0.5 if "fused_adamw" in on else 1.0
+        step_s *= sizes.get(task.data.micro_batch, 1.0)
+        if step_s > 60:
+            return {"error": "out of memory"}
+        seconds = config.steps * step_s
         ran = {"precision": "fp32", "attention": "explicit softmax", "notes": []}
         ran |= {"compilations": 0, "recompilations": 0, "skipped": 0, "warmup_s": 2.0}
         ran |= {"tokens": 1000, "loss": 3.0, "peak_memory_bytes": 2**30}
@@ -54,7 +62,7 @@ def test_what_pays_is_written_and_is_not_measured_again(run, calls):
     found = list(Benchmark(start("mine")).run())
     assert len(calls) == once
     assert all(str(result) and result._repr_html_() for result in found)
-    kept = load_choice(run.path("speed.yaml"))
+    kept = load_choice(run.path("speed.yaml"))["speed"]
     assert [name for name, on in kept.items() if on] == ["fused_adamw"]
     recorded = run.report()["bench"]
     assert recorded["threads"] == int(run.threads.value)
@@ -69,8 +77,51 @@ def test_the_minutes_are_known_before_it_begins(run, calls):
     benchmark = Benchmark(run, steps=60, rounds=2)
     trials = sum(not variant.reason for variant in benchmark.variants)
     assert "compile" not in {name for v in benchmark.variants if not v.reason for name in v.on}
+    trials += 1  # a smaller micro-batch; tiny has no larger one
     assert f"about {2 * trials * (START_S + 2 + 60) / 60:.0f} min" in str(benchmark.about())
     assert calls == [()], "the baseline alone"
+
+
+# Seconds of a step of 16 examples by micro-batch; what is found from 4 on, in how many trials.
+FOUND = {
+    "larger": ({4: 1.0, 8: 0.9, 16: 0.8}, 16, 2),
+    "larger, until memory runs out": ({4: 1.0, 8: 0.9, 16: 99.0 * 2}, 8, 2),
+    "smaller": ({4: 1.0, 8: 1.1, 2: 0.9, 1: 0.95}, 2, 3),
+    "neither": ({4: 1.0, 8: 0.99, 2: 0.99}, 4, 2),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_larger_and_smaller_micro_batches_are_tried_as_long_as_they_pay(run, calls, sizes, what):
+    seconds, best, trials = FOUND[what]
+    run = run.save_settings({"data": {"effective_batch": 16, "micro_batch": 4}})
+    benchmark = Benchmark(run)
+    benchmark.measure()
+    benchmark.choose()
+    sizes.update(seconds)
+    before = len(calls)
+    for _ in range(2):  # a cell that is run again gives the same answer
+        found = benchmark.find_micro_batch()
+        assert (benchmark.micro_batch, len(found.grid)) == (best, 2 + trials)
+    assert len(calls) == before + trials * benchmark.config.rounds
+    benchmark.write()
+    written = load_preset(str(benchmark.path))
+    measured = {"data": {"effective_batch": 16, "micro_batch": best}}
+    measured |= {"speed": load_choice(benchmark.path)["speed"]}
+    assert written == merge(load_preset("tiny"), measured)
+    assert run.report()["bench"]["preset"]["micro_batch"] == best
+    changed = f"micro-batch {best}" in devices().grid[1][2]
+    assert changed == (best != 4)
+
+
+def test_a_micro_batch_that_is_planned_beyond_the_memory_is_not_tried(run, calls, monkeypatch):
+    monkeypatch.setattr("kit.recipes.benchmark.limit_memory", lambda *_: 1)
+    benchmark = Benchmark(run)
+    benchmark.measure()
+    benchmark.choose()
+    before = len(calls)
+    *_, last = benchmark.find_micro_batch().grid
+    assert last[-1].startswith("planned ") and len(calls) == before
 
 
 def test_each_device_has_a_file_and_a_table_as_in_docs(run, calls, tmp_path):
@@ -113,92 +164,3 @@ def test_variants_train_in_processes_of_their_own(run):
     benchmark.variants = benchmark.variants[:2]
     assert str(benchmark.measure()) == "2 of 2 variants ran"
     assert benchmark.table().grid[1][0] == "Baseline"
-
-
-@pytest.fixture
-def preset(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
-    return open_settings("", "tiny", "", {"train": {"lr": 0.001}})
-
-
-def made(work, steps: int) -> dict:
-    """Figures of a trial: smaller passes are faster here."""
-    figures = {"loss": 3.0, "precision": "fp32", "peak_memory_bytes": 2**30}
-    return figures | {"step_seconds": [1.0 + work.data.micro_batch]}
-
-
-def tuning(preset, path, monkeypatch, measure=made, **options) -> Tuning:
-    found = Tuning(preset, path, **options)
-    monkeypatch.setattr(found, "measure", measure)
-    return found
-
-
-def test_the_written_preset_is_taken_by_path_and_holds_what_was_set(preset, tmp_path, monkeypatch):
-    path = tmp_path / "mine.yaml"
-    results = list(tuning(preset, path, monkeypatch).run())
-    assert all(str(result) and result._repr_html_() for result in results)
-    (row,) = devices().grid[1:]
-    assert row[1].startswith("tiny, tuned")
-    assert (row[2], row[4]) == ("micro_batch 8 -> 1", "4.50x")
-    written = load_preset(str(path))
-    changed = {"data": {"micro_batch": 1}, "train": {"lr": 0.001}}
-    assert written == merge(load_preset("tiny"), changed)
-    run = find_run(str(path), "", "other")
-    assert run.preset == written and run.preset_name == str(path.resolve())
-    assert find_run(str(CONFIGS / "tiny.yaml"), "", "other").preset_name == "tiny"
-
-
-def test_the_best_so_far_is_written_unless_it_is_no_better_in_turns(preset, tmp_path, monkeypatch):
-    path = tmp_path / "mine.yaml"
-    found = tuning(preset, path, monkeypatch)
-    found.search()
-    monkeypatch.setattr(found, "measure", lambda *_: made(found.start, 1))
-    found.compare()
-    found.write()
-    assert load_preset(str(path))["data"]["micro_batch"] == 8
-
-    def measure(work, steps):
-        if not work.speed.sdpa:
-            raise KeyboardInterrupt
-        return made(work, steps)
-
-    with pytest.raises(KeyboardInterrupt):
-        list(tuning(preset, path, monkeypatch, measure).run())
-    assert load_preset(str(path))["data"]["micro_batch"] == 2
-
-
-def test_a_trial_that_time_ends_costs_neither_search_nor_best(preset, tmp_path, monkeypatch):
-    found = Tuning(preset, tmp_path / "mine.yaml")
-    first, late = iter([made(found.start, 3)]), {"error": "not finished after 60 s"}
-    monkeypatch.setattr("kit.tuning.trials.measure_variant", lambda *_: next(first, late))
-    found.search()
-    found.best = found.best._replace(work=found.start.with_rows(2))
-    found.compare()
-    found.write()
-    assert load_preset(str(found.path))["data"]["micro_batch"] == 2
-    assert devices().grid[1][4] == "", "no gain was measured"
-
-
-def test_a_target_out_of_reach_or_a_wrong_path_is_refused(preset, tmp_path, monkeypatch):
-    short = tuning(preset, tmp_path / "mine.yaml", monkeypatch, target="step<1ms")
-    with pytest.raises(KitError, match=r"step<1ms.*micro_batch 8 -> 1"):
-        list(short.run())
-    assert not (tmp_path / "mine.yaml").exists()
-    for path in ("mine", str(CONFIGS / "tiny.yaml")):
-        with pytest.raises(KitError, match=r"\.yaml"):
-            Tuning(preset, path)
-
-
-def test_real_trials_are_kept_and_stay_within_their_time(preset, tmp_path):
-    path = tmp_path / "mine.yaml"
-    first = Tuning(preset, path, minutes=0.1)
-    first.axes = []
-    list(first.run())
-    assert load_preset(str(path))["model"]["layers"] == 2
-    again = Tuning(preset, path, minutes=0.1)
-    left = again.earlier[0]
-    assert again.measure(again.start, left["steps_asked"]) == left and left not in again.earlier
-    again.best = first.best
-    again.started_s -= 60
-    with pytest.raises(TimeoutError):
-        again.measure(again.start.with_rows(2), 2)

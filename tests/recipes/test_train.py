@@ -493,5 +493,12 @@ def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
     run = active(tmp_path).save_settings({"speed": {"sdpa": False}})
     choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
     run.path("speed.yaml").write_text(choice, encoding="utf-8")
-    speed = Training(run).speed
-    assert not speed.sdpa and not speed.fused_adamw
+    training = Training(run)
+    assert not training.speed.sdpa and not training.speed.fused_adamw
+    assert training.data.config.micro_batch == 8, "none was measured"
+    for size, taken in ((2, 2), (3, 8)):  # 3 is no divisor of the effective batch
+        measured = f"{choice}data:\n  micro_batch: {size}\n"
+        run.path("speed.yaml").write_text(measured, encoding="utf-8")
+        assert Training(run).data.config.micro_batch == taken
+    asked = run.save_settings({"data": {"micro_batch": 4}})
+    assert Training(asked).data.config.micro_batch == 4
