@@ -547,18 +547,12 @@ class FinetuneConfig:
     method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
     tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
     tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
-    # Share of an epoch's rows that the base voice speaks, so that it is not forgotten; 0: none.
-    rehearsal: float = 0.0
-    rehearsal_rows: int = 320  # rows spoken for it, before the first step
-    rehearsal_sentences: str = ""  # a YAML file of them, by language; "": the kit's
 
     def __post_init__(self):
         known = self.method in ("full", "lora", "auto")
         require(known, self, "method", "choose full, lora or auto.")
         require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
         require_least(self, 0, "tables_first")
-        require_within(self, 0, 0.9, "rehearsal")
-        require_least(self, 1, "rehearsal_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,12 +24,12 @@ from kit.base.files import digest
 from kit.base.hardware import Hardware
 from kit.batches import batching
 from kit.batches.batching import EXTRA_TOKENS
-from kit.batches.code_cache import REHEARSAL, CodeCache
+from kit.batches.code_cache import CodeCache
 from kit.batches.word_spans import WHOLE, Cut, WordSpans
 from kit.settings import DataConfig
 
 # What a position must agree in, and how to say that it does not.
-MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
+MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting)"}
 
 
 class CodeStream(IterableDataset):
@@ -41,8 +41,6 @@ class CodeStream(IterableDataset):
     n-th batch, and the loader restores the order. Of `world` ranks each takes every `world`-th
     utterance of the same effective batch, so that together they see what one would see: sum
     gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
-    `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
-    every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
     `text_dropout` is the share of rows, by chance, that come without their text.
     With `spans` a row is a run of an utterance's words, another one in each epoch. `at_speeds` are
     caches of the same utterances at other speeds: each row is of one of them or of `cache`, by
@@ -59,7 +57,6 @@ class CodeStream(IterableDataset):
         *,
         rank: int = 0,
         world: int = 1,
-        rehearsal: float = 0.0,
         text_dropout: float = 0.0,
         spans: WordSpans | None = None,
         at_speeds: Sequence[CodeCache] = (),
@@ -80,17 +77,13 @@ class CodeStream(IterableDataset):
                 f"The code cache holds no utterance of the split `{split}`: were all refused? "
                 "With a higher `held_out_percent` (section manifest), prepare holds out more."
             )
-        self.rehearsed = cache.rows_in_split(REHEARSAL) if rehearsal else []
-        self.rehearsal_rows_per_epoch = 0
-        if self.rehearsed:
-            self.rehearsal_rows_per_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
-        self.groups = batching.group_count(len(self.members) + self.rehearsal_rows_per_epoch)
+        self.groups = batching.group_count(len(self.members))
         self._require_grid()
         parts = [spans.mark] if spans else []
         parts += [other.corpus for other in at_speeds]
         self.identity = {
-            "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
-            "order": order_mark(config, rehearsal, self.groups, parts),
+            "corpus": corpus_mark(cache, self.members, split, self.groups),
+            "order": order_mark(config, self.groups, parts),
         }
         self.load_state_dict(position or {})
 
@@ -103,9 +96,7 @@ class CodeStream(IterableDataset):
         grid = self.config.grid_lengths
         if not grid:
             return
-        recorded = np.pad(self.cache.histogram("tokens", self.split), (EXTRA_TOKENS, 0))
-        rows = np.bincount(self.lengths_of(self.rehearsed), minlength=len(recorded))
-        rows[: len(recorded)] += recorded
+        rows = np.pad(self.cache.histogram("tokens", self.split), (EXTRA_TOKENS, 0))
         over = int(rows[grid[-1] + 1 :].sum())
         if over:
             raise DamagedFileError(
@@ -138,7 +129,7 @@ class CodeStream(IterableDataset):
         """The part of each of `rows` that is learnt in `epoch`; all of one that is not in it."""
         if self.spans is None and len(self.caches) == 1:
             return {}
-        cuts = {i: self.cut(i, epoch) for i in rows if i < self.cache.recorded}
+        cuts = {i: self.cut(i, epoch) for i in rows}
         return {i: cut for i, cut in cuts.items() if cut != WHOLE}
 
     def cut(self, i: int, epoch: int) -> Cut:
@@ -179,26 +170,16 @@ class CodeStream(IterableDataset):
         return self.lengths_of(self.cache.sample_of_split(self.split)).tolist()
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
-        """The batches of a group of `epoch` as lists of utterances, with those to rehearse."""
+        """The batches of a group of `epoch` as lists of utterances."""
         rows = self.members[:]
         if self.groups > 1:
             key = f"{self.config.seed} {epoch} groups"
             rows = self.members[batching.drawn(len(rows), group, self.groups, key)]
-        rows = np.concatenate([rows, self.rehearsed_in(epoch, group)]).astype(np.int64)
-        rows = rows.tolist()
+        rows = rows.astype(np.int64).tolist()
         by_row = self.lengths_in(rows, self.cuts(rows, epoch))
         lengths = [by_row[i] for i in rows]
         batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         return [[rows[i] for i in batch] for batch in batches]
-
-    def rehearsed_in(self, epoch: int, group: int = 0) -> np.ndarray:
-        """The rows to rehearse in a group of `epoch`: in the long run each as often as others."""
-        count = len(self.rehearsed)
-        order = random.Random(f"{self.config.seed} rehearsal").sample(self.rehearsed, count)
-        first, end = batching.group_bounds(self.rehearsal_rows_per_epoch, group, self.groups)
-        before = epoch * self.rehearsal_rows_per_epoch
-        rows = [order[n % count] for n in range(before + first, before + end)]
-        return np.array(rows, dtype=np.int64)
 
     @property
     def batches_an_epoch(self) -> int:
@@ -211,9 +192,8 @@ class CodeStream(IterableDataset):
         window = self.config.sort_window
         batches = 0
         for group in range(self.groups):
-            counts = (len(self.members), self.rehearsal_rows_per_epoch)
-            bounds = [batching.group_bounds(count, group, self.groups) for count in counts]
-            rows = sum(end - first for first, end in bounds)
+            first, end = batching.group_bounds(len(self.members), group, self.groups)
+            rows = end - first
             windows, left = divmod(rows, window)
             batches += windows * math.ceil(window / size) + math.ceil(left / size)
         return batches
@@ -313,18 +293,17 @@ class CodeStream(IterableDataset):
         return texts, codes, cond, batching.padded(longest, self.config)
 
 
-def corpus_mark(
-    cache: CodeCache, members: Sequence[int], rehearsed: Sequence[int], split: str, groups: int
-) -> str:
+def corpus_mark(cache: CodeCache, members: Sequence[int], split: str, groups: int) -> str:
     """8 hex digits that change with the utterances: their ids, lengths and order."""
-    rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
-    marks = b"\n".join(cache.rows[i]["id"].encode() for i in rows) + cache.lengths(rows).tobytes()
     if groups > 1:  # the index's own mark instead of all members
-        marks += f"{split} {cache.corpus}".encode()
+        marks = f"{split} {cache.corpus}".encode()
+    else:
+        ids = b"\n".join(cache.rows[i]["id"].encode() for i in members)
+        marks = ids + cache.lengths(members).tobytes()
     return hashlib.sha256(marks).hexdigest()[:8]
 
 
-def order_mark(config: DataConfig, rehearsal: float, groups: int, parts: Sequence[str] = ()) -> str:
+def order_mark(config: DataConfig, groups: int, parts: Sequence[str] = ()) -> str:
     """8 hex digits that change with the order of an epoch, but not with the micro-batch.
 
     `parts` are marks of what decides which parts of utterances are learnt.
@@ -332,9 +311,7 @@ def order_mark(config: DataConfig, rehearsal: float, groups: int, parts: Sequenc
     tokens = config.effective_tokens
     order = [tokens or config.effective_batch, bool(tokens)]
     order += [config.sort_window, config.short_first, config.seed]
-    if rehearsal:  # without it, positions from before rehearsal existed stay valid
-        order.append(rehearsal)
-    if groups > 1:  # and likewise
+    if groups > 1:  # without them, positions from before groups existed stay valid
         order.append(f"groups of {batching.GROUP_ROWS}")
     return digest(*order, *parts)[:8]
 

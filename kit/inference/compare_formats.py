@@ -56,7 +56,7 @@ class FormatResult:
 
 def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
     """Return the first `count` held-out recordings, else of all, each its own reference."""
-    rows = cache.rows_in_split("held_out").tolist() or range(cache.recorded)
+    rows = cache.rows_in_split("held_out").tolist() or range(len(cache.rows))
     return [
         (cache.texts[i].tolist(), cache.codes[i].tolist(), torch.from_numpy(cache.references[i]))
         for i in rows[:count]

@@ -34,9 +34,9 @@ from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun, active_run, sampling_of
 from kit.recipes.base_model import RELEASE, WITH_THEM, folder_of, inherited_licence, release_weights
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.forgetting import BaseLanguages
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
-from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training, spoken_samples
@@ -90,8 +90,6 @@ class FineTune:
 
     `base_model`, `data`, `language`, `accept_license` and `tokenizer` are as `Preparation` takes
     them; `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does.
-    `rehearsal` is the share of an epoch's rows in which the voice repeats sentences of its base
-    model's languages (None: the run's setting).
     """
 
     def __init__(
@@ -104,12 +102,9 @@ class FineTune:
         max_steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
-        rehearsal: float | None = None,
         num_train_epochs: float = 0.0,
         tokenizer: str = "",
     ):
-        if rehearsal is not None:
-            run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
         self.base_model = base_model
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}

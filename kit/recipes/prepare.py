@@ -44,15 +44,12 @@ from kit.recipes import active_run, run_parts
 from kit.recipes import prepare_parts as parts
 from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import start_from_base, too_few_hours
-from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.run_parts import START_FROM
-from kit.recipes.training_data import TrainingData
 from kit.settings import (
     AlignConfig,
     ArchiveConfig,
     CorpusConfig,
     DataConfig,
-    FinetuneConfig,
     GPTConfig,
     HubConfig,
     ManifestConfig,
@@ -168,9 +165,6 @@ class Preparation:
         yield self.find_words()
         yield self.measure_lengths()
         yield self.make_batches()
-        share = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
-        if share and read_run_file(self.active_run.folder / START_FROM):
-            yield self.rehearse()
 
     @property
     def rows(self) -> list[Utterance]:
@@ -492,11 +486,6 @@ class Preparation:
             f"{first.position}",
             pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
         )
-
-    def rehearse(self) -> Result:
-        """Let the base voice speak sentences that training mixes in, so that it forgets less."""
-        run = self.active_run
-        return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
 
 
 def draw_data_report(report: DataReport) -> list:

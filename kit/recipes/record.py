@@ -19,7 +19,7 @@ import torch
 
 from kit.audio.clip import FRAME_S, ClipMeasure, measure_clip, read_clip
 from kit.audio.container import SUFFIXES
-from kit.base.config import CONFIGS
+from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import DatasetError
 from kit.base.files import append_lines, digest, disk_errors, make_folder, write_atomic
 from kit.base.formatting import clock, join_names
@@ -31,7 +31,6 @@ from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts, save_text
 from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
@@ -177,8 +176,8 @@ def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int
 
 def kit_sentences(code: str) -> list[str]:
     """Return the sentences of configs/ in the language `code`, perhaps none."""
-    files = [CONFIGS / "sentences" / f"{name}.yaml" for name in ("rehearsal", "everyday")]
-    sentences = [text for file in files for text in sentences_in(file).get(code, [])]
+    files = [CONFIGS / "sentences" / f"{name}.yaml" for name in ("reading", "everyday")]
+    sentences = [text for file in files for text in read_yaml(file).get(code, [])]
     if (WORDS / f"{code}.yaml").is_file():
         grammar = Grammar(load_words(code), random.Random(0))
         sentences += [" ".join(grammar.sentence(9)) for _ in range(MADE)]

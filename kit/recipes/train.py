@@ -358,7 +358,6 @@ class Training(TrainingPlan):
             "tables_first": self.finetuning.config.tables_first,
             "trained_parameters": count_trained(self.model, self.finetuning).learning,
             "parameters": count_parameters(self.model),
-            "rehearsal": self.data.rehearsal_figures(),
         }
         more = {
             "finished": self.finished,

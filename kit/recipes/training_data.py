@@ -23,9 +23,8 @@ from kit.inference.voice import Habits, Voice
 from kit.model.sequence import Batch, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun, section_for_run
-from kit.recipes.rehearsal import load_rehearsal_rows
 from kit.recipes.run_parts import START_FROM
-from kit.settings import DataConfig, FinetuneConfig, GPTConfig
+from kit.settings import DataConfig, GPTConfig
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 
@@ -33,12 +32,11 @@ from kit.training.ranks import ALONE
 class TrainingData:
     """The corpus of a run, and the shapes of model and batches that suit it.
 
-    Where the run rehearses what its voice could say before, those rows are there, too, unless
-    `rehearsed` is False. Where several ranks train together, a batch is this one's share of it.
+    Where several ranks train together, a batch is this one's share of it.
     Raises KitError where 01_data_prep has not run yet.
     """
 
-    def __init__(self, run: ActiveRun, rehearsed: bool = True):
+    def __init__(self, run: ActiveRun):
         self.run = run
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
@@ -58,22 +56,6 @@ class TrainingData:
             pretrained_layers=from_scratch and model.get("pretrained_layers", False),
             n_mels=self.front_end.config.n_mels,
         )
-        finetune = build(FinetuneConfig, run.section("finetune"))
-        self.rehearsal = finetune.rehearsal if rehearsed else 0.0  # of an epoch's rows
-        if self.rehearsal:
-            self._add_rehearsal()
-
-    def _add_rehearsal(self) -> None:
-        """Add the rows that the base voice has spoken, and positions for them."""
-        spoken = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
-        path = self.run.path("tokenizer.model")
-        tokenizers = {row.language: load_tokenizer(path, row.language) for row in spoken}
-        ids = (tokenizers[row.language].encode_checked(row.text) for row in spoken)
-        texts = [np.array(each, dtype=np.int32) for each in ids]
-        codes = list(spoken.values())
-        lengths = (max(map(len, column), default=0) for column in (texts, codes))
-        self.model = self.model.with_positions(*lengths)
-        self.cache.add_rehearsal([row.speaker for row in spoken], texts, codes)
 
     def set_micro_batch(self, size: int) -> None:
         """Take passes of `size` rows, unless the effective batch is no multiple of that."""
@@ -104,7 +86,6 @@ class TrainingData:
             position,
             rank=ranks.rank,
             world=ranks.world,
-            rehearsal=self.rehearsal if training else 0.0,
             text_dropout=self.model.text_dropout if training else 0.0,
             spans=self.spans if training else None,
             at_speeds=self.at_speeds if training else (),
@@ -137,13 +118,6 @@ class TrainingData:
         if not few_shapes or self.config.grid_lengths:
             return self.config
         return dataclasses.replace(self.config, grid_lengths=code_cache.fixed_lengths(self.cache))
-
-    def rehearsal_figures(self) -> dict:
-        """How many rows there are to rehearse, how many an epoch has, and their share of it."""
-        stream = self.stream()
-        rows = stream.rehearsal_rows_per_epoch
-        share = rows / (rows + len(stream.members))
-        return {"rows": len(stream.rehearsed), "rows_an_epoch": rows, "share": share}
 
     def middle_row(self) -> Batch:
         """The training row of median length, alone and so without padding."""

@@ -185,13 +185,6 @@ class TrainingPlan:
             run_parts.describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
         ]
-        rehearsal = data.rehearsal_figures()
-        if rehearsal["rows_an_epoch"]:
-            lines.append(
-                f"{rehearsal['share']:.0%} of an epoch is rehearsal: "
-                f"{rehearsal['rows_an_epoch']:,} rows in each, of {rehearsal['rows']:,} that the "
-                "base voice has spoken."
-            )
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def interval(self, steps: int) -> str:

@@ -49,15 +49,15 @@ class Finetuning:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
 
     def require_voice(self) -> None:
-        """Raise KitError if a run from scratch would freeze, or rehearse with, random weights."""
-        asked = [name for name in ("rehearsal", "tables_first") if getattr(self.config, name)]
+        """Raise KitError if a run from scratch would freeze random weights."""
+        asked = ["tables_first"] if self.config.tables_first else []
         if self.adapters:
             asked.append("method")
         if self.base is None and asked:
             raise KitError(
                 f"finetune.{asked[0]} = {getattr(self.config, asked[0])}: this run starts from "
-                "scratch, so what is frozen would stay random, and nothing can be rehearsed. Start "
-                "from a voice (BASE_MODEL in 01_data_prep, --base-model), or leave `finetune` out."
+                "scratch, so what is frozen would stay random. Start from a voice (BASE_MODEL in "
+                "01_data_prep, --base-model), or leave `finetune` out."
             )
 
     def require_steps(self, steps: int) -> None:

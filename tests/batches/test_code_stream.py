@@ -20,7 +20,7 @@ from kit.batches.code_stream import CodeStream, loader_workers, prefetched, vali
 from kit.model.sequence import collate
 from kit.settings import DataConfig
 
-OTHER_BATCHES = r"other batches \(seed, sizes, sorting, rehearsal\)"
+OTHER_BATCHES = r"other batches \(seed, sizes, sorting\)"
 
 
 def keep(parts, place):
@@ -303,82 +303,6 @@ def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
 
 
-def rehearsing_cache(count: int = 9, utterances: int = 101) -> CodeCache:
-    """The toy's utterances, and `count` rows that a voice has spoken, as two of its speakers."""
-    cache = toy_cache(utterances)
-    texts = [np.full(5, 100 + i, np.int32) for i in range(count)]
-    codes = [np.full(12 + 3 * i, 100 + i, np.int32) for i in range(count)]
-    cache.add_rehearsal([f"v{i % 2}" for i in range(count)], texts, codes)
-    return cache
-
-
-def rehearsing(position=None, share: float = 0.2, rank: int = 0, world: int = 1) -> CodeStream:
-    ranks = {"rank": rank, "world": world}
-    return CodeStream(rehearsing_cache(), "train", DATA, keep, position, **ranks, rehearsal=share)
-
-
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.5])
-def test_an_epoch_has_each_utterance_once_and_a_share_of_rehearsal(groups, share):
-    s = rehearsing(share=share)
-    seen = []
-    for epoch in range(6):
-        found = list(itertools.chain(*epoch_of(s, epoch)))
-        rehearsed = [i for i in found if i in s.rehearsed]
-        assert sorted(i for i in found if i not in s.rehearsed) == list(s.members)
-        assert len(rehearsed) == round(share * len(s.members) / (1 - share))
-        seen += rehearsed
-    times = [seen.count(i) for i in s.rehearsed]
-    assert max(times) - min(times) <= 1, "each as often as the others"
-    counts = [len(s.rehearsed_in(2, group)) for group in range(s.groups)]
-    assert max(counts) - min(counts) <= 1, "spread over the groups"
-
-
-def test_rows_to_rehearse_change_nothing_when_the_share_is_zero():
-    with_rows = rehearsing(share=0)
-    without = CodeStream(toy_cache(), "train", DATA, keep)
-    assert with_rows.identity == without.identity
-    assert all(same(a, b) for a, b in itertools.islice(zip(with_rows, without), 25))
-
-
-def test_what_is_rehearsed_has_a_recording_of_its_speaker_for_a_reference():
-    s = rehearsing(share=0.5)
-    rehearsed = set()
-    for parts, _ in itertools.islice(s, len(s.plan(0))):
-        for text, row, cond in itertools.chain(*(zip(*part[:3]) for part in parts)):
-            if text[0] >= 100:
-                assert row[0] == text[0]
-                assert int(cond[0, 0]) % 3 == (text[0] - 100) % 2, "of its speaker"
-                rehearsed.add(text[0])
-    assert len(rehearsed) == 9
-
-
-def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks(groups):
-    whole = list(itertools.islice(rehearsing(), 40))
-    for at in range(0, 36, 5):
-        rest = itertools.islice(rehearsing(whole[at][1]), 3)
-        assert all(same(x, y) for x, y in zip(rest, whole[at + 1 :]))
-    assert all(same(a, b) for a, b in zip(loaded(rehearsing(whole[3][1]), 2, 12), whole[4:]))
-    ranks = [list(itertools.islice(rehearsing(rank=r, world=2), 16)) for r in range(2)]
-    for batch, *parts in zip(whole, *ranks):
-        assert sorted(members(batch)) == sorted(itertools.chain(*map(members, parts)))
-
-
-def test_another_share_or_other_rows_cannot_be_resumed():
-    position = next(iter(rehearsing()))[1]
-    with pytest.raises(DamagedFileError, match=OTHER_BATCHES):
-        rehearsing(position, share=0.3)
-    with pytest.raises(DamagedFileError, match="of other utterances"):
-        CodeStream(rehearsing_cache(8), "train", DATA, keep, position, rehearsal=0.2)
-
-
-def test_fixed_lengths_must_hold_what_is_rehearsed_too():
-    config = dataclasses.replace(DATA, grid_lengths=(90,))
-    cache = rehearsing_cache(30)
-    CodeStream(cache, "train", config, keep)
-    with pytest.raises(DamagedFileError, match="longer than the longest of `grid_lengths`"):
-        CodeStream(cache, "train", config, keep, rehearsal=0.2)
-
-
 # --- an epoch in several groups -----------------------------------------------------------------
 
 
@@ -387,10 +311,9 @@ def grouped(monkeypatch):
     """Make streams over `count` utterances, an epoch in groups of up to 64."""
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
 
-    def make(position=None, count=335, rehearsal=0.0, **over) -> CodeStream:
+    def make(position=None, count=335, **over) -> CodeStream:
         config = dataclasses.replace(DATA, **{"sort_window": 32} | over)
-        cache = rehearsing_cache(40, count) if rehearsal else toy_cache(count)
-        return CodeStream(cache, "train", config, keep, position, rehearsal=rehearsal)
+        return CodeStream(toy_cache(count), "train", config, keep, position)
 
     return make
 
@@ -418,7 +341,7 @@ def test_a_position_is_a_few_numbers(grouped):
 
 
 @pytest.mark.parametrize("count", [82, 335])
-@pytest.mark.parametrize("over", [{}, {"sort_window": 7}, {"rehearsal": 0.2}])
+@pytest.mark.parametrize("over", [{}, {"sort_window": 7}])
 def test_batches_of_an_epoch_are_known_without_planning_it(grouped, count, over):
     s = grouped(count=count, **over)
     assert s.batches_an_epoch == len(epoch_of(s, 0))

@@ -21,7 +21,6 @@ FEW = {
     "train": {"max_steps": 4, "eval_steps": 2, "warmup_steps": 1, "lr": 0.003},
     "generate": {"best_of": 1, "max_codes_per_text_id": 0.4},
     "recognizer": {"steps": 2},  # nobody listens to it
-    "finetune": {"rehearsal_rows": 4},
 }
 
 
@@ -34,14 +33,14 @@ def release(small):
 def tuned(request, release, tmp_path_factory) -> tuple[FineTune, dict]:
     """A fine-tuning, and what its steps said; "own" with a tokenizer of one's own, by LoRA."""
     method = "lora" if request.param == "own" else request.param
-    settings = FEW | {"finetune": FEW["finetune"] | {"method": method}}
+    settings = FEW | {"finetune": {"method": method}}
     run = start(f"indextts2-{request.param}", "tiny", settings=settings)
     given = {"base_model": str(release), "accept_license": "bilibili"}
     if request.param == "own":
         own = tmp_path_factory.mktemp("own") / "amharic_bpe.model"
         write_vocabulary(own, 220, [row.text for row in manifest()] + SENTENCES)
         given["tokenizer"] = str(own)
-    tune = FineTune(run, str(corpus()), **given, rehearsal=0.2)
+    tune = FineTune(run, str(corpus()), **given)
     steps = ("describe_base", "recordings", "spelling", "grow", "to_codes", "before")
     actual = {name: getattr(tune, name)() for name in steps}
     list(tune.training.run())
@@ -58,7 +57,6 @@ def test_every_step_says_what_it_found(tuned):
     assert report["train"]["steps"] == 4
     assert report["finetune"]["exported"].keys() == {"indextts2"}
     assert report["finetune"]["forgotten_nats"]["en"] > 0
-    assert report["finetune"]["rehearsal"]["spoken"] == 4
     assert "64 codes, 50.0 of them a second" in actual["to_codes"].line
     assert "package makes its sound" in actual["before"].line + actual["after"].line
     for name in ("s2mel_checkpoint", "spk_matrix"):

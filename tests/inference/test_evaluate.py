@@ -16,7 +16,7 @@ from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.recipes.evaluate import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
-from kit.recipes.rehearsal import BaseSample, code_log_probs, measure_divergence
+from kit.recipes.forgetting import BaseSample, code_log_probs, measure_divergence
 from kit.settings import GenerateConfig, RecognizerConfig
 from kit.text.normalize import letters
 

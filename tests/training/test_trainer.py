@@ -281,7 +281,7 @@ def test_a_first_phase_must_train_something_and_end():
         PHASES.require_steps(5)
 
 
-def test_only_a_voice_is_frozen_or_rehearsed():
+def test_only_a_voice_is_frozen():
     for way in (LORA, PHASES):
         with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL.*or leave `finetune`"):
             way.require_voice()
