@@ -102,8 +102,6 @@ RECORDINGS = (
 DURATION = (
     ("max_steps", int, "N", "in total; a finished run trains on if it is raised (the preset's)"),
     ("num_train_epochs", float, "E", "the same in passes over the data (the preset's)"),
-    ("session_hours", float, "H", "until this machine is taken away (12)"),
-    ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
 )
 LICENCES = "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)"
 ACCEPT_LICENSE = ("accept_license", str, "NAME", LICENCES)

@@ -561,10 +561,9 @@ class TimeBudget:
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
     min_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
-    other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
 
     def __post_init__(self):
-        require_least(self, 0, "minutes", "min_steps", "other_steps")
+        require_least(self, 0, "minutes", "min_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

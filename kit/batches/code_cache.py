@@ -247,7 +247,7 @@ class CodeCache:
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
         """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
         chosen = [split is None or name == split for name in self.split_names]
-        return self.columns[f"{what}_histogram"][chosen].sum(axis=0).astype(np.int64)
+        return self.columns[f"{what}_histogram"][chosen].sum(axis=0)
 
     def total(self, what: str, split: str | None = None) -> int:
         """Return the sum of `what` over the rows of `split` (None: all)."""

@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 
-import psutil
 from IPython.display import display
 
 from kit.base.formatting import clock, describe_error, format_gib
@@ -67,18 +66,6 @@ class Pace:
     def left_s(self, row: dict) -> float | None:
         speed = self.speed()
         return (row["steps"] - row["step"]) / speed[0] if speed else None
-
-
-def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, bool]:
-    """(time to go against what is left of a session of so many hours, whether it is enough)."""
-    if left_s is None or session_hours is None:
-        return "", True
-    age_s = time.time() - psutil.Process().create_time()  # in a notebook, of the kernel
-    rest_s = max(0.0, session_hours * 3600 - age_s)
-    text = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
-    if left_s <= rest_s:
-        return text, True
-    return f"{text} When the session ends, run the notebook again: training resumes.", False
 
 
 def progress_texts(row: dict, pace: Pace) -> dict[str, str]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import display
 
-from kit.base.formatting import describe_error
+from kit.base.formatting import clock, describe_error
 from kit.notebook.plots import png, run_curves, show, thin
-from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
+from kit.notebook.progress import Lines, Pace, newest, progress_texts, verdict
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
@@ -55,7 +55,6 @@ class TrainPanel:
     players: Callable[[], str] = str  # HTML of what the run has spoken so far
     profile: Callable[[], str] = str  # describes the newest profile
     diagnose: Callable[[list[dict]], list[str]] = lambda rows: []  # what makes steps slow
-    session_hours: float | None = None  # the limit that the time left is compared with
     # Until a run starts by itself, as in "Run all"; a click on anything stops it. None: it waits.
     countdown_s: float | None = 20.0
 
@@ -322,9 +321,8 @@ class TrainPanel:
         if self.stopping:
             return self.view.say("Stopping after this step...")
         left_s = self.pace.left_s(self.reached) if self.reached else None
-        time_left, enough = outlook(left_s, self.session_hours)
-        text = f"Training. Stop saves a checkpoint to resume from. {time_left}"
-        self.view.say(text.strip(), "info" if enough else "warn")
+        to_go = "" if left_s is None else f" {clock(left_s)} to go."
+        self.view.say(f"Training. Stop saves a checkpoint to resume from.{to_go}")
 
 
 class Clicks:

@@ -22,8 +22,8 @@ from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning
 from kit.tuning import cards, recommend
+from kit.tuning.estimate import resolve_steps
 from kit.tuning.preflight import Workload, first_fitting, milder
-from kit.tuning.session_plan import resolve_steps
 
 HOURS = 3.0  # of speech, whose training time is calculated
 CLIP_S = 5.0

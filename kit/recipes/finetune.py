@@ -89,7 +89,7 @@ class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
     `base_model`, `data`, `language`, `accept_license` and `tokenizer` are as `Preparation` takes
-    them; `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does.
+    them; `max_steps` and `num_train_epochs` as `Training` does.
     """
 
     def __init__(
@@ -100,15 +100,12 @@ class FineTune:
         base_model: str = RELEASE,
         accept_license: str = "",
         max_steps: int = 0,
-        session_hours: float = 12.0,
-        quota_gb: float = 0,
         num_train_epochs: float = 0.0,
         tokenizer: str = "",
     ):
         self.base_model = base_model
         self.accept_license = accept_license
         self.duration = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
-        self.duration |= {"session_hours": session_hours, "quota_gb": quota_gb}
         self.prepare = Preparation(
             run,
             data,

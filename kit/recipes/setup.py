@@ -19,10 +19,10 @@ from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import too_few_hours
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
+from kit.tuning.estimate import estimate_time
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
-from kit.tuning.session_plan import forecast
 from kit.tuning.trials import step_seconds
 
 
@@ -137,7 +137,7 @@ class Setup:
         gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
         reasons = f"{run.threads.reason}; {run.precision.reason}"
         slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
-        line = forecast(self.train, step_s, budget, slow)
+        _, line = estimate_time(self.train, step_s, budget, slow)
         own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:
             line += (

@@ -146,7 +146,6 @@ class Training(TrainingPlan):
             players=SamplePlayers(self.active.folder / SPOKEN, sentence),
             profile=partial(read_run_file, self.active.folder / PROFILES / STATUS),
             diagnose=self.advice,
-            session_hours=self.limits.session_hours,
         )
         self.shown.run()
 

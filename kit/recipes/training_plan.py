@@ -29,7 +29,7 @@ from kit.training.config import Finetuning
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
-from kit.tuning import session_plan
+from kit.tuning import estimate
 from kit.tuning.cards import step_flop
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import (
@@ -41,7 +41,6 @@ from kit.tuning.preflight import (
     preflight,
     trial_rows,
 )
-from kit.tuning.session_plan import SessionLimits, SessionPlan
 
 TRIAL_STEPS = 8
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
@@ -84,9 +83,8 @@ class TrainingPlan:
     """The plan of a run's training.
 
     `max_steps`, or `num_train_epochs` passes over the data, is how long it trains; 0 leaves that to
-    the preset and the data. `session_hours` is how long this machine stays, `quota_gb` how much the
-    run may store (0: what the disk has). With the `plan` that a panel has settled (`start`) nothing
-    is checked again.
+    the preset and the data. With the `plan` that a panel has settled (`start`) nothing is checked
+    again.
     """
 
     per_step_s: float | None = None  # as `in_time` measured it
@@ -95,8 +93,6 @@ class TrainingPlan:
         self,
         run: ActiveRun,
         max_steps: int = 0,
-        session_hours: float = 12.0,
-        quota_gb: float = 0,
         plan: dict | None = None,
         num_train_epochs: float = 0.0,
     ):
@@ -104,8 +100,6 @@ class TrainingPlan:
         run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
-        quota_bytes = quota_gb * 1e9 or None
-        self.limits = SessionLimits(session_hours=session_hours, quota_bytes=quota_bytes)
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
         self.finetuning = run_parts.finetuning_of(run)
         self.data = TrainingData(run)
@@ -128,7 +122,7 @@ class TrainingPlan:
         self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
         self.config = build(TrainConfig, plan.get("train", section_for_run(run, "train")))
         if "train" not in plan:
-            self.config = session_plan.resolve_steps(
+            self.config = estimate.resolve_steps(
                 self.config, epoch_steps, self.asked_steps, self.previous_steps
             )
         self.finetuning.require_steps(self.config.max_steps)
@@ -178,7 +172,7 @@ class TrainingPlan:
             "utterances held out": len(data.cache.rows_in_split("held_out")),
         }
         hours = data.cache.total("codes", "train") / data.codec.frame_rate / 3600
-        length = session_plan.describe_epochs(config, data.epoch_steps, hours)
+        length = estimate.describe_epochs(config, data.epoch_steps, hours)
         lines = [
             f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
             f"Validation {validation}, a checkpoint {checkpoint}.",
@@ -290,36 +284,35 @@ class TrainingPlan:
 
     @once
     def in_time(self) -> Result:
-        """How long training takes here, and whether sessions and disk are enough for it.
+        """How long training takes here, and whether the disk has room for it.
 
-        A resumed run is judged by its own log, a new one by a few steps of a temporary model. A
+        A resumed run is timed by its own log, a new one by a few steps of a temporary model. A
         preset may have a time budget: on a slow machine training takes fewer steps, unless a person
         set their number or the run is resumed.
         """
         self.fits()
         run = self.active
-        self.per_step_s = self.session_plan().per_step_s
-        budget = build(TimeBudget, section_for_run(run, "time_budget"))
-        slow = f"{run.threads.reason}; {run.precision.reason}"
-        fixed = bool(self.asked_steps or self.previous_steps)
-        self.config, line = session_plan.shortened(
-            self.config, self.per_step_s, budget, slow, fixed
-        )
-        plan = self.session_plan()
-        return Result(line="\n".join([line, *plan.advice]), figures=plan.table)
-
-    def session_plan(self) -> SessionPlan:
-        """The plan of the steps to go, from what steps have taken here."""
         rows = self.rows_before
         resumed = any(row.get("wall_s") for row in rows)
-        parameters = count_parameters(self.model)
-        saved = count_trained(self.model, self.finetuning).trained
-        optimizer_bytes = plan_bytes(self.model, self.workload().step).parts["optimizer"]
-        sizes = session_plan.on_disk(parameters, optimizer_bytes, self.speed.ema, saved=saved)
-        log = rows if resumed else self.trial_rows
-        done = rows[-1]["step"] if resumed else 0
-        folder = self.active.folder / "checkpoints"
-        return session_plan.plan_session(log, self.config, sizes, folder, self.limits, done)
+        timed = rows if resumed else self.trial_rows
+        self.per_step_s = estimate.seconds_per_step(timed, self.config)
+        self.config, line = estimate.estimate_time(
+            self.config,
+            self.per_step_s,
+            build(TimeBudget, section_for_run(run, "time_budget")),
+            slow=f"{run.threads.reason}; {run.precision.reason}",
+            done=rows[-1]["step"] if resumed else 0,
+            fixed=bool(self.asked_steps or self.previous_steps),
+        )
+        needed_bytes = estimate.stored_bytes(
+            self.config,
+            count_parameters(self.model),
+            plan_bytes(self.model, self.workload().step).parts["optimizer"],
+            self.speed.ema,
+            saved=count_trained(self.model, self.finetuning).trained,
+        )
+        warning = estimate.disk_warning(needed_bytes, run.folder / "checkpoints")
+        return Result(line=f"{line}\n{warning}" if warning else line)
 
     @functools.cached_property
     def trial_rows(self) -> list[dict]:

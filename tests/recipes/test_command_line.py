@@ -122,7 +122,7 @@ def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     words = ("DEMO=00_setup", "PRESET=tiny", "RUN=setup", f"KIT_RUNS={tmp_path}")
     done = make("demo", *words, f"BIN={Path(sys.executable).parent}")
     assert done.returncode == 0, done.stderr
-    assert "In all about" in done.stdout and "It fits." in done.stdout
+    assert "Training: " in done.stdout and "It fits." in done.stdout
 
 
 def test_json_is_all_that_stdout_gets(terminal, runs):

@@ -88,7 +88,7 @@ def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatc
     title = picture.axes[0].get_title(loc="left")
     assert title == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
-    assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
+    assert "steps of" in str(Setup(run).time())
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
     message = str(Setup(start("own", "cpu")).time())
     assert "recordings of your own, training gets 30 minutes" in message
@@ -104,4 +104,4 @@ def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monk
     message = str(setup.time())
     taken = int(re.search(r"Training ([\d,]+) instead", message)[1].replace(",", ""))
     assert taken < setup.train.max_steps / 10
-    assert "GFLOP/s" in message and "In all about" in message
+    assert "GFLOP/s" in message

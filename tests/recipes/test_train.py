@@ -351,7 +351,7 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     shortened = untried(Training(active(tmp_path, **budget)))
     assert "over the budget of" in str(shortened.in_time())
     assert shortened.config.max_steps < 500
-    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.config.max_steps}")
+    assert f"Training {shortened.config.max_steps:,} instead" in str(shortened.in_time())
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
     asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
@@ -365,9 +365,8 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     assert str(untried(Training(run)).in_time()).startswith("Training: 2,000 steps of")
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = untried(Training(run)).in_time()
-    assert found.figures["a step"].startswith("0.5 s")
-    assert found.figures["time to the target"] == clock(0.5 * (2000 - 29))
     assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
+    assert f"1,971 of them to go, about {clock(0.5 * (2000 - 29))}" in str(found)
 
 
 def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
@@ -484,7 +483,8 @@ def test_a_run_shorter_than_its_trial_is_planned_by_steps_whose_shapes_were_met_
     training = Training(run, max_steps=2)
     assert len(training.trial_rows) == TRIAL_STEPS
     assert len(used) == 2 * TRIAL_STEPS and used[:TRIAL_STEPS] == used[TRIAL_STEPS:]
-    assert training.session_plan().per_step_s > 0
+    untried(training).in_time()
+    assert training.per_step_s > 0
 
 
 def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
