@@ -46,7 +46,8 @@ from kit.settings import (
 )
 from kit.training.ranks import ALONE, follow_orders
 from kit.training.switches import apply
-from kit.tuning.preflight import Workload, preflight
+from kit.tuning.memory_plan import Workload
+from kit.tuning.preflight import preflight
 
 GPU = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
 SMALL = {"width": 32, "blocks": 2, "griffin_lim_iters": 2, "state_width": 16}

@@ -21,8 +21,8 @@ from kit.settings import (
 )
 from kit.training.switches import LABELS, switches
 from kit.tuning.estimate import resolve_steps, seconds_per_step, stored_bytes
-from kit.tuning.memory_plan import count_parameters
-from kit.tuning.preflight import Workload, change
+from kit.tuning.memory_plan import Workload, count_parameters
+from kit.tuning.preflight import change
 from kit.tuning.recommend import recommend
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
@@ -173,9 +173,9 @@ def test_every_card_gets_its_tier_and_recommendations_agree_with_it(name):
     assert choice.value == wanted, choice.reason
     assert name in choice.reason and "GiB" in choice.reason
     preset = laid = load_preset(wanted)
-    for advice in recommend(hw):
-        section, key = advice.setting.split(".")
-        laid = merge(laid, {section: {key: advice.value}})
+    for setting, each in recommend(hw).items():
+        section, key = setting.split(".")
+        laid = merge(laid, {section: {key: each["value"]}})
     recompute = "gradient_checkpointing"
     assert laid["speed"].get(recompute, False) == preset["speed"].get(recompute, False)
     on = {each.name for each in switches(build(SpeedConfig, preset["speed"]), hw) if each.on}

@@ -11,7 +11,7 @@ from torch import Tensor
 from kit.base.errors import KitError
 from kit.base.formatting import format_memory
 from kit.notebook.result import Result
-from kit.tuning.preflight import Workload
+from kit.tuning.memory_plan import Workload
 from kit.tuning.recommend import Trial
 
 Distance = Callable[[str, str], float]

@@ -27,6 +27,7 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import TrialConfig
+from kit.training.switches import Switch
 from kit.tuning import recommend, trials
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import divisors, limit_memory
@@ -81,7 +82,7 @@ class Benchmark:
         self.task = trials.published_task(run.hw, threads) if model else task_of(run, threads)
         self.variants = trials.variants(self.task, self.config)
         self.measured: list[recommend.Trial] = []
-        self.decisions: list[recommend.Decision] = []
+        self.decisions: list[Switch] = []
         self.micro_batch = self.task.data.micro_batch
 
     def run(self) -> Iterator[Result]:

@@ -21,9 +21,10 @@ from kit.recipes.base_model import NOT_SPOKEN, XTTS_DEFAULTS, finetuning_setting
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning
-from kit.tuning import cards, recommend
+from kit.tuning import cards
 from kit.tuning.estimate import resolve_steps
-from kit.tuning.preflight import Workload, first_fitting, milder
+from kit.tuning.memory_plan import Workload
+from kit.tuning.preflight import check_step, first_fitting, milder
 
 HOURS = 3.0  # of speech, whose training time is calculated
 CLIP_S = 5.0
@@ -66,11 +67,10 @@ def check(run: ActiveRun, gpu: str = "", table: Path | None = None) -> Iterator[
         yield from check_elsewhere(run)
         return
     work = workload(run, finetuning=finetuning_of(run))
-    step = work.step
-    lengths = f"{step.rows} rows of {step.text_ids} text ids and {step.codes} codes"
+    lengths = f"{work.rows} rows of {work.longest_text} text ids and {work.longest_codes} codes"
     yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
     try:
-        verdict, free_bytes = recommend.check_step(work, int(run.threads.value))
+        verdict, free_bytes = check_step(work, int(run.threads.value))
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
     figures = {"planned": format_gib(verdict.planned_bytes)}

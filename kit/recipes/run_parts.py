@@ -11,7 +11,7 @@ from kit.recipes.active_run import ActiveRun
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, LoRAConfig, SpeedConfig, TrainConfig
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
 from kit.training.config import Base, Finetuning
-from kit.tuning.preflight import Workload
+from kit.tuning.memory_plan import Workload
 
 # Files in a run's folder that start_from_base has copied from a base model.
 START_FROM = "start_from"  # the SHA-256 of the base model's weights, and its path

@@ -20,8 +20,8 @@ from kit.recipes.base_model import too_few_hours
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.estimate import estimate_time
-from kit.tuning.memory_plan import plan_bytes
-from kit.tuning.preflight import Workload, change
+from kit.tuning.memory_plan import Workload, plan_bytes
+from kit.tuning.preflight import change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
 from kit.tuning.trials import step_seconds
 
@@ -98,7 +98,7 @@ class Setup:
         """The planned memory of a training step by part, and its peak beside the device's."""
         run = self.active
         work = self.workload
-        plan = plan_bytes(work.model, work.step)
+        plan = plan_bytes(work)
         limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
         run.record(train={"planned_bytes": plan.peak_bytes})
         verdict = "It fits." if plan.peak_bytes <= limit_bytes else change(work, limit_bytes)
@@ -108,14 +108,16 @@ class Setup:
             measured_bytes=None,
             limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
-            title=f"{work.step.rows} rows of {work.step.length} tokens on the {run.hw.name}",
+            title=f"{work.rows} rows of {work.length} tokens on the {run.hw.name}",
         )
         return Result(line=f"Memory peaks during {plan.fullest}.\n{verdict}", pictures=[picture])
 
     def advice(self) -> Result:
         hw = self.active.hw
         advice = recommend(hw)
-        settings = ", ".join(f"{each.setting}: {format_setting(each.value)}" for each in advice)
+        settings = ", ".join(
+            f"{name}: {format_setting(each['value'])}" for name, each in advice.items()
+        )
         line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
         return Result(line=line, figures=advice_table(advice))
 

@@ -31,10 +31,9 @@ from kit.training.run import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
 from kit.tuning import estimate
 from kit.tuning.cards import step_flop
-from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
+from kit.tuning.memory_plan import Workload, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import (
     Verdict,
-    Workload,
     changed_settings,
     first_fitting,
     make_fit,
@@ -230,7 +229,7 @@ class TrainingPlan:
             line += f"\nChanged: {changes}. {verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
         line += self.other_method(work)
-        planned = plan_bytes(self.model, work.step)
+        planned = plan_bytes(work)
         picture = memory_bars(
             planned.parts,
             planned.peak_bytes,
@@ -257,7 +256,7 @@ class TrainingPlan:
         other = first_fitting(other, self.verdict.limit_bytes, self.kept_switches)
         if other is None:
             return f"\n{line} would not fit here."
-        times = step_flop(other, work.step.length) / step_flop(work, work.step.length)
+        times = step_flop(other, work.length) / step_flop(work, work.length)
         return (
             f'\n{line}, by {{"finetune": {{"method": "{method}"}}}} in a new run: '
             f"{format_gib(other.planned_bytes)} planned, {times:.1f}x the computation of a step."
@@ -307,7 +306,7 @@ class TrainingPlan:
         needed_bytes = estimate.stored_bytes(
             self.config,
             count_parameters(self.model),
-            plan_bytes(self.model, self.workload().step).parts["optimizer"],
+            plan_bytes(self.workload()).parts["optimizer"],
             self.speed.ema,
             saved=count_trained(self.model, self.finetuning).trained,
         )

@@ -12,8 +12,7 @@ from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, format_capability
 from kit.settings import GPTConfig
-from kit.tuning.memory_plan import LAYER_MATRICES, count_trained
-from kit.tuning.preflight import Workload
+from kit.tuning.memory_plan import LAYER_MATRICES, Workload, count_trained
 
 CARDS = CONFIGS / "advice" / "cards.yaml"
 USED_SHARE = 0.38  # of the matrix products' rate: what a step of 32 rows reached on that H200

@@ -17,12 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from kit.base.hardware import prefers_explicit_attention
+from kit.base.config import require
+from kit.base.hardware import Hardware, is_here, prefers_explicit_attention
+from kit.batches.batching import padded
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
-from kit.settings import GPTConfig, TrainConfig
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Finetuning
-from kit.training.optim import MAX_STACK_ENTRIES, eight_bit_bytes, make_optimizers
+from kit.training.optim import MAX_STACK_ENTRIES, eight_bit_adamw, eight_bit_bytes, make_optimizers
 from kit.training.trainer import Trainable
 
 FP32_BYTES = 4
@@ -43,25 +45,85 @@ RELEASED_CONDITIONER = 338_899_964
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
-    """One training step, as far as memory is concerned."""
+class Workload:
+    """The training steps of a run, as far as memory is concerned. The longest row decides."""
 
-    rows: int  # of a forward pass: the micro-batch
-    text_ids: int  # of the longest row, without START and STOP
-    codes: int  # of the longest row, without START and STOP
-    reference_frames: int  # mel frames
-    length: int = 0  # tokens each row is padded to; 0: to the longest row
-    half: bool = False  # bf16 or fp16 matmuls; weights that train stay fp32
-    sdpa: bool = False  # fused attention; else the explicit softmax
-    recompute_every: int = 0  # every n-th layer is recomputed in the backward pass; 0: none
-    ema: bool = False  # averaged weights on the same device
-    optimizer: str = "adamw"  # or "muon": for the trunk's matrices
-    fused: bool = False  # one kernel for the optimiser step, without working copies
-    eight_bit: bool = False  # AdamW's moments in 8 bits instead of fp32
-    accumulate: bool = False  # more than one forward pass per optimiser step
-    guided: bool = False  # guided attention, as in the first steps
-    device: str = "cuda"  # or "cpu", where dropout keeps factors instead of flags
+    model: GPTConfig
+    train: TrainConfig
+    speed: SpeedConfig
+    data: DataConfig
+    hw: Hardware
     finetuning: Finetuning = FULL  # what trains
+    precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
+    text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
+    codes: int = 0  # of the longest row; 0: as many as the model has positions for
+    max_memory_fraction: float = 0.9  # share of the device's memory the run may use
+
+    def __post_init__(self):
+        share = 0 < self.max_memory_fraction <= 1
+        require(share, self, "max_memory_fraction", "a share, above 0 and at most 1.")
+
+    @property
+    def longest_text(self) -> int:
+        """Text ids of the longest row, without START and STOP."""
+        return self.text_ids or self.model.max_text - 2
+
+    @property
+    def longest_codes(self) -> int:
+        """Codes of the longest row, without START and STOP."""
+        return self.codes or self.model.max_code - self.model.stop_targets
+
+    @property
+    def length(self) -> int:
+        """The tokens that the longest row is padded to."""
+        tokens = self.longest_text + 2 + self.longest_codes + self.model.stop_targets
+        return padded(tokens, self.data)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a forward pass."""
+        if self.data.effective_tokens:
+            return max(1, self.data.micro_tokens // self.length)
+        return self.data.micro_batch
+
+    @property
+    def half(self) -> bool:
+        """Whether matmuls are in bf16 or fp16; weights that train stay fp32."""
+        return self.speed.mixed_precision and self.precision != "fp32"
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.hw.device == "cuda"
+
+    @property
+    def records(self) -> bool:
+        """Whether passes are recorded as CUDA graphs."""
+        return self.speed.cuda_graphs and self.on_cuda
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients stay from one pass to the next: of a batch, or in CUDA graphs."""
+        return self.data.grad_accum > 1 or self.records
+
+    @property
+    def eight_bit(self) -> bool:
+        """Whether AdamW's moments are in 8 bits."""
+        return self.speed.adamw_8bit and has_8bit_adamw(self.hw)
+
+    @property
+    def planned_bytes(self) -> int:
+        return plan_bytes(self).peak_bytes
+
+    def with_rows(self, micro_batch: int) -> "Workload":
+        """The same effective batch in passes of `micro_batch` rows."""
+        data = dataclasses.replace(self.data, micro_batch=micro_batch)
+        return dataclasses.replace(self, data=data)
+
+
+def has_8bit_adamw(hw: Hardware) -> bool:
+    """Whether 8-bit AdamW runs on `hw`; on a GPU elsewhere its package can be installed."""
+    elsewhere = hw.device == "cuda" and not is_here(hw)
+    return elsewhere or eight_bit_adamw(hw).value == "yes"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,18 +207,18 @@ class Activations(NamedTuple):
     conformers_backward: int
 
 
-def _activations(config: GPTConfig, step: Step) -> Activations:
-    lora = step.finetuning.lora if step.finetuning.adapters else None
-    number = HALF_BYTES if step.half else FP32_BYTES  # bytes, in the matmuls
-    mask = number if step.device == "cpu" else 1  # dropout keeps factors, or flags
-    own_length = step.text_ids + 2 + step.codes + config.stop_targets
-    length = config.latents + max(own_length, step.length)  # S
-    tokens = step.rows * length  # B * S
+def _activations(work: Workload) -> Activations:
+    config = work.model
+    lora = work.finetuning.lora if work.finetuning.adapters else None
+    number = HALF_BYTES if work.half else FP32_BYTES  # bytes, in the matmuls
+    mask = number if work.hw.device == "cpu" else 1  # dropout keeps factors, or flags
+    length = config.latents + work.length  # S
+    tokens = work.rows * length  # B * S
     wide = tokens * config.width  # B * S * D
     # On a CPU fused attention has no dropout: PyTorch then writes it out.
-    dtype = torch.bfloat16 if step.half else torch.float32
-    explicit = not step.sdpa or (step.device == "cpu" and config.dropout > 0)
-    explicit = explicit or prefers_explicit_attention(step.device, dtype, length, config.dropout)
+    dtype = torch.bfloat16 if work.half else torch.float32
+    explicit = not work.speed.sdpa or (work.hw.device == "cpu" and config.dropout > 0)
+    explicit = explicit or prefers_explicit_attention(work.hw.device, dtype, length, config.dropout)
     scores = tokens * config.heads * length if explicit else 0  # B * H * S * S
 
     # A layer: the inputs of two norms, of GELU (4 D) and of the matrices, and q, k, v (3 D). A
@@ -174,14 +236,14 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
             if lora.dropout:
                 layer += wide * widths * mask
     # The explicit softmax: its fp32 result, a rounded or masked copy for v, the dropout's mask.
-    copy = number if step.half or config.dropout else 0
-    dropped = (1 if step.device == "cuda" else number) if config.dropout else 0
+    copy = number if work.half or config.dropout else 0
+    dropped = (1 if work.on_cuda else number) if config.dropout else 0
     layer += scores * (FP32_BYTES + copy + dropped)
 
     # Backward in the MLP: the residual's gradient (and its half-precision copy) and 4 D of GELU; in
     # the softmax, or the dropout after it, two gradients of the scores, when the MLP's activations
     # and the copy for v are gone.
-    backward = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * number)
+    backward = wide * (FP32_BYTES + (HALF_BYTES if work.half else 0) + 4 * number)
     if lora and {"mlp.c_fc", "mlp.c_proj"} & {*lora.targets}:
         backward += wide * 4 * number  # the adapter's own gradient
     gradients = max(2 * FP32_BYTES - dropped, 2 * number) - copy
@@ -190,14 +252,14 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
     # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
     conditioner = conformers_forward = conformers_backward = 0
     if config.conformers:
-        conditioner, conformers_forward, conformers_backward = _conformers(config, step, number)
+        conditioner, conformers_forward, conformers_backward = _conformers(work, number)
         if lora is not None:
             conditioner = conformers_backward = 0
     elif lora is None:  # else it is frozen: no gradient goes through it
-        frames = step.rows * step.reference_frames
-        latents = step.rows * config.latents
+        frames = work.rows * work.data.reference_frames
+        latents = work.rows * config.latents
         block = frames * config.width * (2 * FP32_BYTES + 6 * number)
-        block += frames * config.heads * step.reference_frames * FP32_BYTES
+        block += frames * config.heads * work.data.reference_frames * FP32_BYTES
         inner = config.perceiver_heads * config.perceiver_head_width
         hidden = config.width * 8 // 3
         perceiver = (frames + latents) * (config.width + 2 * inner)
@@ -205,32 +267,33 @@ def _activations(config: GPTConfig, step: Step) -> Activations:
         conditioner = config.cond_blocks * block + config.perceiver_layers * perceiver * number
 
     # The inputs of the two final norms, and the states that have a target.
-    targets = step.rows * (step.text_ids + 1 + step.codes + config.stop_targets)
+    targets = work.rows * (work.longest_text + 1 + work.longest_codes + config.stop_targets)
     head = 2 * wide * FP32_BYTES + targets * config.width * number
 
     # A normed input, q, k, v, and one head's fp32 scores.
     guide = 0
-    if step.guided:
-        guide = wide * 4 * number + tokens * (length + step.text_ids + 2) * FP32_BYTES
+    if work.train.guided_attention_weight > 0:
+        guide = wide * 4 * number + tokens * (length + work.longest_text + 2) * FP32_BYTES
     conformers = (conformers_forward, conformers_backward)
     return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward, *conformers)
 
 
-def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, int]:
+def _conformers(work: Workload, number: int) -> tuple[int, int, int]:
     """Bytes that IndexTTS2's conditioning keeps, has in its forward and in its backward pass."""
+    config = work.model
     kept = []
     convolutions = []
-    frames = (step.reference_frames - 1) // 2  # after a convolution in steps of 2
+    frames = (work.data.reference_frames - 1) // 2  # after a convolution in steps of 2
     halved = (config.n_mels - 1) // 2
     for encoder, states in ((config.conformers[:5], config.width), (config.conformers[5:], 1024)):
         width, hidden, heads, blocks, factor = encoder
-        tokens = step.rows * frames
+        tokens = work.rows * frames
         convolved = tokens * width * halved * number
         # Norms and residuals in fp32; attention's and the convolution's inputs; the feed-forward.
         block = tokens * (width * (5 * FP32_BYTES + 16 * number) + 2 * hidden * number)
         block += 3 * tokens * heads * frames * FP32_BYTES  # scores, softmax, masked
         inner = heads * 64
-        resampled = 2 * (tokens * (states + 2 * inner) + step.rows * 32 * states * 4 * factor)
+        resampled = 2 * (tokens * (states + 2 * inner) + work.rows * 32 * states * 4 * factor)
         # The first layer's result, which ReLU and the linear layer after it both keep.
         kept.append(convolved + blocks * block + resampled * number)
         convolutions.append(convolved)
@@ -239,39 +302,40 @@ def _conformers(config: GPTConfig, step: Step, number: int) -> tuple[int, int, i
     return sum(kept), max(convolutions), backward
 
 
-def _update_bytes(config: GPTConfig, step: Step, counts: Counts) -> int:
+def _update_bytes(work: Workload, counts: Counts) -> int:
     """Working copies of what the optimizer updates at once."""
+    config = work.model
     adamw = 0
-    if step.eight_bit:
-        if step.device == "cpu":
+    if work.eight_bit:
+        if work.hw.device == "cpu":
             adamw = EIGHT_BIT_CPU_BYTES * counts.largest
-    elif not step.fused:
+    elif not work.speed.fused_adamw:
         # On CUDA torch's default (foreach) takes all tensors at once.
-        on_cuda = step.device == "cuda"
-        adamw = FP32_BYTES * (sum(counts.adamw_sizes) if on_cuda else 2 * counts.largest)
-    if step.optimizer == "adamw":
+        adamw = FP32_BYTES * (sum(counts.adamw_sizes) if work.on_cuda else 2 * counts.largest)
+    if work.train.optimizer == "adamw":
         return adamw
-    rank = step.finetuning.lora.rank if step.finetuning.adapters else config.width
+    rank = work.finetuning.lora.rank if work.finetuning.adapters else config.width
     matrix = 4 * config.width * rank
     stack = max(matrix, min(MAX_STACK_ENTRIES, config.layers * matrix))
-    return max(adamw, stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES))
+    return max(adamw, stack * (MUON_HALF_BYTES if work.half else MUON_FP32_BYTES))
 
 
-def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
+def plan_bytes(work: Workload) -> MemoryPlan:
     """Plan a step once the optimizer has its moments, that is from the second step on."""
-    counts = count_trained(config, step.finetuning, step.optimizer)
-    adapters = step.finetuning.adapters
-    kept = _activations(config, step)
+    config = work.model
+    counts = count_trained(config, work.finetuning, work.train.optimizer)
+    adapters = work.finetuning.adapters
+    kept = _activations(work)
     matrices = config.width**2 * LAYER_MATRICES  # numbers in a layer
     heads = config.width * (config.text_vocab + config.code_vocab)
 
     # Frozen matrices may be in half precision (`rounds_frozen`). Of the others autocast makes
     # copies, but of tables that are looked up.
     rounded = 0
-    if step.half and step.finetuning.rounds_frozen:
-        rounded = config.width**2 * sum(MATRICES[name] for name in step.finetuning.lora.targets)
+    if work.half and work.finetuning.rounds_frozen:
+        rounded = config.width**2 * sum(MATRICES[name] for name in work.finetuning.lora.targets)
     layer_copy = other_copies = 0
-    if step.half:
+    if work.half:
         layer_copy = HALF_BYTES * (matrices - rounded)
         others = heads + counts.adapters
         if not adapters:
@@ -281,24 +345,29 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
 
     # AdamW has two moments of each number, Muon one.
     moments = FP32_BYTES * (counts.trained - sum(counts.adamw_sizes))
-    if step.eight_bit:
+    if work.eight_bit:
         moments += sum(map(eight_bit_bytes, counts.adamw_sizes))
     else:
         moments += 2 * FP32_BYTES * sum(counts.adamw_sizes)
 
-    recomputed = range(config.layers)[:: step.recompute_every] if step.recompute_every else ()
+    recomputed = ()
+    if work.speed.gradient_checkpointing:
+        recomputed = range(config.layers)[:: work.speed.recompute_every]
     whole_layers = config.layers - len(recomputed)
     activations = whole_layers * kept.layer + len(recomputed) * kept.residual
     activations += kept.conditioner + kept.head + kept.guide
-    text_logits = step.rows * (step.text_ids + 1) * config.text_vocab * FP32_BYTES
-    code_logits = step.rows * (step.codes + config.stop_targets) * config.code_vocab * FP32_BYTES
+    text_targets = work.rows * (work.longest_text + 1)
+    code_targets = work.rows * (work.longest_codes + config.stop_targets)
+    text_logits = text_targets * config.text_vocab * FP32_BYTES
+    code_logits = code_targets * config.code_vocab * FP32_BYTES
     gradients = counts.trained * FP32_BYTES
+    averaged = work.speed.ema and not (work.speed.ema_offload and work.on_cuda)
     saved_bytes = config.layers * rounded * (FP32_BYTES - HALF_BYTES)
     parts = {
         "weights": counts.weights * FP32_BYTES - saved_bytes,
         "gradients": gradients,
         "optimizer": moments,
-        "EMA": gradients if step.ema else 0,
+        "EMA": gradients if averaged else 0,
         "half-precision copies": other_copies + config.layers * layer_copy,
         "activations": activations,
         "logits": 2 * (text_logits + code_logits),  # and their log-softmax
@@ -309,7 +378,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     kept_copies = other_copies + whole_layers * layer_copy
     forward_copies = kept_copies if adapters else parts["half-precision copies"]
     # A layer's gradients come one by one, on top of those that an earlier pass has left.
-    earlier = gradients if step.accumulate else 0
+    earlier = gradients if work.accumulates else 0
     head_gradients = FP32_BYTES * heads
     layer_gradients = FP32_BYTES * matrices
     if adapters:  # half of the tables that train are heads
@@ -330,7 +399,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
         "the backward pass through the bottom layer": bottom,
         "the forward pass through the conformers": earlier + other_copies + kept.conformers_forward,
         "the backward pass through the conformers": conformers,
-        "the optimizer's update": gradients + _update_bytes(config, step, counts),
+        "the optimizer's update": gradients + _update_bytes(work, counts),
     }
     steady = parts["weights"] + parts["optimizer"] + parts["EMA"]
     return MemoryPlan(parts=parts, moments={name: steady + n for name, n in alive.items()})

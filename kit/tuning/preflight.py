@@ -15,86 +15,22 @@ import psutil
 import torch
 from torch.autograd.profiler import profile
 
-from kit.base.config import require
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
-from kit.batches.batching import padded
+from kit.base.processes import run_in_process
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, pack
-from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
-from kit.training.config import FULL, Finetuning
+from kit.settings import GPTConfig, SpeedConfig, TrainConfig
+from kit.training.config import Finetuning
 from kit.training.loop import end_step, forward_backward, gradient_norm, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.passes import FIRST_RECORDING
 from kit.training.trainer import Trainer
-from kit.tuning.memory_plan import Step, plan_bytes
+from kit.tuning.memory_plan import Workload, has_8bit_adamw
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
 HOPELESS = 1.15  # times the limit: the plan is never so far off, so a GPU need not try
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A run, as far as its memory is concerned. The longest row decides."""
-
-    model: GPTConfig
-    train: TrainConfig
-    speed: SpeedConfig
-    data: DataConfig
-    hw: Hardware
-    finetuning: Finetuning = FULL  # what trains
-    precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
-    text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
-    codes: int = 0  # of the longest row; 0: as many as the model has positions for
-    max_memory_fraction: float = 0.9  # share of the device's memory the run may use
-
-    def __post_init__(self):
-        share = 0 < self.max_memory_fraction <= 1
-        require(share, self, "max_memory_fraction", "a share, above 0 and at most 1.")
-
-    @property
-    def step(self) -> Step:
-        """The longest step as the plan takes it."""
-        model = self.model
-        speed = self.speed
-        text_ids = self.text_ids or model.max_text - 2
-        codes = self.codes or model.max_code - model.stop_targets
-        length = padded(text_ids + 2 + codes + model.stop_targets, self.data)
-        by_budget = max(1, self.data.micro_tokens // length)
-        return Step(
-            rows=by_budget if self.data.effective_tokens else self.data.micro_batch,
-            text_ids=text_ids,
-            codes=codes,
-            reference_frames=self.data.reference_frames,
-            length=length,
-            half=speed.mixed_precision and self.precision != "fp32",
-            sdpa=speed.sdpa,
-            recompute_every=speed.recompute_every if speed.gradient_checkpointing else 0,
-            ema=speed.ema and not (speed.ema_offload and self.hw.device == "cuda"),
-            optimizer=self.train.optimizer,
-            fused=speed.fused_adamw,
-            eight_bit=speed.adamw_8bit and has_8bit_adamw(self.hw),
-            # Graphs keep the gradients, as an earlier pass does.
-            accumulate=self.data.grad_accum > 1 or self.records,
-            guided=self.train.guided_attention_weight > 0,
-            device=self.hw.device,
-            finetuning=self.finetuning,
-        )
-
-    @property
-    def records(self) -> bool:
-        """Whether passes are recorded as CUDA graphs."""
-        return self.speed.cuda_graphs and self.hw.device == "cuda"
-
-    @property
-    def planned_bytes(self) -> int:
-        return plan_bytes(self.model, self.step).peak_bytes
-
-    def with_rows(self, micro_batch: int) -> "Workload":
-        """The same effective batch in passes of `micro_batch` rows."""
-        data = dataclasses.replace(self.data, micro_batch=micro_batch)
-        return dataclasses.replace(self, data=data)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,12 +172,6 @@ def change(work: Workload, room_bytes: int) -> str:
     )
 
 
-def has_8bit_adamw(hw: Hardware) -> bool:
-    """Whether 8-bit AdamW runs on `hw`; on a GPU elsewhere its package can be installed."""
-    elsewhere = hw.device == "cuda" and not is_here(hw)
-    return elsewhere or eight_bit_adamw(hw).value == "yes"
-
-
 def milder(work: Workload, kept: Collection[str] = ()) -> Iterator[Workload]:
     """Variants of `work` that need less, the cheapest in speed first; the switches `kept` stay.
 
@@ -319,13 +249,12 @@ def some_steps(work: Workload) -> float:
     # No overflow at this scale: a skipped update would leave the moments out.
     half = state.scaler.is_enabled()
     state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
-    step = work.step
-    texts = [[0] * step.text_ids] * step.rows
-    codes = [[0] * step.codes] * step.rows
-    cond = torch.randn(step.rows, work.model.n_mels, step.reference_frames)
-    micro = pack(work.model, texts, codes, cond, step.length)
+    texts = [[0] * work.longest_text] * work.rows
+    codes = [[0] * work.longest_codes] * work.rows
+    cond = torch.randn(work.rows, work.model.n_mels, work.data.reference_frames)
+    micro = pack(work.model, texts, codes, cond, work.length)
     # Two passes stand for however many there are.
-    batch = EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
+    batch = EffectiveBatch(micro=[micro] * (2 if work.accumulates else 1), position={})
     for _ in range(FIRST_RECORDING + 2 if state.graphs else 2):
         if state.graphs:
             state.graphs.record_seen()
@@ -382,3 +311,19 @@ def trial_rows(
         wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
         rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
     return rows
+
+
+def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
+    """Return `preflight`'s verdict, from a process of its own, and the device's free bytes.
+
+    Raises KitError if the process dies.
+    """
+    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
+
+
+def _check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
+    torch.set_num_threads(threads)
+    free_bytes = psutil.virtual_memory().available
+    if work.hw.device == "cuda":
+        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
+    return preflight(work), free_bytes

@@ -11,19 +11,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import psutil
-import torch
 import yaml
 
 from kit.base.config import CONFIGS, load_preset, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib
-from kit.base.hardware import Hardware, is_here
-from kit.base.processes import run_in_process
-from kit.tuning.preflight import Verdict, Workload, preflight
+from kit.base.hardware import Hardware
+from kit.training.switches import Switch
 
 DEVICES = CONFIGS / "advice" / "devices.yaml"
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
@@ -43,31 +39,25 @@ SETS = ("baseline", "alone", "added")  # kinds of trials that differ by their sw
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 
 
-class Advice(NamedTuple):
-    setting: str  # "section.key" of a preset
-    value: object
-    reason: str
-
-
-def recommend(hw: Hardware) -> list[Advice]:
-    """Return the settings recommended for `hw`, each with its reason."""
+def recommend(hw: Hardware) -> dict[str, dict]:
+    """The settings recommended for `hw`, each with its `value` and `why`: {"speed.tf32": {...}}."""
     table = read_yaml(DEVICES)
-    settings = table["cpu"]
-    if hw.capability:
-        gib = round(hw.memory_bytes / 2**30)
-        capability = list(hw.capability)
-        small = [entry["settings"] for entry in table["memory"] if gib < entry["below_gib"]]
-        architecture = next(entry for entry in table["architecture"] if capability < entry["below"])
-        settings = table["gpu"] | (small[0] if small else {}) | architecture["settings"]
-    return [Advice(name, entry["value"], entry["why"]) for name, entry in settings.items()]
+    if not hw.capability:
+        return table["cpu"]
+    gib = round(hw.memory_bytes / 2**30)
+    small = [entry["settings"] for entry in table["memory"] if gib < entry["below_gib"]]
+    architecture = next(
+        entry for entry in table["architecture"] if list(hw.capability) < entry["below"]
+    )
+    return table["gpu"] | (small[0] if small else {}) | architecture["settings"]
 
 
-def use_advice(name: str) -> list[Advice]:
-    """What the use `name` of `configs/use` sets, and why. Raises KitError when there is none."""
+def use_advice(name: str) -> dict[str, dict]:
+    """What the use `name` of `configs/use` sets, as `recommend` returns it. Raises KitError."""
     sections = load_preset(name, CONFIGS / "use")
     why = sections.pop("why")
     values = {f"{s}.{key}": v for s, section in sections.items() for key, v in section.items()}
-    return [Advice(setting, value, why[setting]) for setting, value in values.items()]
+    return {setting: {"value": value, "why": why[setting]} for setting, value in values.items()}
 
 
 def format_setting(value: object) -> str:
@@ -75,28 +65,21 @@ def format_setting(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
+def advice_table(advice: dict[str, dict]) -> dict[str, str]:
     """One line a setting, for a notebook."""
-    return {a.setting: f"{format_setting(a.value)}: {a.reason}" for a in advice}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A set of switches to measure."""
-
-    kind: str  # "baseline", "alone", "added" (to those before it), "cost" or "chosen"
-    label: str
-    on: tuple = ()  # names of switches
-    reason: str = ""  # why it cannot be measured; "": it can
+    return {
+        name: f"{format_setting(each['value'])}: {each['why']}" for name, each in advice.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one variant did in its median round; None where it did not run."""
+    """A set of switches to measure, and what it did in its median round; None before that."""
 
-    kind: str
+    kind: str  # "baseline", "alone", "added" (to those before it), "cost", "extra" or "chosen"
     label: str
-    on: tuple
+    on: tuple = ()  # names of switches, and settings such as "recompute_every=2"
+    reason: str = ""  # why it cannot be measured or has no figures, or what happened besides
     steps_per_s: float | None = None
     spread: float | None = None  # of the rounds' times, largest less smallest over the median
     tokens_per_s: float | None = None  # real tokens, padding left out
@@ -108,7 +91,6 @@ class Trial:
     loss_change: float | None = None  # relative to the baseline's after as many updates
     tolerance: float | None = None  # of that change
     ran: str = ""  # precision and attention kernel by name
-    reason: str = ""  # why there are no figures, or what happened besides
 
     @property
     def parity(self) -> bool | None:
@@ -117,25 +99,24 @@ class Trial:
 
 
 def compare(
-    variants: Sequence[Variant],
+    variants: Sequence[Trial],
     results: list[dict],
     dropout: float,
     peak_tokens_per_s: float = math.inf,
 ) -> list[Trial]:
-    """A row for each variant, from the results of all rounds; `dropout` is the model's.
+    """`variants` with their figures, from the results of all rounds; `dropout` is the model's.
 
     `peak_tokens_per_s` is what the device would reach if it did nothing but matmuls; inf: unknown.
     """
     baseline = _median_round(results, ())
     trials = []
     for variant in variants:
-        names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
         mine = [r for r in results if tuple(r["on"]) == variant.on]
         failed = [r["error"] for r in mine if "error" in r]
         median = _median_round(results, variant.on)
         if variant.reason or failed or median is None:
             reason = variant.reason or (failed or ["not measured yet"])[0]
-            trials.append(Trial(**names, reason=reason))
+            trials.append(dataclasses.replace(variant, reason=reason))
             continue
         tolerance = TOLERANCE[median["precision"]]
         if "tf32" in variant.on:
@@ -146,8 +127,8 @@ def compare(
         alike = baseline and baseline["skipped"] == median["skipped"]
         seconds = [r["seconds"] for r in mine]
         mfu = median["tokens"] / median["seconds"] / peak_tokens_per_s
-        trial = Trial(
-            **names,
+        trial = dataclasses.replace(
+            variant,
             steps_per_s=median["steps"] / median["seconds"],
             spread=(max(seconds) - min(seconds)) / median["seconds"],
             tokens_per_s=median["tokens"] / median["seconds"],
@@ -171,18 +152,8 @@ def _median_round(results: list[dict], on: tuple) -> dict | None:
     return next((r for r in rounds if r["seconds"] == middle), None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decision:
-    """One switch of the winning set, or one left out."""
-
-    name: str
-    label: str
-    on: bool
-    reason: str
-
-
-def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
-    """Keep each switch that pays, with the reason for each.
+def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Switch]:
+    """Turn on each switch that pays, with the reason for each.
 
     For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
     takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
@@ -201,7 +172,7 @@ def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision
     return [_decide(row, ran, goal) for row in rows if row.kind == "alone"]
 
 
-def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
+def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Switch:
     (name,) = row.on
     ends = sorted((on for on in ran if on and on[-1] == name), key=len)
     pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
@@ -216,7 +187,8 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     else:
         keep = False
         reason = row.reason or "not measured"
-    return Decision(name=name, label=row.label, on=keep, reason=reason)
+    ran_here = row.loss is not None
+    return Switch(name=name, label=row.label, on=keep, available=ran_here, reason=reason)
 
 
 def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
@@ -250,7 +222,7 @@ def pays_off(before: Trial, after: Trial, goal: str, least_gain: float = LEAST_G
     return faster >= least_gain or saves
 
 
-def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> list[Decision]:
+def prefer_measured(decisions: Sequence[Switch], rows: Sequence[Trial]) -> list[Switch]:
     """Take another measured set if it is faster than the chosen one, which is the last of `rows`.
 
     It must be faster by more than the rounds differ; the baseline need only be as fast. Switches
@@ -283,14 +255,14 @@ def prefer_measured(decisions: Sequence[Decision], rows: Sequence[Trial]) -> lis
     return preferred
 
 
-def chosen(decisions: Sequence[Decision]) -> Variant:
-    """The winning set as a variant, to be measured as it is."""
+def chosen(decisions: Sequence[Switch]) -> Trial:
+    """The winning set, to be measured as it is."""
     on = tuple(d.name for d in decisions if d.on)
-    return Variant(kind="chosen", label="Chosen set", on=on)
+    return Trial(kind="chosen", label="Chosen set", on=on)
 
 
 def write_choice(
-    decisions: Sequence[Decision], path: Path, measured_on: str, sections: dict | None = None
+    decisions: Sequence[Switch], path: Path, measured_on: str, sections: dict | None = None
 ) -> None:
     """Write the winning set as YAML, each switch with its reason; all of it or nothing.
 
@@ -339,19 +311,3 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
         ran = "; ".join(filter(None, (row.ran, again, row.reason)))
         cells.append((row.label, *speed, *tokens, *costs, change, ran))
     return cells
-
-
-def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    """Return `preflight`'s verdict, from a process of its own, and the device's free bytes.
-
-    Raises KitError if the process dies.
-    """
-    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
-
-
-def _check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    torch.set_num_threads(threads)
-    free_bytes = psutil.virtual_memory().available
-    if work.hw.device == "cuda":
-        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
-    return preflight(work), free_bytes

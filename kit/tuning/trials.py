@@ -40,7 +40,7 @@ from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
 from kit.tuning.cards import token_flop
 from kit.tuning.doctor import step_shares
-from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
+from kit.tuning.recommend import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 SAVINGS = ("gradient_checkpointing", "adamw_8bit")  # they save memory, and cost time
@@ -95,7 +95,7 @@ def published_task(hw: Hardware, threads: int) -> Task:
     return preset_task(preset, hw, threads, some_rows((60, 200), (200, 600)))
 
 
-def variants(task: Task, config: TrialConfig) -> list[Variant]:
+def variants(task: Task, config: TrialConfig) -> list[Trial]:
     """The baseline, each switch alone, and each for speed beside those before it.
 
     Each that saves memory is beside all of these, so that no other pays for its time. Then EMA and
@@ -104,11 +104,11 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
     refused |= {s.name: s.reason for s in offered if not s.available}
-    listed = [Variant(kind="baseline", label="Baseline")]
+    listed = [Trial(kind="baseline", label="Baseline")]
 
     def add(kind: str, name: str, on: tuple) -> None:
         reason = refused.get(name, "")
-        listed.append(Variant(kind=kind, label=LABELS[name], on=on, reason=reason))
+        listed.append(Trial(kind=kind, label=LABELS[name], on=on, reason=reason))
 
     for name in (*LADDER, *SAVINGS):
         add("alone", name, (name,))
@@ -116,24 +116,24 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     rungs = [ladder[:count] for count in range(2, len(ladder) + 1)]
     rungs += [(*ladder, name) for name in SAVINGS if ladder and name not in refused]
     for on in rungs:
-        listed.append(Variant(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
+        listed.append(Trial(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
     for count, name in enumerate(COSTS, 1):
         add("cost", name, COSTS[:count])
     return listed + attention_variants(task, refused)
 
 
-def attention_variants(task: Task, refused: dict[str, str]) -> list[Variant]:
+def attention_variants(task: Task, refused: dict[str, str]) -> list[Trial]:
     """Attention written out, and each kernel of SDPA by itself; on a GPU in half precision."""
     model = task.model
     half = task.hw.device == "cuda" and "mixed_precision" not in refused
     on = ("mixed_precision",) if half else ()
     precision = hardware.choose_precision(task.hw).value if half else "fp32"
-    listed = [Variant(kind="extra", label="Attention: explicit", on=on)]
+    listed = [Trial(kind="extra", label="Attention: explicit", on=on)]
     shape = (model.width // model.heads, model.heads, model.dropout)
     for name in ATTENTION_KERNELS:
         reason = refused.get("sdpa") or hardware.why_no_kernel(name, task.hw, precision, *shape)
         chosen = (*on, "sdpa", f"attention_kernel={name}")
-        listed.append(Variant(kind="extra", label=f"Attention: {name}", on=chosen, reason=reason))
+        listed.append(Trial(kind="extra", label=f"Attention: {name}", on=chosen, reason=reason))
     return listed
 
 
@@ -297,7 +297,7 @@ def run_trials(
     task: Task,
     config: TrialConfig,
     folder: Path,
-    wanted: Sequence[Variant],
+    wanted: Sequence[Trial],
     tick: Callable[[int, int, str], None] = lambda *_: None,
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.

@@ -57,8 +57,9 @@ from kit.settings import (
 )
 from kit.training import checkpoint
 from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Workload
 from kit.tuning.monitor import Monitor
-from kit.tuning.preflight import Workload, trial_peak
+from kit.tuning.preflight import trial_peak
 from kit.tuning.trials import Task, make_batches
 
 ROOT = Path(__file__).resolve().parent.parent.parent

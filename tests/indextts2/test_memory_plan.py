@@ -15,8 +15,8 @@ from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, Tra
 from kit.training.config import FULL as ALL_OF_IT
 from kit.training.config import Base, Finetuning
 from kit.tuning.cards import CARDS
-from kit.tuning.memory_plan import RELEASED_CONDITIONER, RELEASED_CONFORMERS
-from kit.tuning.preflight import Workload, trial_peak
+from kit.tuning.memory_plan import RELEASED_CONDITIONER, RELEASED_CONFORMERS, Workload
+from kit.tuning.preflight import trial_peak
 
 MIDDLE = SMALL | {"model_dim": 256, "condition_module": encoder(128, 256, heads=2, blocks=2)}
 MIDDLE["emo_condition_module"] = encoder(64, 24, heads=2, blocks=1)

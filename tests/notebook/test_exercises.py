@@ -21,7 +21,7 @@ from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.text.normalize import letters
-from kit.tuning.preflight import Workload
+from kit.tuning.memory_plan import Workload
 from kit.tuning.recommend import Trial
 from kit.tuning.trials import make_batches, preset_task
 

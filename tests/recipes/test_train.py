@@ -458,11 +458,11 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
     assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
     assert all(length >= width for length, width in zip(compiled, free))
     speed = dataclasses.replace(training.speed, compile=True)
-    assert training.workload(speed).step.length == fixed[-1], "memory is planned for what is padded"
+    assert training.workload(speed).length == fixed[-1], "memory is planned for what is padded"
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
     assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
-    assert training.workload().step.length == fixed[-1]
+    assert training.workload().length == fixed[-1]
     for precision, pads in (("bf16", True), ("fp32", False)):
         apply(precision)
         assert (set(widths()) <= set(fixed)) == pads

@@ -18,12 +18,12 @@ from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import DTYPES
 from kit.recipes.open_run import check_settings
-from kit.settings import SCHEDULES, SpeedConfig, TrainConfig
+from kit.settings import SCHEDULES, DataConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint, optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
-from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
+from kit.tuning.memory_plan import Workload, count_parameters, plan_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -403,9 +403,14 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
     s = state(config, adamw_8bit=True, fused_adamw=True)
     losses(s)
     kept = [t for o in s.optimizers for m in optim.moments_of(o).values() for t in numbers(m)]
-    sizes = {"rows": 1, "text_ids": 1, "codes": 1, "reference_frames": 1}
-    step = Step(**sizes, eight_bit=True, optimizer=optimizer)
-    planned = plan_bytes(s.model.config, step).parts["optimizer"]
+    work = Workload(
+        model=s.model.config,
+        train=config,
+        speed=SpeedConfig(adamw_8bit=True),
+        data=DataConfig(),
+        hw=CPU,
+    )
+    planned = plan_bytes(work).parts["optimizer"]
     assert sum(t.nbytes for t in kept) == planned
     whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
     assert planned < whole * count_parameters(s.model.config)

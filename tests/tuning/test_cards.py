@@ -9,7 +9,8 @@ from kit.base.errors import KitError
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Base, Finetuning
 from kit.tuning.cards import find_card, known_cards, like_card, step_flop, step_seconds
-from kit.tuning.preflight import Workload, make_fit, preflight
+from kit.tuning.memory_plan import Workload
+from kit.tuning.preflight import make_fit, preflight
 
 XTTS = build(GPTConfig, load_preset("xtts_v2")["model"])
 ADAPTERS = Finetuning(

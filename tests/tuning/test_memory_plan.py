@@ -7,20 +7,21 @@ import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
-from kit.base.hardware import Choice
+from kit.base.hardware import Choice, Hardware
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import save_model
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, LoRAConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Base, Finetuning
 from kit.training.optim import INSTALL
-from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
-from kit.tuning.preflight import Workload, trial_peak
+from kit.tuning.memory_plan import Workload, count_parameters, count_trained, plan_bytes
+from kit.tuning.preflight import trial_peak
 
 SIZES = {"code_vocab": 402, "max_text": 64, "max_code": 128}
 SMALL = GPTConfig(layers=3, width=64, heads=4, **SIZES)
 LARGER = GPTConfig(layers=4, width=160, heads=4, cond_blocks=2, **SIZES)
 SHORT, LONG = (2, 20, 60), (4, 40, 120)  # rows, text ids, codes
+FOUR = DataConfig(effective_batch=4, micro_batch=4, reference_frames=20)
 ALL = {"gradient_checkpointing": True}
 HALF_OF_THEM = {"gradient_checkpointing": True, "recompute_every": 2}
 
@@ -33,23 +34,29 @@ def test_weights_gradients_optimizer_and_average_are_exact():
     optimizer.step()
     size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)  # noqa: E731
     moments = [s[k] for s in optimizer.state.values() for k in ("exp_avg", "exp_avg_sq")]
-    parts = plan_bytes(GPT, step(ema=True)).parts
+    parts = plan_bytes(work(GPT, ema=True)).parts
     assert parts["weights"] == size(model.parameters()) == 4 * count_parameters(GPT)
     assert parts["gradients"] == size(p.grad for p in model.parameters())
     assert parts["optimizer"] == size(moments)
-    assert parts["EMA"] == parts["weights"] and plan_bytes(GPT, step()).parts["EMA"] == 0
+    assert parts["EMA"] == parts["weights"] and plan_bytes(work(GPT)).parts["EMA"] == 0
 
 
-def step(**over) -> Step:
-    return Step(**{"rows": 4, "text_ids": 50, "codes": 200, "reference_frames": 20} | over)
+def work(model: GPTConfig, hw: Hardware = CPU, data: DataConfig = FOUR, **over) -> Workload:
+    """Rows of 50 text ids and 100 codes with switches, or `codes` and `precision`."""
+    fields = {"text_ids": 50, "codes": 100, "precision": "bf16"}
+    fields |= {name: over.pop(name) for name in tuple(over) if name in fields}
+    return Workload(
+        model=model, train=TrainConfig(), speed=SpeedConfig(**over), data=data, hw=hw, **fields
+    )
 
 
 def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
     """torch's default there (foreach) has a copy of every second moment; a CPU's of one matrix."""
-    size = lambda **over: plan_bytes(SMALL, step(**over)).moments["the optimizer's update"]  # noqa: E731
-    fused = size(fused=True)
-    assert size() - fused == 4 * count_parameters(SMALL)
-    assert size(device="cpu") - fused == 8 * count_trained(SMALL, FULL).largest
+    size = lambda **over: plan_bytes(work(SMALL, **over)).moments["the optimizer's update"]  # noqa: E731
+    gpu = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
+    fused = size(fused_adamw=True)
+    assert size(hw=gpu) - size(hw=gpu, fused_adamw=True) == 4 * count_parameters(SMALL)
+    assert size() - fused == 8 * count_trained(SMALL, FULL).largest
 
 
 @pytest.mark.parametrize(
@@ -156,7 +163,7 @@ def test_moments_in_8_bits_are_planned_too(monkeypatch, what):
     whole = workload(monkeypatch, *what)
     small = dataclasses.replace(whole, speed=dataclasses.replace(whole.speed, adamw_8bit=True))
     near(small)
-    parts, smaller = (plan_bytes(work.model, work.step).parts for work in (whole, small))
+    parts, smaller = (plan_bytes(each).parts for each in (whole, small))
     assert smaller["optimizer"] < (0.3 if "adamw" in what else 0.9) * parts["optimizer"]
     assert smaller | {"optimizer": 0} == parts | {"optimizer": 0}
 
@@ -179,11 +186,14 @@ def near(work: Workload, share: float = 0.05) -> None:
 
 
 def test_every_saving_saves():
-    plain = plan_bytes(SMALL, step())
+    plain = plan_bytes(work(SMALL))
     assert plain.fullest in plain.moments and plain.peak_bytes > plain.parts["activations"]
-    for saving in ({"sdpa": True}, {"recompute_every": 1}, {"recompute_every": 2}):
-        assert plan_bytes(SMALL, step(**saving)).peak_bytes < plain.peak_bytes
-    fused = [plan_bytes(SMALL, step(sdpa=True, half=half)).peak_bytes for half in (False, True)]
+    for saving in ({"sdpa": True}, ALL, HALF_OF_THEM):
+        assert work(SMALL, **saving).planned_bytes < plain.peak_bytes
+    fused = [work(SMALL, sdpa=True, mixed_precision=half).planned_bytes for half in (False, True)]
     assert fused[1] < fused[0]
-    for cost in ({"ema": True}, {"accumulate": True}, {"length": 400}, {"rows": 5}):
-        assert plan_bytes(SMALL, step(**cost)).peak_bytes > plain.peak_bytes
+    accumulated = dataclasses.replace(FOUR, effective_batch=8)
+    padded = dataclasses.replace(FOUR, length_multiple=400)
+    five = dataclasses.replace(FOUR, effective_batch=5, micro_batch=5)
+    for cost in ({"ema": True}, {"data": accumulated}, {"data": padded}, {"data": five}):
+        assert work(SMALL, **cost).planned_bytes > plain.peak_bytes

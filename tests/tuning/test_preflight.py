@@ -16,7 +16,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.tuning import preflight
-from kit.tuning.preflight import Workload
+from kit.tuning.memory_plan import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
@@ -198,13 +198,13 @@ def test_every_preset_fits_its_tier_with_every_overlay(name):
 
 def test_rows_are_padded_as_the_stream_pads_them_and_counted_by_a_token_budget():
     data = {"effective_batch": 8, "micro_batch": 8}
-    length = lambda **over: workload(data=DataConfig(**data | over)).step.length  # noqa: E731
+    length = lambda **over: workload(data=DataConfig(**data | over)).length  # noqa: E731
     own = MODEL.max_text + MODEL.max_code
     assert length() == own == 500
     assert length(length_multiple=64) == 512
     assert length(grid_lengths=(256, 600)) == 600
     budget = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
-    assert workload(data=budget).step.rows == 4  # 2000 tokens a pass, 500 a row
+    assert workload(data=budget).rows == 4  # 2000 tokens a pass, 500 a row
 
 
 def test_the_limit_is_a_share_of_the_device_and_no_more_than_is_free():

@@ -12,7 +12,7 @@ from kit.base.hardware import Hardware
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.switches import load_choice
 from kit.tuning import recommend
-from kit.tuning.recommend import LEFT_OUT, Advice, Variant, chosen
+from kit.tuning.recommend import LEFT_OUT, Trial, chosen
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
@@ -28,20 +28,20 @@ def card(name: str) -> Hardware:
     return dataclasses.replace(gpu, memory_bytes=int(gib * 2**30))
 
 
-def values(advice: list[Advice]) -> dict:
-    return {a.setting: a.value for a in advice}
+def values(advice: dict[str, dict]) -> dict:
+    return {setting: each["value"] for setting, each in advice.items()}
 
 
 @pytest.mark.parametrize("hw", [CPU, *map(card, CARDS)], ids=lambda hw: hw.name)
 def test_every_line_is_a_setting_there_is_with_a_reason(hw):
     found = recommend.recommend(hw)
-    assert found and len(values(found)) == len(found)  # a setting is named once
-    for advice in found:
-        assert len(advice.reason) > 10
-        section, key = advice.setting.split(".")
+    assert found
+    for setting, each in found.items():
+        assert len(each["why"]) > 10
+        section, key = setting.split(".")
         base = {"data": {"effective_batch": 64, "micro_batch": 64}}.get(section, {})
-        built = build(SECTIONS[section], base | {key: advice.value})
-        assert getattr(built, key) == advice.value
+        built = build(SECTIONS[section], base | {key: each["value"]})
+        assert getattr(built, key) == each["value"]
 
 
 def test_small_cards_save_memory_and_large_ones_time():
@@ -66,18 +66,18 @@ def test_each_architecture_gets_what_it_has():
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
     advice = recommend.use_advice(name)
-    assert {a.setting for a in advice} == set(load_preset(name, CONFIGS / "use")["why"])
-    assert advice and all(a.reason for a in advice)
+    assert set(advice) == set(load_preset(name, CONFIGS / "use")["why"])
+    assert advice and all(each["why"] for each in advice.values())
     with pytest.raises(KitError, match=f"Did you mean `{name}`"):
         recommend.use_advice(name[:-1])
 
 
 LABELS = {"sdpa": "Fused attention", "tf32": "TF32", "gradient_checkpointing": "Checkpointing"}
 SWITCHES = tuple(LABELS)
-BASELINE = Variant(kind="baseline", label="Baseline")
-ALONE = [Variant(kind="alone", label=LABELS[n], on=(n,)) for n in SWITCHES]
-ALL = [Variant(kind="added", label="+ TF32", on=SWITCHES[:2])]
-ALL += [Variant(kind="added", label="+ Checkpointing", on=SWITCHES)]
+BASELINE = Trial(kind="baseline", label="Baseline")
+ALONE = [Trial(kind="alone", label=LABELS[n], on=(n,)) for n in SWITCHES]
+ALL = [Trial(kind="added", label="+ TF32", on=SWITCHES[:2])]
+ALL += [Trial(kind="added", label="+ Checkpointing", on=SWITCHES)]
 
 
 def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over) -> dict:
@@ -110,7 +110,7 @@ def test_the_median_round_counts_also_as_a_share_of_the_devices_matmuls():
 
 
 def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
-    lacking = Variant(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
+    lacking = Trial(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
     failed = {"on": ["sdpa"], "error": "its process was ended by SIGKILL"}
     found = recommend.compare([BASELINE, ALONE[0], lacking], [result(), failed], 0.0)
     assert [r.reason for r in found] == ["", failed["error"], lacking.reason]
@@ -179,7 +179,7 @@ def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
     assert not decision.on and "loss moved by +20.00%" in decision.reason
 
 
-PINNED = Variant(kind="alone", label="Pinned memory", on=("pinned_memory",))
+PINNED = Trial(kind="alone", label="Pinned memory", on=("pinned_memory",))
 
 
 PAYS = [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)]
@@ -194,7 +194,7 @@ def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
 
 def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
     """Not where the switches before it did: it is not to blame for those."""
-    both = Variant(kind="added", label="+ Pinned memory", on=("sdpa", "pinned_memory"))
+    both = Trial(kind="added", label="+ Pinned memory", on=("sdpa", "pinned_memory"))
     moved = result(both.on, loss=6.0)
     for loss, kept in ((5.0, False), (6.0, True)):
         measured = [result(), result(("sdpa",), loss=loss), moved]

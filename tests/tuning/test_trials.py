@@ -23,14 +23,14 @@ from kit.settings import SpeedConfig, TrialConfig
 from kit.training import switches
 from kit.training.switches import Applied
 from kit.tuning import trials
-from kit.tuning.recommend import LEFT_OUT, Variant
+from kit.tuning.recommend import LEFT_OUT, Trial
 from kit.tuning.trials import LADDER, SAVINGS, Task
 
 ROWS = trials.some_rows((3, 9), (5, 25), 40)
 TASK = Task(model=GPT, train=TRAIN, data=DATA, rows=ROWS, hw=CPU, threads=1)
 SLOW = ("mixed_precision", "compile", "gradient_checkpointing")
 SHORT = TrialConfig(steps=4, warmup_steps=1, rounds=2, leave_out=SLOW)
-BASELINE = Variant(kind="baseline", label="Baseline")
+BASELINE = Trial(kind="baseline", label="Baseline")
 
 
 def test_variants_are_the_baseline_each_alone_and_each_beside_those_before_it():
