@@ -9,11 +9,12 @@ import torch
 from helpers import CPU, GPT
 
 from kit.audio.clip import ClipMeasure
+from kit.base.checks import problems_of
 from kit.base.config import CONFIGS, build
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset import checks, manifest
-from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_warning
+from kit.inference.evaluate import Scores, gate_checks, recognizer_warning
 from kit.model.sequence import pack
 from kit.settings import (
     MAX_CODE_POSITIONS,

@@ -53,15 +53,9 @@ RENAMED = {
     "manifest.longest_s": "manifest.max_clip_s",
     "manifest.shortest_s": "manifest.min_clip_s",
 }
-NO_REHEARSAL = "a base voice no longer generates sentences to train on"
 REMOVED = {
     "speed.parallel": "every process trains the whole model, and torchrun's --nproc-per-node says "
-    "how many there are",
-    "trials.tune_minutes": "`benchmark` takes as long as its steps and rounds",
-    "time_budget.other_steps": "only the time of training is estimated",
-    "finetune.rehearsal": NO_REHEARSAL,
-    "finetune.rehearsal_rows": NO_REHEARSAL,
-    "finetune.rehearsal_sentences": NO_REHEARSAL,
+    "how many there are"
 }
 
 

@@ -12,11 +12,11 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
 from kit.audio.recognizer import SpeechRecognizer, cer, edit_distance
+from kit.base.checks import Check
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.dataset.manifest import Utterance
@@ -137,13 +137,6 @@ def save_samples(
 # --- checks that a voice must pass --------------------------------------------------------------
 
 
-class Check(NamedTuple):
-    what: str
-    measured: str
-    wanted: str
-    problem: str  # what is wrong and what to do; "" if it passes
-
-
 def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
     """Return what may make a voice clearer, given training and held-out loss, if known."""
     if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
@@ -189,10 +182,6 @@ def ending_checks(figures: dict, fix: str) -> list[Check]:
         Check("does not run away", runaway, "at most 2.0%", runs_away),
         Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
     ]
-
-
-def problems_of(checks: list[Check]) -> list[str]:
-    return [check.problem for check in checks if check.problem]
 
 
 def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kit.audio.clip import load_wave, resampled
 from kit.audio.codec import Codec, load_codec
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
+from kit.base.checks import Check, problems_of
 from kit.base.config import build, by_former_names
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest, file_digests
@@ -390,7 +391,7 @@ class Evaluation:
         picture = grouped_bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
-        lines = [line + ", ".join(costs), *scoring.problems_of(speaker_checks(self.active_run))]
+        lines = [line + ", ".join(costs), *problems_of(speaker_checks(self.active_run))]
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
@@ -411,7 +412,7 @@ class Evaluation:
         figures = scoring.score_codes(data.voices[data.best], data.held_out, data.read_once)
         checks = scoring.ending_checks(figures, suggested_fix(self.active_run))
         result = self.record("Codes of held-out sentences", figures, grid=checks_table(checks))
-        return dataclasses.replace(result, failed=bool(scoring.problems_of(checks)))
+        return dataclasses.replace(result, failed=bool(problems_of(checks)))
 
     def spoken_by_package(self) -> Result:
         """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
@@ -455,7 +456,7 @@ class Evaluation:
         scores = self.data.spoken["held_out"].scores
         _ = self.speaker_losses  # recorded: the checks read them
         checks = voice_checks(self.active_run, scores, self.data.floor("held_out").cer)
-        problems = scoring.problems_of(checks)
+        problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         result = self.record(line, {"gate": problems or "passed"}, grid=checks_table(checks))
         return dataclasses.replace(result, failed=bool(problems))
@@ -528,7 +529,7 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     return grid
 
 
-def voice_checks(run: Run, scores: scoring.Scores, floor_cer: float) -> list[scoring.Check]:
+def voice_checks(run: Run, scores: scoring.Scores, floor_cer: float) -> list[Check]:
     """Check `scores` of the voice against the CER of the recordings and the run's settings."""
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
     checks = scoring.gate_checks(scores, floor_cer, worst_cer, suggested_fix(run))
@@ -540,14 +541,14 @@ def suggested_fix(run: Run) -> str:
     return scoring.suggest_fix(train.get("loss"), train.get("val_loss"))
 
 
-def checks_table(checks: list[scoring.Check]) -> list[tuple[str, ...]]:
+def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
     grid = [("", "check", "measured", "wanted")]
     for check in checks:
         grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
     return grid
 
 
-def speaker_checks(run: Run) -> list[scoring.Check]:
+def speaker_checks(run: Run) -> list[Check]:
     """Check the recorded losses by speaker; [] for a voice with one speaker."""
     recorded = run.report().get("eval", {}).get("whose_voice", {})
     if not recorded:
@@ -561,4 +562,4 @@ def speaker_checks(run: Run) -> list[scoring.Check]:
     )
     measured = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
     problem = problem if alike else ""
-    return [scoring.Check("uses the speaker reference", measured, "all of them", problem)]
+    return [Check("uses the speaker reference", measured, "all of them", problem)]

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kit.base.checks import Check, problems_of
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
-from kit.inference.evaluate import Check, Scores, problems_of
+from kit.inference.evaluate import Scores
 from kit.notebook.plots import column, curves, smooth, thin
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun, active_run
@@ -64,7 +65,7 @@ class Checklist:
         log = read_log(self.active_run.folder / "train.jsonl")
         checks = {
             "before": self.before(),
-            "during": [Check(*check) for check in training_checks(log)],
+            "during": training_checks(log),
             "after": [self.trained(), *self.voice()],
         }
         finished = self.report.get("train", {}).get("finished", False)

@@ -7,6 +7,7 @@ one setting that changes it. Thresholds are well above the noise of a healthy ru
 import statistics
 from collections.abc import Container
 
+from kit.base.checks import Check
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware
 from kit.batches.code_stream import loader_workers
@@ -60,8 +61,7 @@ def diagnose(
     `on` names the switches that run; `workers` is the setting. Empty for a healthy run and for less
     than FEWEST steps.
     """
-    timed = timed_rows(rows)
-    recent = timed[-RECENT:]
+    recent = timed_rows(rows)[-RECENT:]
     if len(recent) < FEWEST:
         return {}
     gpu = hw.device == "cuda"
@@ -103,12 +103,6 @@ def diagnose(
         line = f"PyTorch reserves {format_gib(reserved)} for a peak of {format_gib(peak)}: memory "
         line += "is fragmented. Set `length_multiple` to 64, so that batches have fewer shapes."
         causes.append((0.0, "fragmentation", line))
-    times = slowdown(timed)
-    if times > MAX_SLOWDOWN:
-        line = f"Steps take {times:.1f} times as long as at the start of this training: the "
-        line += f"{device} is too hot, or another program uses it. Look at "
-        line += "`nvidia-smi`." if gpu else "the list of processes."
-        causes.append((1 - 1 / times, "slowdown", line))
     return {cause: line for _, cause, line in sorted(causes, reverse=True)}
 
 
@@ -121,16 +115,13 @@ def slowdown(timed: list[dict]) -> float:
     return newest / min(statistics.median(costs[:count]), newest)
 
 
-def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
-    """Return (what, measured, wanted, problem) of each check; problem is "" where it passes.
-
-    `rows` are the log's, thinned or not. What cannot be judged yet is left out.
-    """
+def training_checks(rows: list[dict]) -> list[Check]:
+    """Return the checks of a log's `rows`, thinned or not; what cannot be judged yet is left out."""
     checks = []
     recent = rows[-RECENT:]
 
     def check(what: str, measured: str, wanted: str, passed: bool, problem: str) -> None:
-        checks.append((what, measured, wanted, "" if passed else problem))
+        checks.append(Check(what, measured, wanted, "" if passed else problem))
 
     if rows:
         skipped = sum(row["loss"] is None for row in recent)
@@ -157,7 +148,7 @@ def training_checks(rows: list[dict]) -> list[tuple[str, str, str, str]]:
         times = slowdown(timed)
         pace = f"{times:.1f} times as long as the first ones"
         wanted = f"at most {MAX_SLOWDOWN:g} times"
-        fix = "something else uses this machine, or it is hot and has slowed down"
+        fix = "another program uses this machine, or it is too hot (look at nvidia-smi, or top)"
         check("steps keep their pace", pace, wanted, times <= MAX_SLOWDOWN, fix)
     loads = _numbers(recent, "load")
     if loads:

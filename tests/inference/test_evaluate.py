@@ -10,8 +10,9 @@ import torch
 from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model, waves
 
 from kit.audio.recognizer import Recognizer, alphabet_of, cer, edit_distance
+from kit.base.checks import problems_of
 from kit.inference import evaluate
-from kit.inference.evaluate import KINDS, Scores, align_words, gate_checks, problems_of
+from kit.inference.evaluate import KINDS, Scores, align_words, gate_checks
 from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT

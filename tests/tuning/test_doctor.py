@@ -38,7 +38,6 @@ CASES = {
     "disk": ({"wall_s": 1.5}, {"wall_s": 1.15}, "save_steps"),
     "evaluation": ({"wall_s": 2.0, "eval_s": 0.95}, {"wall_s": 1.5, "eval_s": 0.5}, "gate_every"),
     "fragmentation": ({"reserved_bytes": 9e9}, {"reserved_bytes": 7.9e9}, "length_multiple"),
-    "slowdown": ({"step_s": 2.0, "wall_s": 2.1}, {"step_s": 1.4, "wall_s": 1.5}, "nvidia-smi"),
 }
 
 
