@@ -161,9 +161,7 @@ class Benchmark:
             for size in sizes:
                 trial = self._with_micro_batch(size)
                 rows.append(trial)
-                noise = 0.0 if trial.loss is None else (best.spread + trial.spread) / 2
-                gain = max(recommend.LEAST_GAIN, noise)
-                if trial.loss is None or not recommend.pays_off(best, trial, self.goal, gain):
+                if not self._pays(chosen, best, trial):
                     break
                 best = trial
                 self.micro_batch = size
@@ -175,6 +173,15 @@ class Benchmark:
         line = f"Micro-batch: {self.micro_batch} of an effective batch of "
         line += f"{self.task.data.effective_batch}"
         return Result(line=line, grid=recommend.trial_cells(rows))
+
+    def _pays(self, chosen: recommend.Trial, best: recommend.Trial, trial: recommend.Trial) -> bool:
+        """Whether `trial` is better than `best` so far, and not much slower than the first."""
+        if trial.loss is None:
+            return False
+        gain = max(recommend.LEAST_GAIN, (best.spread + trial.spread) / 2)
+        faster, _ = recommend.changes(chosen, trial)
+        pays = recommend.pays_off(best, trial, self.goal, gain)
+        return pays and faster >= -recommend.MOST_LOSS
 
     def _other_sizes(self) -> tuple[list[int], list[int]]:
         """Larger micro-batches in rising order, and smaller ones in falling order.
