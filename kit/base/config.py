@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.errors import KitError, Note
+from kit.base.errors import KitError, Note, SettingError
 from kit.base.formatting import join_names, nearest, shorten
 
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
@@ -191,7 +191,8 @@ def build(cls, values: dict | None = None, **over):
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
-            raise KitError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
+            rest = f" has no setting `{key}`.{nearest(key, hints)}"
+            raise SettingError(cls.__name__, rest, field=key)
         if isinstance(value, list):
             values[key] = tuple(value)
     require_types(cls, values)
@@ -208,7 +209,7 @@ def require_types(cls, values: dict) -> None:
             if tuple in (hint, typing.get_origin(hint)):  # in YAML
                 wanted = f"a list, such as [a, b] ({wanted})"
             got = f"{shorten(repr(value))} ({type(value).__name__})"
-            raise KitError(f"{cls.__name__}.{key} must be {wanted}, got {got}.", field=key)
+            raise SettingError(cls.__name__, f".{key} must be {wanted}, got {got}.", field=key)
 
 
 def fits(value, hint) -> bool:
@@ -228,7 +229,7 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
         value = shorten(repr(getattr(config, field)))
-        raise KitError(f"{type(config).__name__}.{field} = {value}: {fix}", field=field)
+        raise SettingError(type(config).__name__, f".{field} = {value}: {fix}", field=field)
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:

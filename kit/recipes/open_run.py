@@ -23,7 +23,7 @@ from kit.audio.spectrogram import front_end_config
 from kit.base import config, hardware
 from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
-from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
+from kit.base.errors import DatasetError, DiskError, KitError, SettingError, show_plain_notes
 from kit.base.files import (
     MAX_NAME_BYTES,
     atomic_path,
@@ -184,10 +184,8 @@ def check_settings(sections: dict, preset: dict) -> None:
             else:
                 for key, value in values.items():
                     _check_plain(section, key, value, preset[section])
-        except KitError as error:
-            # Name the section, as the user wrote it, instead of the class.
-            message = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
-            raise KitError(message) from error
+        except SettingError as error:  # name the section, as the user wrote it, not the class
+            raise SettingError(section, error.rest, error.field) from error
 
 
 def _check_plain(section: str, key: str, value, known: dict) -> None:
