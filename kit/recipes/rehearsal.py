@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from kit.base.config import CONFIGS, build, by_former_names
+from kit.base.config import CONFIGS, build
 from kit.base.errors import DamagedFileError, KitError, SpeechError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import clock, shorten
@@ -389,8 +389,8 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
     """A digest of the base voice, its sampling and the reference clips."""
     arrays = {name: mel.numpy() for name, mel in references.items()}
-    sampling = by_former_names("generate", rehearsal_sampling(run))
-    return digest(read_run_file(run.folder / START_FROM), arrays_digest(arrays), sampling)
+    voice = read_run_file(run.folder / START_FROM)
+    return digest(voice, arrays_digest(arrays), rehearsal_sampling(run))
 
 
 def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:

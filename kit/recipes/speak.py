@@ -13,7 +13,7 @@ import torch
 from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import load_reference
 from kit.base import files
-from kit.base.config import build, by_former_names
+from kit.base.config import build
 from kit.base.errors import KitError, SpeechError
 from kit.base.formatting import clock, nearest
 from kit.base.hardware import detect
@@ -370,8 +370,8 @@ class SpeakingCosts:
         own = self.speaking
         run = own.active_run
         paths = [run.folder / name for name in (own.weights_file.name, *OTHER_FILES)]
-        sampling = by_former_names("generate", own.sampling)
-        return files.digest(files.file_digests(paths), own.config, sampling, own.story, run.hw.name)
+        parts = (files.file_digests(paths), own.config, own.sampling, own.story, run.hw.name)
+        return files.digest(*parts)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()

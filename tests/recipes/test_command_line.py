@@ -102,8 +102,7 @@ def test_make_gives_commands_that_there_are_and_asks_for_recordings():
     for word in ("RUN=mine", "DATA=clips"):
         done = make("voice", word)
         assert done.returncode == 2 and "make voice DATA=folder RUN=name" in done.stderr
-    printed = make("-n", "real", "START_FROM=my voice").stdout
-    assert printed.count("START_FROM is now called BASE_MODEL.") == 1
+    printed = make("-n", "real", "BASE_MODEL=my voice").stdout
     assert '--base-model "my voice"' in printed
 
 
