@@ -215,7 +215,7 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Quantised again by `linear_formats.int8` they give the same numbers and scales, bit for bit.
     Raises KitError for scales without a matrix of as many rows.
     """
-    # Copies: Windows cannot overwrite a file that is still memory-mapped.
+    # Copies: the scales are multiplied in, and the file stays mapped otherwise.
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}
     for name in [name for name in state if name.endswith(SCALE)]:
         scale = state.pop(name)
