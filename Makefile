@@ -7,10 +7,6 @@ RUN    ?= demo
 # Tests that run side by side, each on a thread of its own.
 JOBS   ?= 2
 ARGS   ?=
-ifdef START_FROM
-  $(if $(MAKELEVEL:0=),,$(info START_FROM is now called BASE_MODEL.))
-  BASE_MODEL ?= $(START_FROM)
-endif
 # pypi: torch as PyPI has it (with CUDA on Linux). cpu: from PyTorch's CPU index, which must be
 # reachable. Its stamp remembers it, so `make test` after `make demo TORCH=cpu` keeps it.
 TORCH  ?= $(if $(wildcard .venv/.installed-cpu),cpu,pypi)

@@ -205,7 +205,7 @@ COMMANDS = (  # in the order in which they are used
         "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
         (
             ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
-            ("file", Path, "FILE", "say its lines, a sentence or id|text each; finished ones stay"),
+            ("file", Path, "FILE", "say its lines, a sentence each; finished ones stay"),
             ("out", Path, "PATH", "of the WAV file (spoken.wav); with --file its folder"),
             ("speaker", str, "NAME", "who says it (the first)"),
             ("reference", str, "FILE", "a recording of another person, to sound like that"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kit.base.hardware import Choice, format_capability, timings
+from kit.base.hardware import Choice, timings
 
 Made = Tensor | tuple[Tensor, ...]  # the result of a captured step
 # To test a CPU's instruction sets, Inductor loads small libraries, each in a new process that first
@@ -43,22 +43,20 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
     """Whether steps will be compiled on `device`, and if asked for but impossible, why not."""
     if not asked:
         return False, ""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    choice = compiler_available(device.type, capability)
+    choice = compiler_available(device.type)
     return (True, "") if choice.value == "yes" else (False, not_compiled_note(choice.reason))
 
 
-def compiler_available(device: str, capability: tuple | None = None) -> Choice:
+def compiler_available(device: str) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no"."""
-    missing = _triton_missing(capability) if device == "cuda" else _cpp_missing()
+    missing = _triton_missing() if device == "cuda" else _cpp_missing()
     works = "Triton compiles for this GPU" if device == "cuda" else f"{cpp_compiler()} is installed"
     return Choice(value="no" if missing else "yes", reason=missing or works)
 
 
 def cpp_compiler() -> str:
     """The C++ compiler that torch.compile calls on this system: `CXX`, or the system's own."""
-    usual = {"win32": "cl", "darwin": "clang++"}
-    return os.environ.get("CXX", usual.get(sys.platform, "g++"))
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def _cpp_missing() -> str:
@@ -66,22 +64,14 @@ def _cpp_missing() -> str:
     compiler = cpp_compiler()
     if shutil.which(compiler):
         return _header_missing()
-    fixes = {
-        "cl": "install Visual Studio's C++ build tools and start from its developer prompt",
-        "clang++": "install clang++ with xcode-select --install",
-    }
-    return f"no C++ compiler ({fixes.get(compiler, f'install {compiler}')})"
+    how = " with xcode-select --install" if compiler == "clang++" else ""
+    return f"no C++ compiler (install {compiler}{how})"
 
 
-def _triton_missing(capability: tuple | None) -> str:
-    """What `torch.compile` lacks for this GPU; "" if nothing."""
-    if capability is not None and capability < (7, 0):
-        return f"Triton needs compute capability 7.0, this GPU has {format_capability(capability)}"
+def _triton_missing() -> str:
+    """What `torch.compile` lacks for a GPU; "" if nothing."""
     if importlib.util.find_spec("triton") is None:
-        windows = "; on Windows: pip install triton-windows" if sys.platform == "win32" else ""
-        return f"Triton is not installed{windows}"
-    if sys.platform == "win32":  # triton-windows has its own compiler
-        return ""
+        return "Triton is not installed"
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(map(shutil.which, compilers)):
         return f"Triton needs a C compiler ({' or '.join(compilers)} is not found: install gcc)"

@@ -9,11 +9,10 @@ import json
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.errors import KitError, Note
+from kit.base.errors import KitError, SettingError
 from kit.base.formatting import join_names, nearest, shorten
 
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
@@ -31,33 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/
 IS_CHECKOUT = not (ROOT / "kit" / "configs").is_dir()
 CONFIGS = ROOT / "configs" if IS_CHECKOUT else ROOT / "kit" / "configs"
 
-# Former names of sections and settings, which `rename_settings` reads.
-RENAMED = {
-    "promise": "time_budget",
-    "promise.least_steps": "time_budget.min_steps",
-    "sound": "decoder_finetune",
-    "train.steps": "train.max_steps",
-    "train.least_steps": "train.min_steps",
-    "train.checkpoint_every": "train.save_steps",
-    "train.keep": "train.save_total_limit",
-    "train.val_every": "train.eval_steps",
-    "train.val_patience": "train.early_stopping_patience",
-    "train.clip_norm": "train.max_grad_norm",
-    "train.epochs": "train.num_train_epochs",
-    "train.plateau": "train.lr_plateau_patience",
-    "train.guide": "train.guided_attention_weight",
-    "train.guide_steps": "train.guided_attention_steps",
-    "generate.candidates": "generate.best_of",
-    "generate.guidance": "generate.guidance_scale",
-    "manifest.refuse_percent": "manifest.max_rejected_percent",
-    "manifest.longest_s": "manifest.max_clip_s",
-    "manifest.shortest_s": "manifest.min_clip_s",
-}
-REMOVED = {
-    "speed.parallel": "every process trains the whole model, and torchrun's --nproc-per-node says "
-    "how many there are"
-}
-
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     """The sections of the preset `name`, or of the file of that path. Raises KitError.
@@ -74,7 +46,6 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     own = read_yaml(path) or {}
     extended = own.pop("extends", None) if isinstance(own, dict) else None
     require_sections(own, path)
-    own = rename_settings(own, str(path))
     if extended is None:
         return own
     base = load_preset(str(extended), folder, (*below, name))
@@ -135,41 +106,6 @@ def read_yaml(path: Path):
     raise KitError(f"{path} {problem}.")
 
 
-def rename_settings(sections: dict, where: str = "") -> dict:
-    """Return `sections` with the present names of settings; a Note names each and `where` it is."""
-    prefix = f"{where}: " if where else ""
-    renamed = {}
-    for section, values in sections.items():
-        new_section = RENAMED.get(section, section)
-        entries = renamed.setdefault(new_section, {})
-        if section == "recordings":  # its values are sections
-            nested = {key: value for key, value in values.items() if isinstance(value, dict)}
-            entries |= {key: values[key] for key in values.keys() - nested.keys()}
-            entries |= rename_settings(nested, where)
-            continue
-        for key, value in values.items():
-            name = f"{section}.{key}"
-            new_name = RENAMED.get(name, f"{new_section}.{key}")
-            if name in REMOVED:
-                note = f"{prefix}{name} was removed and is ignored: {REMOVED[name]}."
-                warnings.warn(note, Note, stacklevel=2)
-            elif new_name == name:
-                entries[key] = value
-            else:
-                warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
-                entries.setdefault(new_name.partition(".")[2], value)  # of two, the new name's
-    return renamed
-
-
-def by_former_names(section: str, config) -> dict:
-    """Return the values of `config` by former names: digests match those of earlier versions."""
-    former = {new: old for old, new in RENAMED.items()}
-    return {
-        former.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2]: value
-        for key, value in dataclasses.asdict(config).items()
-    }
-
-
 def merge(base: dict, over: dict) -> dict:
     """`base` with `over` laid on top, section by section; a section of another `kind` replaces."""
     if _is_another_kind(base, over):
@@ -191,7 +127,8 @@ def build(cls, values: dict | None = None, **over):
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
-            raise KitError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
+            rest = f" has no setting `{key}`.{nearest(key, hints)}"
+            raise SettingError(cls.__name__, rest, field=key)
         if isinstance(value, list):
             values[key] = tuple(value)
     require_types(cls, values)
@@ -208,7 +145,7 @@ def require_types(cls, values: dict) -> None:
             if tuple in (hint, typing.get_origin(hint)):  # in YAML
                 wanted = f"a list, such as [a, b] ({wanted})"
             got = f"{shorten(repr(value))} ({type(value).__name__})"
-            raise KitError(f"{cls.__name__}.{key} must be {wanted}, got {got}.", field=key)
+            raise SettingError(cls.__name__, f".{key} must be {wanted}, got {got}.", field=key)
 
 
 def fits(value, hint) -> bool:
@@ -228,7 +165,7 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
         value = shorten(repr(getattr(config, field)))
-        raise KitError(f"{type(config).__name__}.{field} = {value}: {fix}", field=field)
+        raise SettingError(type(config).__name__, f".{field} = {value}: {fix}", field=field)
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:

@@ -15,6 +15,17 @@ class KitError(ValueError):
         self.exit_code = exit_code
 
 
+class SettingError(KitError):
+    """A setting of `owner`, a class or section, is wrong; `rest` is the message after its name."""
+
+    def __init__(self, owner: str, rest: str, field: str = ""):
+        super().__init__(owner, rest, field=field)  # both, for pickle
+        self.rest = rest
+
+    def __str__(self) -> str:
+        return "".join(self.args)
+
+
 class DatasetError(KitError):
     """Recordings, a table or a text that cannot be used."""
 

@@ -24,9 +24,6 @@ from kit.base.formatting import shorten
 SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 SPECIAL_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
-# Names that Windows reserves for devices, with any suffix.
-RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
-RESERVED.update(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")
 UNFIT = '/\\:*?"<>|'  # in names of folders
 MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file systems allow
 
@@ -34,12 +31,11 @@ MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
     """Return `name`, or raise KitError if no folder can have it, or `taken` (lower case) has it."""
     unfit = " ".join(sorted({repr(c) for c in name if c in UNFIT or not c.isprintable()}))
-    stem = name.lower().split(".")[0].rstrip()
     problems = {
         "empty": not name,
         f"with characters that no folder may have: {unfit}": unfit,
         "with a dot or space at an end": name != name.strip() or name != name.strip("."),
-        "a name that Windows or the kit needs": stem in RESERVED or name.lower() in taken,
+        "a name that the kit needs": name.lower() in taken,
         f"longer than {MAX_NAME_BYTES} bytes": len(name.encode(errors="replace")) > MAX_NAME_BYTES,
     }
     problem = next((problem for problem, has_it in problems.items() if has_it), "")

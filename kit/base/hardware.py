@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import platform
+import resource
 import sys
 import time
 import warnings
@@ -25,10 +26,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 ATTENTION_KERNELS = {name: getattr(SDPBackend, its) for name, its in KERNEL_NAMES.items()}
 SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
-NO_BUILDS = (
-    "PyTorch's builds with CUDA 12.8 and later, 13 too, have no code for Pascal and Volta GPUs "
-    "(GTX 10, P100, V100)."
-)
+OLDEST_GPU = (7, 5)  # compute capability, of Turing: T4, RTX 20
 PROC_STATUS = Path("/proc/self/status")
 
 
@@ -65,20 +63,30 @@ def detect() -> Hardware:
     capability = (card.major, card.minor)
     # torch calls a GPU for which it has no code available, and every operation on it fails.
     architectures = torch.cuda.get_arch_list()
-    if torch.version.cuda is None or has_code_for(capability, architectures):
-        gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
-        return dataclasses.replace(cpu, device="cuda", **gpu)
-    warnings.warn(
-        f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
-        f"built for {', '.join(architectures)}, that GPU has compute capability "
-        f"{format_capability(capability)}. {NO_BUILDS} That with CUDA 12.6 has: pip install "
-        # "+cu126", because pip would take another build of the same number for good enough.
-        "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
-        "--index-url https://download.pytorch.org/whl/cu126",
-        category=Note,
-        stacklevel=1,  # shown once for this line, not for each caller
+    problem = why_too_old(capability)
+    if not problem and torch.version.cuda and not has_code_for(capability, architectures):
+        problem = (
+            f"this torch ({torch.__version__}) was built for {', '.join(architectures)}, that GPU "
+            f"has compute capability {format_capability(capability)}: install another build, see "
+            "https://pytorch.org/get-started"
+        )
+    if problem:
+        note = f"The {card.name} cannot be used, so the CPU is: {problem}."
+        # Shown once for this line, not for each caller.
+        warnings.warn(note, category=Note, stacklevel=1)
+        return cpu
+    gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
+    return dataclasses.replace(cpu, device="cuda", **gpu)
+
+
+def why_too_old(capability: tuple) -> str:
+    """Why the kit does not use GPUs of this compute capability; "" if it does."""
+    if capability >= OLDEST_GPU:
+        return ""
+    return (
+        f"the kit needs compute capability {format_capability(OLDEST_GPU)} (Turing: T4, RTX 20) or "
+        f"later, that GPU has {format_capability(capability)}"
     )
-    return cpu
 
 
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:
@@ -143,10 +151,7 @@ def gpu_precision(capability: tuple) -> Choice:
     name = f"compute capability {format_capability(capability)}"
     if capability >= (8, 0):
         return Choice(value="bf16", reason=f"{name} has bf16 units")
-    if capability >= (7, 0):
-        return Choice(value="fp16", reason=f"{name} has no bf16, but fp16")
-    reason = f"{name} has no tensor cores: fp16 would gain too little for its narrow range"
-    return Choice(value="fp32", reason=reason)
+    return Choice(value="fp16", reason=f"{name} has no bf16, but fp16")
 
 
 @functools.cache
@@ -289,16 +294,13 @@ def why_no_kernel(
 
 
 def choose_preset(hw: Hardware) -> Choice:
-    """The preset for the training device: by its memory, and an old GPU by its speed."""
+    """The preset for the training device: by its memory, and a T4 by its speed."""
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = round(hw.memory_bytes / 2**30)  # GPUs report a little less than their names say
     reason = f"{hw.name} has {gib} GiB"
-    capability = f"compute capability {format_capability(hw.capability)}"
-    if hw.capability < (7, 0):
-        reason += f", but {capability} has no half-precision units: a small model"
-        return Choice(value="t4" if gib >= 10 else "8gb", reason=reason)
     if hw.capability < (8, 0) and 14 <= gib < 20:
+        capability = f"compute capability {format_capability(hw.capability)}"
         reason += f", and {capability} has no bf16: it is slow before it is full"
         return Choice(value="t4", reason=reason)
     tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
@@ -344,9 +346,9 @@ def silence_profiler() -> None:
 
 def allow_expandable_segments() -> None:
     """Let CUDA memory segments grow, before CUDA is first used; a user's setting stays."""
-    # Windows does not have it, and under WSL the first allocation may fail (pytorch#192330).
-    is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
-    if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    # Under WSL the first allocation may fail (pytorch#192330).
+    is_wsl = "microsoft" in platform.release().lower()
+    if not is_wsl and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
@@ -402,18 +404,11 @@ def peak_memory_bytes(device: str) -> int:
     """Peak bytes of the GPU allocator, or on the CPU of this process's resident memory."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    import psutil
-
-    memory = psutil.Process().memory_info()
-    if hasattr(memory, "peak_wset"):  # psutil knows it on Windows alone
-        return memory.peak_wset
     if PROC_STATUS.exists():  # Linux, where getrusage may return the parent process's peak
         lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()
         peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
         if peaks_kib:
             return peaks_kib[0] * 1024
-    import resource  # not on Windows
-
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 

@@ -1,6 +1,6 @@
 """A lock file for one process at a time, which names its holder and expires when that has died.
 
-It works on network shares, Google Drive and Windows, too, where locks on open files do not. The
+It works on network shares and Google Drive, too, where locks on open files do not. The
 holder renews it; its death is noticed at once on this machine, elsewhere when the renewals stop.
 """
 
@@ -165,14 +165,9 @@ class Lock:
         with self.file_lock:
             self.released.set()
             _OURS.pop(self.mine.token, None)
-            for _ in range(20):
-                holder = read_holder(self.path)
-                if holder is None or holder.token != self.mine.token:
-                    return
-                try:
-                    self.path.unlink(missing_ok=True)
-                except PermissionError:  # Windows: somebody reads it at this moment
-                    time.sleep(PAUSE_S)
+            holder = read_holder(self.path)
+            if holder is not None and holder.token == self.mine.token:
+                self.path.unlink(missing_ok=True)
 
 
 def new_file(path: Path) -> int | None:
@@ -181,10 +176,6 @@ def new_file(path: Path) -> int | None:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return None
-    except PermissionError:
-        if os.name == "nt":  # it is just being removed
-            return None
-        raise
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -194,8 +185,6 @@ def read_holder(path: Path) -> Holder | None:
         made_s = path.stat().st_mtime
     except FileNotFoundError:
         return None
-    except PermissionError:  # Windows: it is just being replaced or removed
-        return Holder(beat_s=time.time())
     try:
         holder = build(Holder, parse_object(data, path.name))
     except KitError:

@@ -159,7 +159,10 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     path = folder / SETTINGS
     settings = (config.read_yaml(path) or {}) if path.is_file() else {}
     config.require_sections(settings, path)
-    settings = config.rename_settings(settings, path.name)
+    unknown = settings.keys() - run.preset.keys()
+    if unknown:
+        name = min(unknown)
+        raise KitError(f"{path} has an unknown section `{name}`.{nearest(name, run.preset)}")
     sections = run.preset
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)

@@ -108,8 +108,7 @@ class MappedFile:
 
     def release(self) -> None:
         """Give the pages read so far back to the system, which may keep them cached."""
-        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            self.map.madvise(mmap.MADV_DONTNEED)
+        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:

@@ -344,9 +344,8 @@ def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) 
         if total_bytes <= cap_bytes:
             return
         if path not in used:
-            with contextlib.suppress(PermissionError):  # Windows: mapped by another run
-                path.unlink(missing_ok=True)
-                total_bytes -= files[path][1]
+            path.unlink(missing_ok=True)
+            total_bytes -= files[path][1]
     if total_bytes > cap_bytes:
         raise DamagedFileError(
             f"The code cache in {folder} needs {format_gib(total_bytes)} and more for this "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import kit
 from kit.audio.codec import load_codec, save_codec
-from kit.base.config import checked, parse_object, rename_settings
+from kit.base.config import checked, parse_object
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import (
     atomic_folder,
@@ -43,6 +43,8 @@ MAX_CARD_BYTES = 2**24  # thousands of speakers
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
 WEIGHTS = DTYPES | {"int8": torch.float16}  # in an int8 export the other weights are fp16
 SCALE = ".scale"  # suffix of the name of an int8 weight's row scales
+# Of the sampling in cards of older kits.
+FORMER_NAMES = {"candidates": "best_of", "guidance": "guidance_scale"}
 FIX = "copy the folder again, or export the voice again."
 
 README = """# A voice
@@ -213,7 +215,7 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Quantised again by `linear_formats.int8` they give the same numbers and scales, bit for bit.
     Raises KitError for scales without a matrix of as many rows.
     """
-    # Copies: Windows cannot overwrite a file that is still memory-mapped.
+    # Copies: the scales are multiplied in, and the file stays mapped otherwise.
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}
     for name in [name for name in state if name.endswith(SCALE)]:
         scale = state.pop(name)
@@ -245,8 +247,8 @@ def read_card(folder: Path) -> Card:
         written = digest({key: value for key, value in fields.items() if key != "checksum"})
         fields.setdefault("licence", "")
         if isinstance(fields.get("sampling"), dict):
-            renamed = rename_settings({"generate": fields["sampling"]}, path.name)
-            fields["sampling"] = renamed["generate"]
+            sampling = fields["sampling"].items()
+            fields["sampling"] = {FORMER_NAMES.get(key, key): value for key, value in sampling}
         values = checked(fields, CARD_SCHEMA, CARD)
         if values.pop("checksum") != written:
             raise KitError("its checksum does not match")

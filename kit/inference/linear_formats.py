@@ -17,8 +17,6 @@ from kit.base.compiler import best_seconds
 from kit.base.hardware import DTYPES, gpu_precision
 
 FEW_ROWS = 16  # up to here a matmul is bound by reading its weights
-INT8_MATMUL_ROWS = 5  # from here on int8 matmuls are faster
-CHUNK_ROWS = 256  # of a long prompt: intermediate results stay in the CPU's caches
 
 
 class PlainLinear(nn.Module):
@@ -72,22 +70,6 @@ class OneDnn(nn.Module):
         return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
 
 
-class Fbgemm16(nn.Module):
-    """fp16 weights packed by FBGEMM, matmuls and activations in fp32; CPU only.
-
-    For processors without bf16; at XTTS-v2's size faster than bf16, too.
-    """
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
-        super().__init__()
-        weight, bias = parts(linear)
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias.float())
-        self.packed_bytes = 2 * weight.numel() + 4 * bias.numel()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16.default(x, self.packed)
-
-
 class DynamicInt8(nn.Module):
     """int8 weights and activations, quantised dynamically with one scale for all rows; CPU only."""
 
@@ -138,76 +120,32 @@ class WeightOnlyInt8(nn.Module):
         return torch.addcmul(self.bias, y.to(x.dtype), self.scale * 128)
 
 
-class CompiledInt8(nn.Module):
-    """int8 weights of a compiled step; prompts and several rows also use int8 matmuls; CPU only.
-
-    Activations have one scale per row, so rows do not affect each other. If int8 matmuls overflow
-    on this processor, the weights are dequantised to fp32.
-    """
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
-        super().__init__()
-        weight, bias = parts(linear)
-        rounded, scale = int8(weight)
-        self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast for many inputs
-        self.scale = nn.Buffer(scale.float())
-        self.bias = nn.Buffer(bias.float())
-        self.exact = int8_matmul_is_exact()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) < INT8_MATMUL_ROWS and torch.compiler.is_compiling():
-            scale = self.scale.to(x.dtype)
-            bias = self.bias.to(x.dtype)
-            return torch._weight_int8pack_mm(x, self.weight.t().contiguous(), scale) + bias
-        return torch.cat([self.matmul(rows) for rows in x.split(CHUNK_ROWS)])
-
-    def matmul(self, x: Tensor) -> Tensor:
-        if not self.exact:
-            return torch.addcmul(self.bias, x.float() @ self.weight.float(), self.scale).to(x.dtype)
-        scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-8) / 127
-        y = torch._int_mm((x / scale).round().to(torch.int8), self.weight)
-        # Not two multiplications: the compiler would match a pattern with a slow kernel.
-        y = torch.addcmul(self.bias, y * scale, self.scale).to(x.dtype)
-        # Forces a separate buffer, or attention would recompute its query for every key.
-        return y.as_strided(y.shape, y.stride())
-
-
 def choose_layer(
     weights: str, device: torch.device, compiled: bool
 ) -> tuple[type[nn.Module], torch.dtype, str]:
     """Return the layer, the activation dtype and a description of what runs for a format."""
     cpu = device.type == "cpu"
     half = "bf16" if cpu or torch.cuda.is_bf16_supported(False) else "fp16"
-    low = DTYPES[half]
     eager_cpu = cpu and not compiled
     if weights == "int8" and eager_cpu and has_fbgemm():
         return DynamicInt8, torch.float32, "int8 weights and activations (dynamic)"
-    if weights == "int8" and cpu and compiled:
-        exact = int8_matmul_is_exact()
-        matmul = "int8" if exact else "fp32 (int8 overflows on this processor)"
-        ran = f"int8 weights; {matmul} matmuls from {INT8_MATMUL_ROWS} rows, bf16 for fewer"
-        return CompiledInt8, low, ran
     if weights.startswith("int8"):
-        if cpu:
-            why = "this CPU has no int8 matmuls"
-        elif compiled:
-            why = "less memory; dequantised as they are read, for one row"
-        else:
-            why = f"less memory, but slower than {half}"
-        reason = f" ({why})" if weights == "int8" else ""
-        return WeightOnlyInt8, low, f"int8 weights, {half} activations{reason}"
+        ran = f"int8 weights, {half} activations"
+        if weights == "int8" and eager_cpu:
+            ran += " (this CPU has no int8 matmuls)"
+        elif weights == "int8" and not cpu:
+            slower = "dequantised as they are read" if compiled else f"slower than {half}"
+            ran += f" (less memory; {slower})"
+        return WeightOnlyInt8, DTYPES[half], ran
     if weights == "bf16" and half == "fp16":
-        return PlainLinear, low, "fp16: this GPU has no bf16"
+        return PlainLinear, torch.float16, "fp16: this GPU has no bf16"
     if weights == "bf16" and cpu and not has_bf16():
-        fallback = "fp16" if eager_cpu and has_fbgemm() else "fp32"
-        layer, dtype, ran = choose_layer(fallback, device, compiled)
+        layer, dtype, ran = choose_layer("fp32", device, compiled)
         return layer, dtype, f"{ran}; this processor has no bf16 products"
     if weights == "fp32" and eager_cpu and split_is_faster(torch.get_num_threads()):
         return SplitByThread, torch.float32, "fp32, split by thread"
     if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
         return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
-    if weights == "fp16" and eager_cpu and has_fbgemm():
-        return Fbgemm16, torch.float32, "fp16 weights, packed for this CPU, fp32 activations"
     return PlainLinear, DTYPES[weights], weights
 
 
@@ -219,7 +157,7 @@ def default_format(device: torch.device) -> str:
 
 
 def has_fbgemm() -> bool:
-    """Return whether this build of torch has packed int8 and fp16 matmuls for this processor."""
+    """Return whether this build of torch has packed int8 matmuls for this processor."""
     available = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
     return available and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
@@ -236,17 +174,6 @@ def split_is_faster(threads: int) -> bool:
             tensor.fill_(1.0)
         shares = SplitByThread(linear)
         return best_seconds(lambda: shares(row)) < best_seconds(lambda: linear(row))
-
-
-@functools.cache
-def int8_matmul_is_exact() -> bool:
-    """Return whether int8 matmuls are exact on this CPU, measured with the largest values.
-
-    Without VNNI instructions oneDNN adds pairs of products in 16 bits, which overflow: a matmul of
-    random matrices was wrong by a fifth.
-    """
-    largest = torch.full((64, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(largest, largest) == 64 * 127**2).all())
 
 
 def has_bf16() -> bool:

@@ -243,7 +243,7 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
                 raise KitError(
                     f"the reference of {name!r} has {total} frames, its segments {frames}"
                 )
-        # Copies: Windows cannot overwrite a file that is still memory-mapped.
+        # Copies: the file, which stays mapped otherwise, may be overwritten.
         return SpeakerReferences(
             mels={name: mel.clone() for name, mel in tensors.items()},
             vectors=dict(zip(parts["vectors"], vectors.clone())),

@@ -105,8 +105,7 @@ def compared_html(columns: dict[str, Sequence[Sound]]) -> str:
 
 def link_html(path: Path) -> str:
     """A link that downloads `path`, relative to the notebook: Jupyter serves such files."""
-    if path.resolve().drive == Path.cwd().drive:  # Windows has no relative path to another drive
-        path = Path(os.path.relpath(path))
+    path = Path(os.path.relpath(path))
     address = urllib.parse.quote(path.as_posix())
     label = f"Download {path.name} ({path.stat().st_size / 1e6:.1f} MB)"
     return f"<p><a href='{address}' download>{html.escape(label)}</a></p>"

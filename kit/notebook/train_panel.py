@@ -7,7 +7,6 @@ request. Without a front end the same training is followed with plain lines.
 import asyncio
 import dataclasses
 import inspect
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import display
 
+from kit.base.errors import SettingError
 from kit.base.formatting import clock, describe_error
 from kit.notebook.plots import png, run_curves, show, thin
 from kit.notebook.progress import Lines, Pace, newest, progress_texts, verdict
@@ -277,7 +277,9 @@ class TrainPanel:
         try:
             words, fits = self.plan(self.view.values())
         except ValueError as error:
-            text = re.sub(r"^\w+\.(?=\w+ )", "", describe_error(error))  # "TrainConfig." of a field
+            text = describe_error(error)
+            if isinstance(error, SettingError):  # the field says enough, without its section
+                text = error.rest.lstrip(". ")
             return self.view.show_plan(text, "bad", getattr(error, "field", ""))
         self.view.show_plan(words, "info" if fits else "warn")
 

@@ -13,7 +13,7 @@ from kit.base.config import build, load_preset, merge, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
-from kit.base.hardware import NO_BUILDS, choose_precision, choose_preset, format_capability
+from kit.base.hardware import choose_precision, choose_preset, format_capability
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
@@ -105,11 +105,10 @@ def check_elsewhere(run: ActiveRun) -> Iterator[Result]:
 def describe_card(run: ActiveRun) -> str:
     hw = run.hw
     limit_bytes = run.section("memory")["max_memory_fraction"] * hw.memory_bytes
-    builds = f" {NO_BUILDS}" if hw.capability < (7, 5) else ""
     return (
         f"{hw.name}, {format_gib(hw.memory_bytes)}, of which a run may use "
         f"{format_gib(limit_bytes)}; compute capability {format_capability(hw.capability)}: preset "
-        f"{run.preset_name}, {run.precision.value}.{builds}"
+        f"{run.preset_name}, {run.precision.value}."
     )
 
 

@@ -18,7 +18,7 @@ from kit.audio.clip import load_wave, resampled
 from kit.audio.codec import Codec, load_codec
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
 from kit.base.checks import Check, problems_of
-from kit.base.config import build, by_former_names
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest, file_digests
 from kit.base.run import Run
@@ -119,8 +119,7 @@ class EvaluationData:
             return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
 
         path = self.run.path("transcripts", f"{split}-{label}.json")
-        sampling = by_former_names("generate", config)
-        key = digest(self.digests, model, sampling, [vars(row) for row in rows])
+        key = digest(self.digests, model, config, [vars(row) for row in rows])
         result = cached_result(path, key, measure, has_samples)
         return SpokenTexts(scoring.Scores(**result["scores"]), result["samples"])
 

@@ -22,8 +22,8 @@ from kit.audio.codec import codec_config
 from kit.audio.spectrogram import front_end_config
 from kit.base import config, hardware
 from kit.base import run as runs
-from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
-from kit.base.errors import DatasetError, DiskError, KitError, show_plain_notes
+from kit.base.config import build, load_preset, merge, shorten_preset
+from kit.base.errors import DatasetError, DiskError, KitError, SettingError, show_plain_notes
 from kit.base.files import (
     MAX_NAME_BYTES,
     atomic_path,
@@ -67,8 +67,8 @@ def open_active_run(
     folder = runs.run_folder(name) if create else runs.require_run(name)
     kept = open_run_copy(folder, mirror) if mirror else None
     run = find_run(preset, use, folder.name)
+    check_saved_settings(run)
     config.require_sections(settings, Path("SETTINGS"))
-    settings = rename_settings(settings)
     check_settings(settings, run.preset)  # before anything is written
     run.begin()
     for place in runs.places_of_runs():
@@ -148,6 +148,7 @@ def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "
     if name:
         runs.require_run(name)
         run = find_run(preset, use, name)
+        check_saved_settings(run)
     else:
         preset = preset or os.environ.get("KIT_PRESET")
         preset = preset or hardware.choose_preset(hw).value
@@ -158,7 +159,6 @@ def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "
             folder=runs.runs_folder() / "bench",
             use=use,
         )
-    settings = rename_settings(settings)
     check_settings(settings, run.preset)
     over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
     run = dataclasses.replace(run, **over)
@@ -184,10 +184,21 @@ def check_settings(sections: dict, preset: dict) -> None:
             else:
                 for key, value in values.items():
                     _check_plain(section, key, value, preset[section])
-        except KitError as error:
-            # Name the section, as the user wrote it, instead of the class.
-            message = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
-            raise KitError(message) from error
+        except SettingError as error:  # name the section, as the user wrote it, not the class
+            raise SettingError(section, error.rest, error.field) from error
+
+
+def check_saved_settings(run: Run) -> None:
+    """Raise KitError for a setting of the run's file that this version of the kit does not have."""
+    for section in run.settings.keys() & SECTIONS.keys():
+        known = [field.name for field in dataclasses.fields(SECTIONS[section])]
+        for key in run.settings[section]:
+            if key not in known:
+                raise KitError(
+                    f"{run.folder / runs.SETTINGS}: {section} has no setting `{key}`."
+                    f"{nearest(key, known)} Correct it, or finish a run of an earlier version of "
+                    "the kit with that version."
+                )
 
 
 def _check_plain(section: str, key: str, value, known: dict) -> None:

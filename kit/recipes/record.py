@@ -1,259 +1,265 @@
-"""Recordings made or uploaded in a notebook: a folder that `prepare` or `transcribe` reads.
+"""Record or upload speech on a page in the browser, into a folder that `prepare` reads.
 
-Recorded sentences become an LJSpeech folder, wavs/ and metadata.csv. A clip's id is a digest of its
-sentence, so the recorder resumes with any list of sentences; skipped.txt has those left out.
+The page is Gradio's (`pip install gradio`). Recorded sentences become an LJSpeech folder, wavs/ and
+metadata.csv. Nothing is overwritten: a second recording of a sentence is another file and another
+row, and uploaded files whose names are taken go to a folder of their own.
 """
 
 import collections
-import heapq
+import filecmp
 import itertools
-import os
 import random
 import shutil
-import tempfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
+import yaml
 
-from kit.audio.clip import FRAME_S, ClipMeasure, measure_clip, read_clip
+from kit.audio.clip import read_clip
 from kit.audio.container import SUFFIXES
-from kit.base.config import CONFIGS, read_yaml
-from kit.base.errors import DatasetError
-from kit.base.files import append_lines, digest, disk_errors, make_folder, write_atomic
-from kit.base.formatting import clock, join_names
-from kit.dataset.alignment import quiet_frames
+from kit.base.config import CONFIGS
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
-from kit.dataset.checks import own_faults
-from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import WORDS, Grammar, load_words
-from kit.dataset.transcripts import read_texts, save_text
-from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
+from kit.dataset.transcripts import read_texts
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.start import is_colab
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
 
-OFFERED = 100  # sentences, unless a person asks for more
-MADE = 400  # sentences of random words to choose from
+OFFERED = 100  # sentences to read
+POOL = 1000  # sentences from which they are chosen
+MADE = 400  # of them, sentences of random words
 MAX_CHARACTERS = 140  # of a sentence: ten seconds
+MAX_CHARACTERS_PER_S = 25.0  # 15 are usual
 TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".list")
-QUIET_PEAK = 0.06  # of full scale, -24 dB
-NOISY_DB = 20.0  # with less between speech and noise, the voice learns the noise
-MAX_CHARACTERS_PER_S = 25.0  # between the silences; 15 are usual
-MAX_LISTED = 5000  # files of a folder that are counted
-EDGE_S = 0.06  # sound throughout the first or last of a recording: a word is cut off
-# What to do about what `own_faults` finds.
-FIXES = {
-    "silent": "Is the right microphone chosen, and is it on?",
-    "clipped": "Move away a little, or lower the microphone's level.",
-    "too short": "Press Stop only after the last word.",
-    "too long": "Press Stop soon after the last word.",
-    "pace": "Read the whole sentence, and nothing else.",
-}
+PACKAGE = "Recording and uploading in a notebook need Gradio: pip install gradio"
 
 
-def record(
-    run: ActiveRun, language: str, into: str = "", sentences: str = "", count: int = OFFERED
-) -> RecorderPanel:
-    """Return the recorder of `count` sentences into the folder `into` ("": in the run).
+def recordings(run: ActiveRun, how: str, language: str, sentences: str = "") -> str:
+    """Show the page that records ("record") or uploads ("upload"); return its folder; "" for "".
 
-    They are lines of the text file `sentences` ("": the kit's own). Raises DatasetError for a file
-    or folder that cannot be read, SpeechError for an unknown language.
+    The sentences to read are lines of the text file `sentences` ("": the kit's own). Raises
+    DatasetError for a file or folder that cannot be read, KitError without Gradio.
     """
-    folder = Path(into).expanduser() if into else run.path("recordings")
-    return RecorderPanel(RecordingFolder(folder, language, sentences, count), is_colab())
-
-
-def upload(run: ActiveRun, into: str = "") -> UploadPanel:
-    """Return the panel that uploads files into the folder `into` ("": in the run)."""
-    folder = make_folder(Path(into).expanduser() if into else run.path("uploads"))
-    drive = Path(os.environ.get("KIT_DRIVE") or "/content/drive") / "MyDrive"
-    return UploadPanel(folder, partial(receive, folder), describe_folder, drive, is_colab())
-
-
-def recordings(run: ActiveRun, how: str, language: str) -> str:
-    """Show the recorder ("record") or the upload ("upload"); return their folder; "" for ""."""
     if not how:
         return ""
-    panel = record(run, language) if how == "record" else upload(run)
-    panel.run()
-    return str(panel.folder)
+    path = run.path("recordings" if how == "record" else "uploads")
+    if how == "record":
+        chosen = sentences_to_read(language, sentences)
+        page = record_page(RecordingFolder(path, chosen, language_code(language)))
+    else:
+        page = upload_page(path)
+    page.launch(share=False, prevent_thread_lock=True, quiet=True)
+    return str(path)
 
 
 class RecordingFolder:
-    """The sentences to record, and the LJSpeech folder with those that were recorded."""
+    """An LJSpeech folder, and the sentences to record into it."""
 
-    def __init__(self, folder: Path, language: str, sentences: str = "", count: int = OFFERED):
-        self.folder = make_folder(folder)
-        code = language_code(language)
-        self.language = code
-        pool = own_sentences(sentences, code) if sentences else kit_sentences(code)
-        self.texts = read_texts(folder)  # by id
-        skipped = folder / "skipped.txt"
-        self.skipped = set(TextLines(skipped)) if skipped.is_file() else set()
-        self.sentences = choose_sentences(pool, code, count)
-        self.seconds = {}
-        for name in self.texts:
-            path = self._wav(name)
-            if path.is_file():
-                self.seconds[name] = measure_clip(str(path)).seconds
-        self.letters = _letters_of(self.sentences, self.language)
+    def __init__(self, path: Path, sentences: list[str], language: str):
+        self.path = make_folder(path)
+        make_folder(path / "wavs")
+        self.sentences = sentences
+        self.language = language
 
-    def done(self, sentence: str) -> bool:
-        """Whether `sentence` was recorded or skipped, now or before a restart."""
-        return sentence in self.skipped or digest(sentence) in self.seconds
+    def next(self, after: str = "") -> str:
+        """Return the first sentence behind `after` that was not recorded yet, "" at the end."""
+        recorded = set(read_texts(self.path).values())
+        first = self.sentences.index(after) + 1 if after in self.sentences else 0
+        return next((s for s in self.sentences[first:] if s not in recorded), "")
 
-    def progress(self) -> str:
-        spoken = _letters_of(self.texts.values(), self.language)
-        return (
-            f"{len(self.seconds)} recorded ({clock(sum(self.seconds.values()))}), with "
-            f"{len(spoken & self.letters)} of {len(self.letters)} letters."
+    def save(self, sentence: str, wav: Path) -> str:
+        """Copy a recording of `sentence` and add its row to the table; return a line on it.
+
+        Raises DatasetError, with what to do, for a recording that could not be trained on.
+        """
+        if sentence not in self.sentences:
+            raise DatasetError("There is no sentence to record: reload the page.")
+        problem = problem_of(wav, sentence, self.language)
+        if problem:
+            raise DatasetError(f"Not saved. {problem}")
+        path = copy_as_new(wav, self.path / "wavs" / f"{digest(sentence)}.wav")
+        with disk_errors(path), append_lines(self.path / "metadata.csv") as table:
+            table.write(f"{path.stem}|{sentence}\n".encode())
+        return f"Saved. {len(read_texts(self.path))} recordings are in {self.path}."
+
+
+def add_files(folder: Path, files: list[Path]) -> str:
+    """Copy recordings and tables, unpack archives under `folder`; return a line on where they are.
+
+    batch-1/, batch-2/ ... hold what belongs together: files join the last one, so that a table may
+    follow its recordings, or begin the next if that has other files of their names. Raises
+    DatasetError for files of other kinds.
+    """
+    for file in files:
+        if not archive_suffix(file) and file.suffix.lower() not in SUFFIXES + TABLES:
+            kinds = ", ".join((*SUFFIXES, *TABLES, ".zip"))
+            raise DatasetError(f"{file.name} is no recording, table or archive: {kinds}.")
+    number = max(len(list(folder.glob("batch-*"))), 1)
+    if any(is_taken(folder / f"batch-{number}", file) for file in files):
+        number += 1
+    batch = make_folder(folder / f"batch-{number}")
+    for file in files:
+        target = batch / file.name
+        if archive_suffix(file):
+            unpack(file, batch, ArchiveConfig())
+        elif not target.exists() or is_taken(batch, file):
+            copy_as_new(file, target)
+    return (
+        f"{len(files)} uploaded into {batch}. With a table, set DATA in 01_data_prep to {folder}; "
+        "without texts, set UNTRANSCRIBED in 06_more_data to it."
+    )
+
+
+def is_taken(folder: Path, file: Path) -> bool:
+    """Return whether `folder` has another file, or a folder, of the name of `file`."""
+    if archive_suffix(file):
+        return (folder / file.name[: -len(archive_suffix(file))]).exists()
+    target = folder / file.name
+    return target.exists() and not filecmp.cmp(file, target, shallow=False)
+
+
+def copy_as_new(file: Path, target: Path) -> Path:
+    """Copy `file` to `target` or, if that exists, to NAME-2, NAME-3 ...; return where it is."""
+    path = target
+    for number in itertools.count(2):
+        try:
+            path.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            path = target.with_stem(f"{target.stem}-{number}")
+    with disk_errors(path):
+        shutil.copyfile(file, path)
+    return path
+
+
+def problem_of(wav: Path, sentence: str, language: str) -> str:
+    """Return what is wrong with a recording and what to do, "" if nothing is."""
+    wave, rate_hz = read_clip(str(wav))
+    seconds = len(wave) / rate_hz
+    limits = ManifestConfig()
+    characters = len(letters(normalize(sentence, language)))
+    if np.abs(wave).max(initial=0.0) < limits.silence_peak:
+        return "It is silent. Is the right microphone chosen, and is it on?"
+    if (np.abs(wave) > 0.999).mean() > limits.clipped_share:
+        return "It is clipped. Move away a little, or lower the microphone's level."
+    if seconds > limits.max_clip_s:
+        return f"It is {seconds:.1f} s long. Press Stop soon after the last word."
+    if seconds < limits.min_clip_s or characters > MAX_CHARACTERS_PER_S * seconds:
+        return f"It is short for this sentence ({seconds:.1f} s). Read all of it, then press Stop."
+    return ""
+
+
+def sentences_to_read(language: str, file: str = "") -> list[str]:
+    """Return sentences of the text file `file` ("": the kit's own), at most OFFERED.
+
+    Those that add most letters and pairs of letters come first. Raises DatasetError if there are
+    none, SpeechError for an unknown language.
+    """
+    code = language_code(language)
+    pool = own_sentences(Path(file).expanduser(), code) if file else kit_sentences(code)
+    pool = [" ".join(text.replace("|", " ").split()) for text in pool]
+    if not pool:
+        raise DatasetError(
+            f"The kit has no sentences in {code!r} to read aloud: write some into a text file, a "
+            "sentence a line, and name it in SENTENCES of 06_more_data."
         )
-
-    def check(self, sentence: str, wav: bytes) -> Take:
-        """Measure a recording. Raises DatasetError for one that cannot be read."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "recording.wav"
-            path.write_bytes(wav)
-            measure = measure_clip(str(path))
-            wave, rate_hz = read_clip(str(path))
-        text = normalize(sentence, self.language)
-        row = Utterance(id="", audio="", text=text, speaker="", split="train", line=0)
-        faults = dict(own_faults(row, measure, ManifestConfig()))
-        if "silent" in faults:
-            faults = {"silent": faults["silent"]}  # nothing else matters then
-        problems = [
-            f"{fault[0].upper()}{fault[1:]}. {FIXES.get(kind, '')}"
-            for kind, fault in faults.items()
-        ]
-        if not problems:
-            problems = doubts(measure, wave, rate_hz, len(letters(text)))
-        return Take(seconds=measure.seconds, problems=tuple(problems), usable=not faults)
-
-    def save(self, sentence: str, wav: bytes) -> None:
-        name = digest(sentence)
-        path = self._wav(name)
-        write_atomic(path, wav)
-        save_text(self.folder, name, sentence)
-        self.texts[name] = sentence
-        self.seconds[name] = measure_clip(str(path)).seconds
-
-    def skip(self, sentence: str) -> None:
-        with append_lines(self.folder / "skipped.txt") as file:
-            file.write(f"{sentence}\n".encode())
-        self.skipped.add(sentence)
-
-    def _wav(self, name: str) -> Path:
-        return self.folder / "wavs" / f"{name}.wav"
+    units = {}
+    for text in pool[:POOL]:
+        words = letters(normalize(text, code)).split()
+        pairs = {a + b for word in words for a, b in itertools.pairwise(word)}
+        units[text] = pairs.union(*words)
+    seen = collections.Counter()
+    chosen = []
+    while units and len(chosen) < OFFERED:
+        gains = {
+            text: sum(1 / (1 + seen[unit]) for unit in parts) / (20 + len(text))
+            for text, parts in units.items()
+        }
+        best = max(gains, key=gains.get)
+        chosen.append(best)
+        seen.update(units.pop(best))
+    return chosen
 
 
-def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int) -> list[str]:
-    """Return what is doubtful about a recording that can be trained on, each with what to do."""
-    spoken_s = measure.seconds - measure.leading_s - measure.trailing_s
-    snr_db = NOISY_DB if measure.snr_db is None else measure.snr_db
-    size = round(rate_hz * FRAME_S)
-    frames = wave[: len(wave) // size * size].reshape(-1, size)
-    loud = ~quiet_frames(torch.from_numpy(frames.std(axis=1)).clamp(min=1e-4).log())
-    edge = round(EDGE_S / FRAME_S)
-    short = f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}"
-    clipped = f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}"
-    quiet = f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up."
-    noisy = f"Speech is only {snr_db:.0f} dB above the noise. Find a quieter room, or move nearer."
-    problems = {
-        short: characters > MAX_CHARACTERS_PER_S * spoken_s,
-        clipped: measure.clipped > ManifestConfig().clipped_share / 10,
-        quiet: measure.peak < QUIET_PEAK,
-        noisy: snr_db < NOISY_DB,
-        "It starts within a sound: wait a moment before you read.": loud[:edge].all(),
-        "It ends within a sound: press Stop a moment after the last word.": loud[-edge:].all(),
-    }
-    return [text for text, doubtful in problems.items() if doubtful]
-
-
-def kit_sentences(code: str) -> list[str]:
-    """Return the sentences of configs/ in the language `code`, perhaps none."""
-    files = [CONFIGS / "sentences" / f"{name}.yaml" for name in ("reading", "everyday")]
-    sentences = [text for file in files for text in read_yaml(file).get(code, [])]
-    if (WORDS / f"{code}.yaml").is_file():
-        grammar = Grammar(load_words(code), random.Random(0))
-        sentences += [" ".join(grammar.sentence(9)) for _ in range(MADE)]
-    return sentences
-
-
-def own_sentences(path: str, language: str) -> list[str]:
+def own_sentences(file: Path, language: str) -> list[str]:
     """Return the sentences of a text file, none longer than MAX_CHARACTERS."""
-    file = Path(path).expanduser()
     if not file.is_file():
-        raise DatasetError(f"There is no {path}: name a text file with a sentence a line.")
-    text = "\n".join(line for line in TextLines(file) if letters(line))
+        raise DatasetError(f"There is no {file}: name a text file with a sentence a line.")
+    lines = itertools.islice((line for line in TextLines(file) if letters(line)), POOL)
+    text = "\n".join(lines)
     if not text:
-        raise DatasetError(f"{path} has no text: write a sentence a line.")
+        raise DatasetError(f"{file} has no text: write a sentence a line.")
     parts = sentence_splitting.split(text, language, lambda part: len(part) <= MAX_CHARACTERS)
     return [part.text for part in parts]
 
 
-def choose_sentences(pool: list[str], language: str, count: int) -> list[str]:
-    """Return `count` sentences of `pool`, those first that add most letters and pairs of letters.
-
-    What earlier sentences have counts less, and a letter as much as five pairs. Gains only fall, so
-    a sentence is counted again only when it comes first (lazy greedy, Minoux 1978).
-    """
-    pool = list(dict.fromkeys(" ".join(text.replace("|", " ").split()) for text in pool))
-    units = []
-    for text in pool:
-        words = letters(normalize(text, language)).split()
-        pairs = {a + b for word in words for a, b in itertools.pairwise(word)}
-        units.append(pairs.union(*words))
-    seen = collections.Counter()
-
-    def gain(index: int) -> float:
-        weights = ((5 if len(unit) == 1 else 1) / (1 + seen[unit]) for unit in units[index])
-        return sum(weights) / (20 + len(pool[index]))
-
-    best = [(-gain(index), index) for index in range(len(pool))]
-    heapq.heapify(best)
-    chosen = []
-    while best and len(chosen) < count:
-        index = best[0][1]
-        heapq.heapreplace(best, (-gain(index), index))
-        if best[0][1] == index:
-            heapq.heappop(best)
-            chosen.append(pool[index])
-            seen.update(units[index])
-    return chosen
+def kit_sentences(language: str) -> list[str]:
+    """Return the sentences of configs/sentences in `language` and some of random words."""
+    sentences = []
+    for file in sorted((CONFIGS / "sentences").glob("*.yaml")):
+        sentences += yaml.safe_load(file.read_text(encoding="utf-8")).get(language, [])
+    if (WORDS / f"{language}.yaml").is_file():
+        grammar = Grammar(load_words(language), random.Random(0))
+        sentences += [" ".join(grammar.sentence(9)) for _ in range(MADE)]
+    return sentences
 
 
-def _letters_of(texts, language: str) -> set[str]:
-    return {c for text in texts for c in letters(normalize(text, language)) if c.isalpha()}
+def record_page(folder: RecordingFolder):
+    """Return the Gradio page that shows the sentences one by one and records them."""
+    gradio = import_gradio()
+
+    def save(sentence: str, wav: str):
+        if not wav:
+            raise gradio.Error("There is no recording yet: press Record.")
+        line = run_or_show(gradio, folder.save, sentence, Path(wav))
+        return folder.next(sentence), None, line
+
+    with gradio.Blocks(title="Record", analytics_enabled=False) as page:
+        sentence = gradio.Textbox(label="Read this aloud", interactive=False, lines=2)
+        sound = gradio.Audio(sources=["microphone"], type="filepath", format="wav", label="You")
+        with gradio.Row():
+            save_button = gradio.Button("Save", variant="primary")
+            skip_button = gradio.Button("Skip")
+        line = gradio.Textbox(label="Saved", interactive=False)
+        save_button.click(save, [sentence, sound], [sentence, sound, line], api_name="save")
+        skip_button.click(folder.next, [sentence], [sentence], api_name="next")
+        page.load(folder.next, None, [sentence])
+    return page
 
 
-def receive(folder: Path, file: Path) -> None:
-    """Move an uploaded file into `folder`, or unpack it there."""
-    if archive_suffix(file):
-        unpack(file, folder, ArchiveConfig())
-        file.unlink()
-    elif file.suffix.lower() in SUFFIXES + TABLES:
-        with disk_errors(folder / file.name):
-            shutil.move(file, folder / file.name)
-    else:
-        kinds = ", ".join((*SUFFIXES, *TABLES, ".zip"))
-        raise DatasetError(f"{file.name} is no recording, table or archive: expected {kinds}.")
+def upload_page(folder: Path):
+    """Return the Gradio page that uploads files into `folder`."""
+    gradio = import_gradio()
+
+    def add(files: list[str] | None) -> tuple:
+        if not files:
+            raise gradio.Error("Choose files first.")
+        return None, run_or_show(gradio, add_files, folder, [Path(file) for file in files])
+
+    with gradio.Blocks(title="Upload", analytics_enabled=False) as page:
+        label = "Recordings, their table, or a zip of them"
+        files = gradio.File(file_count="multiple", type="filepath", label=label)
+        button = gradio.Button("Upload", variant="primary")
+        line = gradio.Textbox(label="Uploaded", interactive=False)
+        button.click(add, [files], [files, line], api_name="add")
+    return page
 
 
-def describe_folder(folder: Path) -> str:
-    """Return how many recordings and which tables are in `folder`, and what can be done with it."""
-    folder = folder.resolve()
-    files = list(itertools.islice(folder.rglob("*"), MAX_LISTED))
-    audio = sum(file.suffix.lower() in SUFFIXES for file in files)
-    tables = [file.name for file in files if file.suffix.lower() in TABLES]
-    more = " or more" if len(files) == MAX_LISTED else ""
-    if not audio:
-        return f"No recordings in {folder} yet."
-    texts = join_names(tables) if tables else "no texts"
-    setting = "DATA in 01_data_prep" if tables else "UNTRANSCRIBED in 06_more_data"
-    many = f"{audio:,}{more} recording{'s' * (audio > 1)}"
-    return f"{many} and {texts} in {folder}: for {setting}."
+def import_gradio():
+    try:
+        import gradio
+    except ImportError as error:
+        raise KitError(PACKAGE) from error
+    return gradio
+
+
+def run_or_show(gradio, act, *arguments) -> str:
+    """Return `act(*arguments)`; the page shows the sentence of a KitError."""
+    try:
+        return act(*arguments)
+    except KitError as error:
+        raise gradio.Error(str(error), print_exception=False) from error

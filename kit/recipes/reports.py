@@ -91,59 +91,79 @@ class Checklist:
         letters = "no bytes, every text comes back"
         suits = "the one for its memory"
         return [
-            self.check("enough recordings", hours, "prepare", self.recordings),
-            self.check("few rejected clips", wanted, "prepare", self.rejected),
-            self.check("the tokenizer knows the letters", letters, "prepare", self.tokens),
-            self.check("texts match their sound", "judged", "prepare", self.alignment),
-            self.check("the preset suits the machine", suits, "setup", self.preset),
-            self.check("a step fits into memory", "within the limit", "train", self.memory),
+            self.check("enough recordings", hours, self.recordings),
+            self.check("few rejected clips", wanted, self.rejected),
+            self.check("the tokenizer knows the letters", letters, self.tokens),
+            self.check("texts match their sound", "judged", self.alignment),
+            self.check("the preset suits the machine", suits, self.preset),
+            self.check("a step fits into memory", "within the limit", self.memory),
         ]
 
-    def check(self, what: str, wanted: str, command: str, measure) -> Check:
-        """Check by `measure()`: the figures, and what to do ("": it passes).
-
-        If it asks for a figure that is not in the report, `command` is what records it.
-        """
-        try:
-            measured, problem = measure()
-        except KeyError:
-            measured, problem = "not yet", self.command(command)
+    def check(self, what: str, wanted: str, measure) -> Check:
+        """Check by `measure()`: the figures, and what to do ("": it passes)."""
+        measured, problem = measure()
         return Check(what=what, measured=measured, wanted=wanted, problem=problem)
 
+    def not_yet(self, command: str) -> tuple[str, str]:
+        """Return what a check shows before `command` has recorded its figures."""
+        return "not yet", self.command(command)
+
+    def figures(self, section: str, *names: str) -> list:
+        """Return figures of the report by name, [] if one was not recorded yet."""
+        recorded = self.report.get(section, {})
+        return [recorded[name] for name in names] if recorded.keys() >= set(names) else []
+
     def recordings(self) -> tuple[str, str]:
-        data = self.report["data"]
-        measured = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
-        return measured, too_few_hours(self.active_run, data["hours"])
+        figures = self.figures("data", "hours", "utterances")
+        if not figures:
+            return self.not_yet("prepare")
+        hours, utterances = figures
+        measured = f"{hours:.2f} hours, {utterances:,} utterances"
+        return measured, too_few_hours(self.active_run, hours)
 
     def rejected(self) -> tuple[str, str]:
-        data = self.report["data"]
-        measured = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-        passed = data["refused_percent"] <= self.most_rejected_percent
-        return measured, "" if passed else "ledger.jsonl names each row and its fix"
+        figures = self.figures("data", "refused_percent", "refused")
+        if not figures:
+            return self.not_yet("prepare")
+        percent, rows = figures
+        passed = percent <= self.most_rejected_percent
+        fix = "" if passed else "ledger.jsonl names each row and its fix"
+        return f"{percent:.2f} %, {rows:,} rows", fix
 
     def tokens(self) -> tuple[str, str]:
-        text = self.report["text"]
-        measured = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
-        passed = text["byte_rate"] == 0 and text["round_trip"] == 1
-        fix = "look for stray letters in the texts (`uncovered` in text)"
-        return measured, "" if passed else fix
+        figures = self.figures("text", "byte_rate", "round_trip")
+        if not figures:
+            return self.not_yet("prepare")
+        byte_rate, round_trip = figures
+        passed = byte_rate == 0 and round_trip == 1
+        fix = "" if passed else "look for stray letters in the texts (`uncovered` in text)"
+        return f"{byte_rate:.2%} bytes, {round_trip:.1%} come back", fix
 
     def alignment(self) -> tuple[str, str]:
-        note = self.report["data"]["alignment"]
+        figures = self.figures("data", "alignment")
+        if not figures:
+            return self.not_yet("prepare")
+        (note,) = figures
         listen = "listen to some clips: the recogniser could not judge them"
         return note, listen if note.startswith("not judged") else ""
 
     def preset(self) -> tuple[str, str]:
-        suitable = self.report["setup"]["preset for this machine"]
+        figures = self.figures("setup", "preset for this machine")
+        if not figures:
+            return self.not_yet("setup")
+        (suitable,) = figures
         own = self.active_run.preset_name
         fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
         return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
 
     def memory(self) -> tuple[str, str]:
-        sizes = self.report["train"]["longest_step_bytes"]
-        needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
-        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
+        figures = self.figures("train", "longest_step_bytes")
+        if not figures:
+            return self.not_yet("train")
+        (sizes,) = figures
+        needed = sizes.get("reserved") or sizes.get("measured") or sizes["planned"]
         fix = "take --use low_memory, or the preset of a smaller tier"
+        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         return measured, "" if needed <= sizes["limit"] else fix
 
     def trained(self) -> Check:

@@ -70,7 +70,7 @@ class Setup:
             "threads": run.threads,
             "precision": run.precision,
             "attention kernel": hardware.attention_backend(hw, run.precision.value),
-            "torch.compile": compiler_available(hw.device, hw.capability),
+            "torch.compile": compiler_available(hw.device),
             "preset for this machine": hardware.choose_preset(hw),
         }
         run.record(setup={name: choice.value for name, choice in choices.items()})

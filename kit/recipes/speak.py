@@ -13,21 +13,19 @@ import torch
 from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import load_reference
 from kit.base import files
-from kit.base.config import build, by_former_names
+from kit.base.config import build
 from kit.base.errors import KitError, SpeechError
-from kit.base.formatting import clock, nearest, shorten
+from kit.base.formatting import clock, nearest
 from kit.base.hardware import detect
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.dataset.tables import encoding_problem, iter_lines
 from kit.inference import compare_formats as measure
-from kit.inference.candidates import READER
 from kit.inference.evaluate import save_samples, score
-from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
+from kit.inference.export import CARD, export_voice, load_export, read_card
 from kit.inference.onnx_export import export_onnx
 from kit.inference.voice import Speech, Voice, remark
-from kit.inference.voice_files import SOUND, load_voice
+from kit.inference.voice_files import load_voice
 from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
@@ -54,10 +52,9 @@ SETTINGS = {  # of GenerateConfig
     "seed": "another number gives another candidate",
 }
 # Of a file of sentences.
-BATCH = 64  # candidates that are spoken together
+BATCH = 16  # that are spoken before their files are written
 INDEX = "index.csv"
-COLUMNS = ("audio", "text", "speaker", "seconds", "ended", "key")
-MAX_LISTED = 3  # lines that cannot be spoken, in a message
+COLUMNS = ("audio", "text", "speaker", "seconds", "ended")
 
 
 def chosen_weights(run: ActiveRun) -> str:
@@ -373,8 +370,8 @@ class SpeakingCosts:
         own = self.speaking
         run = own.active_run
         paths = [run.folder / name for name in (own.weights_file.name, *OTHER_FILES)]
-        sampling = by_former_names("generate", own.sampling)
-        return files.digest(files.file_digests(paths), own.config, sampling, own.story, run.hw.name)
+        parts = (files.file_digests(paths), own.config, own.sampling, own.story, run.hw.name)
+        return files.digest(*parts)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
@@ -505,7 +502,7 @@ def speak(
     speaker: str = "",
     reference: str = "",
 ) -> Iterator[Result]:
-    """Say `text` or the sentences of `file`; without both, take all steps of 04_inference.
+    """Say `text` or the lines of `file`; without both, take all steps of 04_inference.
 
     In the run's voice, or in the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
     options that do not belong together.
@@ -532,23 +529,17 @@ def speak(
         sounds = players_of({text: package.speak(text)}, package.sample_rate)
         yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
         return
-    sentences = read_sentences(file) if file else {}
     if voice:
         folder = voice_folder(voice)
         spoken_by = load_export(folder, detect().device)
         settings = read_card(folder).settings
-        parts = [folder / name for name in (*FILES, READER)]
     else:
         speaking = Speaking(run)
         spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
-        names = (speaking.weights_file.name, "codec.safetensors", SOUND, READER)
-        parts = [run.folder / name for name in names]
     if reference:
         spoken_by, speaker = with_reference(spoken_by, reference)
-        parts.append(Path(reference).expanduser())
     if file:
-        made_by = files.digest(files.file_digests(parts), dtype)
-        yield speak_lines(spoken_by, sentences, out, settings, speaker, made_by)
+        yield speak_file(spoken_by, file, out, settings, speaker)
         return
     speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
     result = spoken_result(spoken_by, speech, settings)
@@ -562,135 +553,68 @@ def written(result: Result, path: Path) -> Result:
     return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
 
 
-def read_sentences(path: Path) -> dict[str, str]:
-    """Return the texts of a file by id, or by number of line ("00001"), in order.
-
-    It has a sentence a line, or `id|text`. Raises KitError for a file that is missing, empty or not
-    UTF-8, and for an id that is missing, doubled or cannot name a file.
-    """
-    path = path.expanduser()
-    try:
-        lines = [line.strip("\ufeff \t\r\n") for line in iter_lines(path)]
-    except OSError as error:
-        raise KitError(
-            f"--file {path} cannot be read ({error.strerror}): name a text file with a sentence a "
-            "line."
-        ) from error
-    numbered = {number: line for number, line in enumerate(lines, 1) if line}
-    if not numbered:
-        raise KitError(f"{path} has no text: write a sentence a line, or id|text.")
-    has_ids = "|" in next(iter(numbered.values()))
-    sentences = {}
-    taken = set()
-    for number, line in numbered.items():
-        place = f"{path}, line {number}"
-        problem, fix = encoding_problem(line)
-        if problem:
-            raise KitError(f"{place}: {problem}. {fix}")
-        name, bar, text = line.partition("|")
-        if bool(bar) != has_ids:
-            raise KitError(
-                f"{place}: {shorten(line, 60)!r} has {'a' if bar else 'no'} `|`, unlike the first "
-                "line. Write id|text in every line, or in none."
-            )
-        if has_ids:
-            name = files.require_folder_name(name.strip(), f"{place}: the id")
-        else:
-            name, text = f"{number:05}", line
-        if name.lower() in taken:  # A.wav and a.wav are one file on Windows and macOS
-            raise KitError(f"{place}: the id {name!r} was there before, perhaps in other capitals.")
-        taken.add(name.lower())
-        sentences[name] = text.strip()
-    return sentences
-
-
-def speak_lines(
-    voice: Voice,
-    sentences: dict[str, str],
-    folder: Path,
-    config: GenerateConfig,
-    speaker: str = "",
-    made_by: str = "",
+def speak_file(
+    voice: Voice, file: Path, folder: Path, config: GenerateConfig, speaker: str = ""
 ) -> Result:
-    """Speak `sentences` (texts by id) into `folder`: ID.wav, and index.csv with a row for each.
+    """Speak each line of `file` into `folder`: 00001.wav ... by its number, and index.csv.
 
-    A file is spoken again only if its text, the speaker, the settings or `made_by`, a digest of the
-    voice, have changed. Raises SpeechError, before any work, for texts that cannot be spoken.
+    What is in the index is not spoken again. Raises KitError for a file that cannot be read and a
+    folder with other texts, SpeechError, before any work, for a line that cannot be spoken.
     """
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KitError(f"--file {file} cannot be read as UTF-8 text: {error}") from error
+    texts = {f"{number:05}.wav": line.strip() for number, line in enumerate(lines, 1)}
+    texts = {audio: text for audio, text in texts.items() if text}
+    if not texts:
+        raise KitError(f"{file} has no text: write a sentence a line.")
     speaker = speaker or voice.speakers[0]
     voice.reference(speaker)
-    require_speakable(voice, sentences)
+    for audio, text in texts.items():
+        try:
+            voice.parts(text)
+        except SpeechError as error:
+            raise SpeechError(f"{file}, line {int(audio[:-4])}: {error}") from error
     folder = files.make_folder(folder.expanduser())
-    keys = {}  # of each WAV file
-    for name, text in sentences.items():
-        keys[f"{name}.wav"] = files.digest(text, speaker, config, made_by)
-    rows = {}
-    for row in read_index(folder / INDEX):
-        audio = row["audio"]
-        if row["key"] == keys.get(audio) and (folder / audio).is_file():
-            rows[audio] = row
-    missing = [name for name in sentences if f"{name}.wav" not in rows]
-    missing.sort(key=lambda name: -len(sentences[name]))  # like lengths together
-    characters = sum(len(sentences[name]) for name in missing)
-    size = max(1, BATCH // voice.within(config).rows_per_text)
-    tick = Ticker("characters spoken")
-    done = 0
-    for first in range(0, len(missing), size):
-        names = missing[first : first + size]
-        spoken = voice.speak([sentences[name] for name in names], speaker, config, BATCH)
-        for name, speech in zip(names, spoken):
-            audio = f"{name}.wav"
+    rows = {name: row for name, row in read_index(folder / INDEX).items() if name in texts}
+    for audio, row in rows.items():
+        if (row["text"], row["speaker"]) != (texts[audio], speaker):
+            raise KitError(
+                f"{folder / audio} is {row['text']!r} by {row['speaker']!r}, not {texts[audio]!r} "
+                f"by {speaker!r}: delete it, or name another folder with --out."
+            )
+    missing = [name for name in texts if name not in rows]
+    tick = Ticker("sentences spoken")
+    for first in range(0, len(missing), BATCH):
+        names = missing[first : first + BATCH]
+        spoken = voice.speak([texts[name] for name in names], speaker, config)
+        for audio, speech in zip(names, spoken):
             sound = sound_of(voice, speech)
             files.write_atomic(folder / audio, sound.wav_bytes())
             seconds = f"{len(sound.wave) / sound.sample_rate_hz:.3f}"
             ended = "yes" if speech.stopped else "no"
-            values = (audio, speech.text, speaker, seconds, ended, keys[audio])
-            rows[audio] = dict(zip(COLUMNS, values))
-            done += len(speech.text)
-        write_index(folder / INDEX, [rows[audio] for audio in keys if audio in rows])
-        tick(done, characters, f"{first + len(names)} of {len(missing)} sentences")
-    write_index(folder / INDEX, [rows[audio] for audio in keys])
-    figures = {
-        "sentences": len(rows),
-        "spoken_now": len(missing),
-        "seconds": round(sum(float(row["seconds"]) for row in rows.values()), 3),
-        "not_ended": sum(row["ended"] == "no" for row in rows.values()),
-        "index": str(folder / INDEX),
-    }
-    line = f"{len(rows)} sentences, {clock(figures['seconds'])} of speech: {folder / INDEX}"
-    if len(missing) < len(rows):
-        line += f"; {len(rows) - len(missing)} were there before"
-    if figures["not_ended"]:
-        line += f"\n{figures['not_ended']} were cut at the length limit (`ended` is no): listen"
+            rows[audio] = dict(zip(COLUMNS, (audio, texts[audio], speaker, seconds, ended)))
+        write_index(folder / INDEX, [rows[name] for name in texts if name in rows])
+        tick(first + len(names), len(missing))
+    seconds = sum(float(row["seconds"]) for row in rows.values())
+    not_ended = sum(row["ended"] == "no" for row in rows.values())
+    figures = {"sentences": len(rows), "spoken_now": len(missing), "not_ended": not_ended}
+    line = f"{len(rows)} sentences, {clock(seconds)} of speech: {folder / INDEX}"
+    if not_ended:
+        line += f"\n{not_ended} were cut at the length limit (`ended` is no): listen"
     return Result(line=line, figures=figures, shown=False)
 
 
-def require_speakable(voice: Voice, sentences: dict[str, str]) -> None:
-    """Raise SpeechError naming the first of `sentences` that `voice` cannot say."""
-    problems = []
-    for name, text in sentences.items():
-        try:
-            voice.parts(text)
-        except SpeechError as error:
-            problems.append(f"{name}: {error}")
-    if problems:
-        raise SpeechError(
-            f"{len(problems)} of {len(sentences)} sentences cannot be spoken: correct them or "
-            "leave them out.\n" + "\n".join(problems[:MAX_LISTED])
-        )
-
-
-def read_index(path: Path) -> list[dict]:
-    """Return the rows of an index; [] without one. Raises KitError for another kind of table."""
+def read_index(path: Path) -> dict[str, dict]:
+    """Return the rows of an index whose files are there, by file. Raises KitError for others."""
     if not path.is_file():
-        return []
-    csv.field_size_limit(2**31 - 1)  # a text, or after a stray quotation mark the rest of the file
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames != list(COLUMNS):
             raise KitError(f"{path} is not from this command: name another folder with --out.")
-        # Rows with too few or too many cells are left out; their sentences are spoken again.
-        return [row for row in reader if None not in row and None not in row.values()]
+        return {row["audio"]: row for row in reader if (path.parent / row["audio"]).is_file()}
 
 
 def write_index(path: Path, rows: list[dict]) -> None:

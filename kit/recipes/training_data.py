@@ -94,9 +94,7 @@ class TrainingData:
     @cached_property
     def at_speeds(self) -> list[CodeCache]:
         """The recordings at other speeds, for the section data's `speeds`."""
-        indexes = self.run.figure("data", "at_speeds")
-        if indexes is None:  # prepared by an earlier version
-            return []
+        indexes = self.run.figure("data", "at_speeds") or {}
         lacking = [str(speed) for speed in self.config.speeds if str(speed) not in indexes]
         if lacking:
             raise KitError(

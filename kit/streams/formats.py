@@ -6,7 +6,6 @@ line belongs to the block that holds its first byte, so it is located by the new
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -234,7 +233,8 @@ class Table(LineStream):
             for i in [i for i, field in enumerate(fields) if field < "\1"]:
                 fields[i] = insert_quoted(fields[i], quoted)
             require_valid(next(quoted, None) is None, STRAY)  # a NUL is left inside a field
-        return row_maker(tuple(self.columns))(zip(*[iter(fields)] * (len(self.columns) + 1)))
+        rows = zip(*[iter(fields)] * (len(self.columns) + 1))  # the last value is a line end
+        return [dict(zip(self.columns, row)) for row in rows]
 
     def _split(self, data: bytes) -> list[str]:
         """All fields of all rows in one list, "\n" after each row; ValueError for a bad row."""
@@ -275,15 +275,6 @@ class Table(LineStream):
             return [insert_quoted(field, quoted) if "\0" in field else field for field in fields]
         except ValueError as error:
             raise ValueError(self._with_advice(str(error))) from error
-
-
-@cache
-def row_maker(columns: tuple[str, ...]) -> Callable[[Iterator[tuple]], list[dict[str, str]]]:
-    """A function from rows (values, then a line end) to dicts of `columns`, compiled for them."""
-    # A dict display takes a third of the time of `dict(zip(columns, row))`.
-    names = [f"value{i}" for i in range(len(columns))]
-    items = ", ".join(f"{column!r}: {name}" for column, name in zip(columns, names))
-    return eval(f"lambda rows: [{{{items}}} for {', '.join(names)}, _ in rows]")
 
 
 def insert_quoted(field: str, quoted: Iterator[bytes]) -> str:

@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import random
-import re
 import struct
 import textwrap
 import warnings
@@ -28,7 +27,7 @@ import sentencepiece as spm
 
 from kit.base.errors import DatasetError, KitError, Note, SpeechError
 from kit.base.files import digest, write_atomic
-from kit.base.formatting import nearest
+from kit.base.formatting import nearest, shorten
 from kit.settings import TokenizerConfig
 from kit.streams.formats import open_source, rows
 from kit.streams.stream import BadRecord, ByteFile
@@ -55,11 +54,15 @@ def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfi
     """
     if config.phonemes:
         source = phonemize([line for line in source if line.strip()], config.phonemes)
+    lines = _sample(source, config)
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise KitError("There is no text to train a tokenizer on: every line was empty.")
     model = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
             # As fast as naming the file, which the model would remember.
-            sentence_iterator=_sample(source, config),
+            sentence_iterator=itertools.chain([first], lines),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -74,7 +77,11 @@ def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfi
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(error, config) from error
+        raise KitError(
+            f"No tokenizer with vocab_size = {config.vocab_size} can be trained on this text: "
+            f"{shorten(error, 500)} (character_coverage is {config.character_coverage}; "
+            "`exact: false` accepts fewer pieces than vocab_size.)"
+        ) from error
     write_atomic(path, model.getvalue())
     return path
 
@@ -136,27 +143,6 @@ def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
             size -= 1
             yield line
         left -= 1
-
-
-def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
-    """SentencePiece's message in terms of `config`; `error` itself if unknown."""
-    message = str(error)
-    size = config.vocab_size
-    if "sentences_.empty()" in message:
-        return KitError("There is no text to train a tokenizer on: every line was empty.")
-    if small := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        marks = "the 256 bytes and three marks" if config.byte_fallback else "three marks"
-        return KitError(
-            f"vocab_size = {size} is too small: the characters of this text and {marks} need "
-            f"at least {small[1]}. Set vocab_size to {small[1]} or more, or, to drop rare "
-            f"characters, character_coverage (now {config.character_coverage}) to 0.9995."
-        )
-    if large := re.search(r"value <= (\d+)", message):
-        return KitError(
-            f"vocab_size = {size} is too large: this text yields {large[1]} pieces. Set "
-            f"vocab_size to {large[1]} or less, or exact to false to accept fewer."
-        )
-    return error
 
 
 def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:

@@ -64,14 +64,13 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
         save_tensors(own_memory(tensors), temporary, header)
         digest = file_digest(temporary)  # of what can be read back
         # That of a checkpoint of the same step: a kill must not leave it beside the new one.
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # Windows: it is being read
+        with contextlib.suppress(FileNotFoundError):
             path.with_suffix(".sha256").unlink()
     write_atomic(path.with_suffix(".sha256"), digest)
     others = [p for p in checkpoints(folder) if p not in (path, of_step(folder, best))]
     for old in others[: max(0, len(others) - keep + 1)]:
-        with contextlib.suppress(PermissionError):  # Windows: it is being read; deleted next time
-            old.unlink()
-            old.with_suffix(".sha256").unlink(missing_ok=True)
+        old.unlink()
+        old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
 
 

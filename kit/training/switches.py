@@ -125,7 +125,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     """
     model = model or GPTConfig()
     precision = choose_precision(hw)
-    compiler = compiler_available(hw.device, hw.capability)
+    compiler = compiler_available(hw.device)
     compiles = compiler.value == "yes"
     eight_bit = eight_bit_adamw(hw)
     matmuls = precision.value if config.mixed_precision else "fp32"

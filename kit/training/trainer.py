@@ -429,7 +429,7 @@ class Trainer:
                 bits = "8 bits" if saved_8bit else "fp32"
                 restarts = f"the checkpoint holds AdamW's moments in {bits}, not as this run does"
                 moments = {}
-            # Copied: a tensor still mapped from a checkpoint keeps Windows from removing that file.
+            # Copied: they are trained further, and these are mapped from the checkpoint's file.
             moments = {
                 int(key): {n: v.clone() if isinstance(v, Tensor) else v for n, v in m.items()}
                 for key, m in moments.items()

@@ -10,7 +10,7 @@ import re
 
 from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import KitError
-from kit.base.hardware import Hardware, format_capability
+from kit.base.hardware import Hardware, format_capability, why_too_old
 from kit.settings import GPTConfig
 from kit.tuning.memory_plan import LAYER_MATRICES, Workload, count_trained
 
@@ -44,6 +44,8 @@ def find_card(text: str) -> Hardware:
             f'--gpu {text!r}: write memory and compute capability, such as "16 GiB, 7.5", or one '
             f"of {', '.join(known_cards())}."
         )
+    if why_too_old(capability):
+        raise KitError(f"--gpu {text!r}: {why_too_old(capability)}.")
     memory_bytes = int(gib * 2**30)
     return Hardware(
         device="cuda",

@@ -24,7 +24,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from kit.base import hardware
-from kit.base.config import build, by_former_names, load_preset, merge
+from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import ATTENTION_KERNELS, MATMUL_SHAPES, Hardware, silence_profiler
@@ -305,8 +305,8 @@ def run_trials(
     The results of a task and number of steps are in one file under `folder`. What it holds is not
     measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
     """
-    trained = dataclasses.asdict(task) | {"train": by_former_names("train", task.train)}
-    for name in ("boards", "gate_epochs"):  # they change no measurement; earlier results lack them
+    trained = dataclasses.asdict(task)
+    for name in ("boards", "gate_epochs"):  # they change no measurement
         del trained["train"][name]
     measured = (config.steps, config.warmup_steps, hardware.versions(), STEP_INCLUDES)
     path = Path(folder) / f"{digest(trained, *measured)}.jsonl"

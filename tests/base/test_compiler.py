@@ -35,15 +35,15 @@ def computer(monkeypatch, tmp_path):
 
 
 def refused(device: str, *facts: str) -> bool:
-    """Whether compiling for `device` (a GPU is an RTX A6000) is refused with these facts."""
-    choice = compiler_available(device, (8, 6))
+    """Whether compiling for `device` is refused with these facts."""
+    choice = compiler_available(device)
     return choice.value == "no" and all(fact in choice.reason for fact in facts)
 
 
-@pytest.mark.parametrize("name", ["g++", "clang++", "cl"])
+@pytest.mark.parametrize("name", ["g++", "clang++"])
 def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(computer, monkeypatch, name):
     """torch looks for one name alone: another compiler on the path would not help it."""
-    system = {"g++": "linux", "clang++": "darwin", "cl": "win32"}[name]
+    system = {"g++": "linux", "clang++": "darwin"}[name]
     computer(system, has=lambda program: program == name)
     assert compiler_available("cpu").reason == f"{name} is installed"
     assert compiler.will_compile(True, torch.device("cpu")) == (True, "")
@@ -61,21 +61,10 @@ def test_without_pythons_header_nothing_is_compiled(computer, tmp_path, device):
     assert refused(device, "Python.h", "python3-dev")
 
 
-GPUS = [((6, 0), "no"), ((6, 1), "no"), ((7, 0), "yes"), ((7, 5), "yes"), ((9, 0), "yes")]
-
-
-@pytest.mark.parametrize(("capability", "value"), GPUS)
-def test_triton_serves_gpus_from_volta_on(computer, capability, value):
-    choice = compiler_available("cuda", capability)
-    assert choice.value == value
-    assert ("{}.{}".format(*capability) in choice.reason) == (value == "no")
-
-
 def test_for_a_gpu_without_triton_or_its_compiler_the_message_says_what_to_install(computer):
-    computer("win32", packages=False)
-    assert refused("cuda", "pip install triton-windows")
-    computer("win32", has=lambda program: False)
-    assert compiler_available("cuda", (8, 6)).value == "yes"  # its wheel brings a compiler along
+    assert compiler_available("cuda").value == "yes"
+    computer(packages=False)
+    assert refused("cuda", "Triton is not installed")
     computer("linux", has=lambda program: False)
     assert refused("cuda", "install gcc")
 

@@ -10,7 +10,7 @@ import pytest
 from kit.audio.codec import codec_config
 from kit.base import config
 from kit.base.config import CONFIGS, ROOT, build, load_preset, merge
-from kit.base.errors import KitError, Note
+from kit.base.errors import KitError
 from kit.base.files import digest
 from kit.inference.voice import Habits
 from kit.recipes import open_run
@@ -177,37 +177,6 @@ def test_settings_without_sense_are_named(name, value):
         build(CLASSES[cls], {field: value})
 
 
-@pytest.mark.parametrize("old", config.RENAMED)
-def test_a_setting_is_read_by_its_former_name(old):
-    section, _, key = old.partition(".")
-    if not key:
-        section, key = old, "steps"
-    with pytest.warns(Note) as notes:
-        ((new_section, values),) = config.rename_settings({section: {key: 3}}, "mine.yaml").items()
-    (new_key,) = values
-    (note,) = notes
-    assert values == {new_key: 3} and new_section in SECTIONS
-    assert str(note.message) == f"mine.yaml: {section}.{key} is now called {new_section}.{new_key}."
-    if key in old:
-        assert new_key in {field.name for field in dataclasses.fields(SECTIONS[new_section])}
-
-
-def test_a_preset_with_former_names_is_one_with_the_new_names(tmp_path):
-    (tmp_path / "base.yaml").write_text("train: {max_steps: 5}\ntime_budget: {}\nrecordings: {}\n")
-    (tmp_path / "mine.yaml").write_text(
-        "extends: base\ntrain: {steps: 9, keep: 1}\npromise: {minutes: 2, least_steps: 7}\n"
-        "recordings: {promise: {minutes: 3}, generate: {candidates: 4}, codec: {width: 8}}\n"
-    )
-    with pytest.warns(Note, match="mine.yaml: train.steps is now called train.max_steps"):
-        preset = load_preset("mine", tmp_path)
-    people = {"time_budget": {"minutes": 3}, "generate": {"best_of": 4}, "codec": {"width": 8}}
-    assert preset == {
-        "train": {"max_steps": 9, "save_total_limit": 1},
-        "time_budget": {"minutes": 2, "min_steps": 7},
-        "recordings": people,
-    }
-
-
 @pytest.mark.parametrize(
     ("own", "codec"),
     [
@@ -224,24 +193,6 @@ def test_a_preset_with_another_codec_has_no_changes_for_the_one_before(tmp_path,
     )
     (tmp_path / "mine.yaml").write_text(f"extends: base\n{own}\n")
     assert load_preset("mine", tmp_path)["recordings"] == {"model": {"width": 2}} | codec
-
-
-def test_the_new_name_of_a_setting_wins_and_a_removed_setting_is_left_out_with_what_to_do_instead():
-    for both in ({"steps": 1, "max_steps": 2}, {"max_steps": 2, "steps": 1}):
-        with pytest.warns(Note, match=r"train\.max_steps"):
-            assert config.rename_settings({"train": both}) == {"train": {"max_steps": 2}}
-    given = {"speed": {"parallel": "fsdp", "ema": True}}
-    with pytest.warns(Note, match=r"speed\.parallel was removed.*torchrun"):
-        assert config.rename_settings(given) == {"speed": {"ema": True}}
-
-
-def test_digests_of_settings_stay_what_they_were():
-    training = SECTIONS["train"](max_steps=7)
-    values = config.by_former_names("train", training)
-    assert values["steps"] == 7 and "max_steps" not in values
-    assert len(values) == len(dataclasses.fields(training))
-    sampling = config.by_former_names("generate", SECTIONS["generate"](best_of=2))
-    assert sampling["candidates"] == 2 and sampling["temperature"] == 0.3
 
 
 ODD_YAML = {

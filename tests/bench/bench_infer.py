@@ -106,7 +106,7 @@ def small(effort: Effort) -> list[dict]:
 
 
 def large(effort: Effort) -> list[dict]:
-    return size_rows("L", effort, ["fp32", "bf16", "fp16", "int8"], ["int8"])
+    return size_rows("L", effort, ["fp32", "bf16", "int8"], ["int8"])
 
 
 def static_rows(effort: Effort) -> list[dict]:

@@ -96,9 +96,8 @@ def machine_rows(setting: Setting) -> Iterator[dict]:
     for _ in range(2000):
         small.add_(1)
     yield result("launching an operation", (time.perf_counter() - started_s) * 500, "us")
-    capability = setting.hw.capability
     for kind in ("cpu",) if setting.pretended else ("cuda", "cpu"):
-        choice = compiler.compiler_available(kind, capability)
+        choice = compiler.compiler_available(kind)
         more = {"status": "ok" if choice.value == "yes" else "off", "reason": choice.reason}
         yield result(f"torch.compile for {kind}", float(choice.value == "yes"), "yes", **more)
 

@@ -17,7 +17,7 @@ from kit.inference import evaluate, voice_files
 from kit.inference.voice import Voice
 from kit.settings import GenerateConfig
 
-FORMATS = ("bf16", "fp16", "int8", "int8-weight-only")
+FORMATS = ("bf16", "int8", "int8-weight-only")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
 
 

@@ -105,15 +105,15 @@ def _answers(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def browser(*flags: str) -> Iterator:
-    """A headless Chromium with a profile of its own, and `flags` more."""
+def browser() -> Iterator:
+    """A headless Chromium with a profile of its own."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         driver.set_script_timeout(60)

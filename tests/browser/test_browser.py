@@ -1,6 +1,5 @@
 """The notebooks in a real JupyterLab and Chromium: what a person sees and presses."""
 
-import base64
 import json
 import os
 import re
@@ -10,10 +9,7 @@ from pathlib import Path
 
 import lab as web
 import nbformat
-import numpy as np
 import pytest
-import soundfile
-from helpers import speech
 from hub import hub_with_a_release
 
 with suppress(ImportError):  # then every test here is skipped
@@ -33,45 +29,15 @@ from kit.notebook.train_panel import TrainPanel
 trainer = SlowTrainer({log!r})
 panel = TrainPanel(trainer, trainer.start, SWITCHES, FIELDS, plan=plan, countdown_s=None)
 """
-RECORDER = """
-from pathlib import Path
-from kit.notebook.record_panels import RecorderPanel
-from kit.recipes.record import RecordingFolder
-RecorderPanel(RecordingFolder(Path({folder!r}), "en", count=3)).run()
-"""
-UPLOAD = """
-from functools import partial
-from pathlib import Path
-from kit.notebook.record_panels import UploadPanel
-from kit.recipes.record import describe_folder, receive
-folder = Path({folder!r})
-UploadPanel(folder, partial(receive, folder), describe_folder).run()
-"""
-# Files into the hidden input of a FileUpload, which a dialog of the system would choose.
-CHOOSE = """HTMLInputElement.prototype.click = function() {
-    const files = new DataTransfer();
-    for (const name of ["one.wav", "two.wav"]) files.items.add(new File(["sound"], name));
-    this.files = files.files;
-    this.dispatchEvent(new Event("change"));
-}"""
 # The input in the box of this class and label, scrolled into sight.
 INPUT = """const box = [...document.querySelectorAll(arguments[0])]
     .find(found => found.textContent.trim() === arguments[1]);
     box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
-# From now on the page is Colab's: it puts the parts of a recording into `window.parts`.
-COLAB = """window.parts = []; window.google = {colab: {kernel: {
-    invokeFunction: async (name, [part, first, last]) => { window.parts.push(part, last); }}}}"""
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """A browser whose microphone has two seconds of speech, then silence."""
-    path = tmp_path_factory.mktemp("microphone") / "voice.wav"
-    syllable = np.concatenate([speech(0.4, 48_000), np.zeros(5_000)])
-    wave = np.concatenate([np.zeros(40_000), np.tile(syllable, 5), np.zeros(10**6)])
-    soundfile.write(path, wave + np.random.default_rng(0).normal(0, 1e-4, len(wave)), 48_000)
-    microphone = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream")
-    with web.browser(*microphone, f"--use-file-for-fake-audio-capture={path}") as driver:
+def driver():
+    with web.browser() as driver:
         yield driver
 
 
@@ -229,55 +195,6 @@ def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel)
     web.press(driver, "Speak")
     web.wait(lambda: "There is nothing to speak" in status(driver), "the sentence")
     web.screenshot(driver, "speak-2-refused", ".jp-OutputArea-output .widget-vbox")
-
-
-def hint(driver) -> str:
-    return web.text_of(driver, "[class*=kit-hint-]")
-
-
-def record(driver, seconds: int) -> None:
-    """Press Record, and Stop after `seconds`."""
-    web.press(driver, "Record")
-    web.wait(lambda: hint(driver).startswith(f"{seconds}."), f"{seconds} s of recording")
-    web.press(driver, "Stop")
-
-
-def test_the_recorder_saves_what_is_good_and_explains_what_is_not(driver, start_panel, folder):
-    into = folder / "recorded"
-    start_panel(RECORDER.format(folder=into.name))  # a longer line would be too wide
-    record(driver, 4)
-    web.wait(lambda: "Saved" in status(driver), "the next sentence")
-    (wav,) = into.glob("wavs/*.wav")
-    wave, rate_hz = soundfile.read(wav)
-    assert rate_hz == 48_000 and 3 < len(wave) / rate_hz < 6
-    assert np.abs(wave).max() == pytest.approx(0.5, abs=0.01), "nothing changed its level"
-    assert f"{wav.stem}|" in (into / "metadata.csv").read_text("utf-8")
-    assert driver.execute_script("return document.querySelector('audio')?.duration") > 3
-    web.screenshot(driver, "record-1-saved", ".jp-OutputArea-output .widget-vbox")
-    record(driver, 1)
-    web.wait(lambda: "Silent" in status(driver), "what is wrong")
-    assert len(list(into.glob("wavs/*.wav"))) == 1
-    web.screenshot(driver, "record-2-silent", ".jp-OutputArea-output .widget-vbox")
-    assert not web.complaints(driver, "record")
-
-
-def test_on_colab_the_recorder_sends_parts_to_a_callback(driver, start_panel, tmp_path):
-    shown = f"from IPython.display import Javascript, display\ndisplay(Javascript({COLAB!r}))"
-    start_panel(shown, RECORDER.format(folder=str(tmp_path)))
-    record(driver, 4)
-    web.wait(lambda: (driver.execute_script("return parts") or [0])[-1] is True, "the last part")
-    texts = driver.execute_script("return parts.filter(part => typeof part === 'string')")
-    assert len(texts) > 1 and base64.b64decode("".join(texts)).startswith(b"RIFF")
-
-
-def test_files_are_uploaded(driver, start_panel, tmp_path):
-    start_panel(UPLOAD.format(folder=str(tmp_path)))
-    web.show(driver, ".widget-upload")
-    driver.execute_script(CHOOSE)
-    driver.find_element("css selector", ".widget-upload").click()
-    web.wait(lambda: "2 recordings and no texts" in status(driver), "the files")
-    assert (tmp_path / "two.wav").read_text() == "sound"
-    web.screenshot(driver, "upload", ".jp-OutputArea-output .widget-vbox")
 
 
 def test_a_reloaded_tab_finds_its_panel_and_the_run(driver, start_panel):

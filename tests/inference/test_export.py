@@ -18,7 +18,7 @@ from helpers import LINES, opinionated_voice
 from torch import nn
 
 import kit
-from kit.base.errors import Note, SpeechError
+from kit.base.errors import SpeechError
 from kit.base.files import digest
 from kit.inference import export
 from kit.inference.decoder import Decoder, DecoderConfig
@@ -288,8 +288,7 @@ def test_a_card_with_former_names_of_settings_is_read(folder):
     sampling = dataclasses.asdict(read_card(folder).sampling)
     former = {"candidates": sampling.pop("best_of"), "guidance": sampling.pop("guidance_scale")}
     sealed(folder, sampling=sampling | former)
-    with pytest.warns(Note, match=r"generate\.candidates is now called generate\.best_of"):
-        assert read_card(folder).settings == OWN
+    assert read_card(folder).settings == OWN
 
 
 def test_a_card_of_another_rate_or_other_speakers_or_another_head_is_reported(folder):

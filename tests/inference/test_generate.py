@@ -229,12 +229,10 @@ def test_the_longest_text_fits_and_no_text_is_no_codes(model):
     assert generate(model, [], torch.randn(0, 8, 5), SAMPLED) == []
 
 
-def test_numbers_that_outgrow_their_format_are_reported(model, monkeypatch):
+def test_numbers_that_outgrow_their_format_are_reported(model):
     huge = with_stop(model, 0.0)
     huge.gpt.h[0].mlp.c_proj.bias.data[3] = 1e6  # no fp16 number, a sound bf16 one
-    for sound in ("bf16", "fp16"):  # on a CPU fp16 is how weights lie; what is counted is fp32
-        generate(Decoder(huge, DecoderConfig(weights=sound)), *requests(2), GREEDY)
-    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)  # as on a GPU
+    generate(Decoder(huge, DecoderConfig(weights="bf16")), *requests(2), GREEDY)
     with pytest.raises(SpeechError, match=r"not finite.*Use bf16"):
         generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 

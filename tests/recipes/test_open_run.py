@@ -12,7 +12,7 @@ from helpers import code_index, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import CONFIGS, build, load_preset
-from kit.base.errors import DamagedFileError, KitError, Note
+from kit.base.errors import DamagedFileError, KitError
 from kit.base.mirror import stamps
 from kit.base.run import find_run
 from kit.batches.encoding import cache_key
@@ -305,12 +305,7 @@ def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(run
     assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in str(many)
 
 
-def test_former_names_are_taken_and_a_damaged_file_is_reported(runs):
-    with pytest.warns(Note, match=r"^train\.guide is now called train\.guided_attention_weight\.$"):
-        run = start("mine", "tiny", settings=parse_settings(["train.guide=0.5", "sound.clips=9"]))
-    assert run.section("train")["guided_attention_weight"] == 0.5
-    assert "sound" not in (runs / "mine" / "settings.yaml").read_text()
-    assert find_run(name="mine").section("decoder_finetune") == {"steps": 3, "clips": 9}
+def test_a_damaged_file_of_settings_is_reported(runs):
     start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
     (runs / "mine" / "settings.yaml").write_text("train\n")
     with pytest.raises(KitError, match=r"settings\.yaml must hold .*delete it"):

@@ -25,9 +25,8 @@ from kit.recipes.speak import (
     STEPS,
     Speaking,
     chosen_weights,
-    read_sentences,
     speak,
-    speak_lines,
+    speak_file,
 )
 from kit.releases.indextts2.speak import PackageSpeaker
 from kit.settings import GenerateConfig
@@ -237,9 +236,13 @@ def voice() -> Voice:
 
 
 @pytest.fixture
-def sentences(voice) -> dict[str, str]:
-    texts = dict.fromkeys(row.text for row in manifest() if voice.can_speak(row.text))
-    return {f"s{i}": text for i, text in enumerate(list(texts)[:5])}
+def sentences(voice) -> list[str]:
+    return list(dict.fromkeys(row.text for row in manifest() if voice.can_speak(row.text)))[:5]
+
+
+@pytest.fixture
+def texts(sentences, tmp_path) -> Path:
+    return write(tmp_path / "texts.txt", "\ufeff" + "\n\n".join(sentences))
 
 
 def index(folder: Path) -> list[dict]:
@@ -247,85 +250,61 @@ def index(folder: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_lines_are_named_by_number_or_id_and_a_missing_or_binary_file_is_named(tmp_path):
-    path = write(tmp_path / "a.txt", "\ufeffone\n\n  two, three \n")
-    assert read_sentences(path) == {"00001": "one", "00003": "two, three"}
-    assert read_sentences(write(path, "a|one\nb| two|three\n")) == {"a": "one", "b": "two|three"}
-    with pytest.raises(KitError, match=r"gone\.txt"):
-        read_sentences(tmp_path / "gone.txt")
-    path.write_bytes(b"one\n\xe9t\xe9\n")
-    with pytest.raises(KitError, match=r"a\.txt, line 2: .*UTF-8"):
-        read_sentences(path)
-
-
 @pytest.mark.parametrize(
-    "text, reported",
+    "content, reported",
     [
-        ("", "no text"),
-        ("a|one\ntwo\n", "line 2"),
-        ("one\nb|two\n", "line 2"),
-        ("a|one\na|two\n", "line 2.*'a'"),
-        ("a|one\nA|two\n", "line 2.*'A'"),
-        ("../a|one\n", "line 1.*'/'"),
-        ("|one\n", "line 1"),
+        (None, r"a\.txt"),
+        (b" \n\n", r"a\.txt.*no text"),
+        ("one\nét\n".encode("latin-1"), r"a\.txt.*utf-8"),
+        ("ሰላም\n\nжжж\n".encode(), r"a\.txt, line 3"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_its_line(text, reported, tmp_path):
+def test_a_file_that_cannot_be_used_is_refused_before_any_work(content, reported, voice, tmp_path):
+    path = tmp_path / "a.txt"
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(KitError, match=reported):
-        read_sentences(write(tmp_path / "a.txt", text))
+        speak_file(voice, path, tmp_path / "out", SHORT)
+    assert not (tmp_path / "out").exists()
 
 
-def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak.BATCH", 2)
-    spoken = []
-    speak_batch = Voice.speak
-
-    def counted(self, batch, *more):
-        spoken.extend(batch)
-        assert len(batch) <= 2
-        return speak_batch(self, batch, *more)
-
-    monkeypatch.setattr(Voice, "speak", counted)
-    first = speak_lines(voice, sentences, tmp_path, SHORT)
-    assert sorted(spoken) == sorted(sentences.values()) and first.figures["spoken_now"] == 5
-    rows = index(tmp_path)
-    assert [(row["audio"][:-4], row["text"]) for row in rows] == list(sentences.items())
+def test_each_line_has_a_file_and_a_row_and_is_spoken_once(voice, sentences, texts, tmp_path):
+    folder = tmp_path / "out"
+    first = speak_file(voice, texts, folder, SHORT)
+    assert (first.figures["sentences"], first.figures["spoken_now"]) == (5, 5)
+    rows = index(folder)
+    assert [row["audio"] for row in rows] == [f"{n:05}.wav" for n in (1, 3, 5, 7, 9)]
+    assert [row["text"] for row in rows] == sentences
     for row in rows:
-        wave, rate_hz = soundfile.read(tmp_path / row["audio"])
+        wave, rate_hz = soundfile.read(folder / row["audio"])
         assert rate_hz == voice.codec.sample_rate
         assert float(row["seconds"]) == pytest.approx(len(wave) / rate_hz, abs=1e-3)
-    spoken.clear()
-    kept = (tmp_path / "s0.wav").stat().st_mtime_ns
-    (tmp_path / "s3.wav").unlink()
-    sentences["s1"] = sentences["s0"]
-    again = speak_lines(voice, sentences, tmp_path, SHORT)
-    assert set(spoken) == {sentences["s1"], sentences["s3"]}, "the edited and the deleted one"
-    assert (again.figures["sentences"], again.figures["spoken_now"]) == (5, 2)
-    assert (tmp_path / "s0.wav").stat().st_mtime_ns == kept
-    spoken.clear()
-    lines = (tmp_path / "index.csv").read_bytes().splitlines(keepends=True)
-    lines[1:3] = [lines[1].replace(b"\n", b",a remark\n"), b"s1.wav,\xff\n"]
-    (tmp_path / "index.csv").write_bytes(b"".join([*lines, b'"', 200_000 * b"x"]))
-    speak_lines(voice, sentences, tmp_path, SHORT)
-    assert set(spoken) == {sentences["s0"]} and len(index(tmp_path)) == 5, "edited by hand"
-    spoken.clear()
-    speak_lines(voice, sentences, tmp_path, SHORT, voice.speakers[-1])
-    assert len(spoken) == 5, "another speaker says all"
+    kept = (folder / "00001.wav").stat().st_mtime_ns
+    (folder / "00007.wav").unlink()
+    again = speak_file(voice, texts, folder, SHORT)
+    assert (again.figures["sentences"], again.figures["spoken_now"]) == (5, 1)
+    assert (folder / "00001.wav").stat().st_mtime_ns == kept and len(index(folder)) == 5
 
 
-def test_another_codec_of_the_same_weights_speaks_and_is_measured_again(active_run, tmp_path):
-    folder = shutil.copytree(active_run.folder, tmp_path / "run")
-    run = dataclasses.replace(active_run, folder=folder)
-    lines = write(tmp_path / "a.txt", f"{BREAD}\n")
-    for spoken_now in (1, 0, 1):
-        (result,) = speak(run, file=lines, out=tmp_path / "out")
-        assert result.figures["spoken_now"] == spoken_now
-        if not spoken_now:
-            (folder / "sound.safetensors").write_bytes(b"trained again")
-    assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
+def test_files_of_another_text_or_speaker_are_neither_kept_nor_overwritten(voice, texts, tmp_path):
+    folder = tmp_path / "out"
+    speak_file(voice, texts, folder, SHORT)
+    kept = (folder / "00001.wav").read_bytes()
+    with pytest.raises(KitError, match=rf"{voice.speakers[-1]}.*--out"):
+        speak_file(voice, texts, folder, SHORT, voice.speakers[-1])
+    lines = texts.read_text("utf-8").splitlines()
+    write(texts, "\n".join([lines[2], *lines[1:]]))
+    with pytest.raises(KitError, match=r"00001\.wav.*--out"):
+        speak_file(voice, texts, folder, SHORT)
+    assert (folder / "00001.wav").read_bytes() == kept
+    with pytest.raises(SpeechError, match="'nobody'"):
+        speak_file(voice, texts, folder, SHORT, "nobody")
+    write(folder / "index.csv", "a,b\n1,2\n")
+    with pytest.raises(KitError, match=r"index\.csv"):
+        speak_file(voice, texts, folder, SHORT)
 
 
-def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_path, monkeypatch):
+def test_interrupted_work_is_kept(voice, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
     speak_batch = Voice.speak
     calls = []
@@ -338,17 +317,16 @@ def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_pa
 
     monkeypatch.setattr(Voice, "speak", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        speak_lines(voice, sentences, tmp_path, SHORT)
-    assert len(index(tmp_path)) == 2
-    assert speak_lines(voice, sentences, tmp_path, SHORT).figures["spoken_now"] == 3
-    with pytest.raises(SpeechError, match=r"1 of 6.*\nbad: "):
-        speak_lines(voice, sentences | {"bad": "ж" * 5}, tmp_path / "out", SHORT)
-    with pytest.raises(SpeechError, match="'nobody'"):
-        speak_lines(voice, sentences, tmp_path / "out", SHORT, "nobody")
-    assert not (tmp_path / "out").exists()
-    write(tmp_path / "index.csv", "a,b\n1,2\n")
-    with pytest.raises(KitError, match=r"index\.csv"):
-        speak_lines(voice, sentences, tmp_path, SHORT)
+        speak_file(voice, texts, tmp_path / "out", SHORT)
+    assert len(index(tmp_path / "out")) == 2
+    assert speak_file(voice, texts, tmp_path / "out", SHORT).figures["spoken_now"] == 3
+
+
+def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_path):
+    folder = shutil.copytree(active_run.folder, tmp_path / "run")
+    (folder / "sound.safetensors").write_bytes(b"trained again")
+    run = dataclasses.replace(active_run, folder=folder)
+    assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
 
 
 @pytest.mark.parametrize(

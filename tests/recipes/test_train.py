@@ -13,8 +13,8 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, unchecked, world
 
-from kit.base.config import CONFIGS, RENAMED, load_preset, merge
-from kit.base.errors import KitError, Note
+from kit.base.config import CONFIGS, load_preset, merge
+from kit.base.errors import KitError
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
 from kit.batches.code_cache import fixed_lengths
@@ -186,23 +186,17 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
     assert resumed(Training(active(tmp_path, **longer), max_steps=8)) == [*range(1, 9)]
 
 
-def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
-    interrupt(Training(saved(tmp_path)))
+def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypatch):
+    saved(tmp_path)
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    settings = tmp_path / "settings.yaml"
-    text = settings.read_text()
-    for old, new in RENAMED.items():
-        text = text.replace(f"  {new.removeprefix('train.')}:", f"  {old.removeprefix('train.')}:")
-    assert "max_steps" not in text and "checkpoint_every: 2" in text
-    settings.write_text(text + "speed:\n  parallel: auto\n")
-
-    with pytest.warns(Note) as notes:
-        run = start(tmp_path.name)
-    said = [str(note.message) for note in notes]
-    assert "settings.yaml: train.steps is now called train.max_steps." in said and len(said) == 4
-    assert sum("speed.parallel was removed" in each for each in said) == 1
-    assert run.settings == SMALL | {"speed": {}} and run.section("train")["save_steps"] == 2
-    assert resumed(Training(run)) == [1, 2, 3, 4, 5, 6]
+    path = tmp_path / "settings.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("  max_steps:", "  steps:"))
+    with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*`max_steps`.*version"):
+        start(tmp_path.name)
+    path.write_text(text + "time_budgets:\n  minutes: 2\n")
+    with pytest.raises(KitError, match=r"settings\.yaml .*`time_budgets`.*`time_budget`"):
+        start(tmp_path.name)
 
 
 @pytest.fixture
