@@ -16,8 +16,8 @@ from torch import nn
 from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, save_codec
 from kit.base.errors import DiskError, KitError
 from kit.base.files import file_digest
-from kit.releases import neucodec
-from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
+from kit.extras.neucodec import codec as neucodec
+from kit.extras.neucodec.codec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}

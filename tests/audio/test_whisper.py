@@ -9,7 +9,7 @@ from clips import voice
 from kit.audio.recognizer import RecognizerOutput, load_recognizer, transcripts
 from kit.base.errors import KitError
 from kit.dataset.alignment import alignment_score, quiet_frames
-from kit.releases.whisper import (
+from kit.extras.whisper.recognizer import (
     FRAME_S,
     RATE_HZ,
     WhisperRecognizer,

@@ -14,9 +14,9 @@ from kit.audio import codec as codecs
 from kit.audio.clip import resampled
 from kit.audio.codec import AudioStream
 from kit.base.errors import KitError, SpeechError
-from kit.releases.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
-from kit.releases.xtts_v2.model import load_xtts
-from kit.releases.xtts_v2.vocoder import frames_of, to_frames
+from kit.extras.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
+from kit.extras.xtts_v2.model import load_xtts
+from kit.extras.xtts_v2.vocoder import frames_of, to_frames
 
 RATE = 24_000
 INPUT_RATE = 22_050

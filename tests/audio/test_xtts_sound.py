@@ -13,8 +13,8 @@ from released_xtts import random_dvae, random_sound, settings
 from torch.nn.utils.parametrizations import weight_norm
 
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.codec import DVAE, XTTSCodec, XTTSMel, XTTSMelConfig, xtts_codec
-from kit.releases.xtts_v2.model import sound_tensors
+from kit.extras.xtts_v2.codec import DVAE, XTTSCodec, XTTSMel, XTTSMelConfig, xtts_codec
+from kit.extras.xtts_v2.model import sound_tensors
 
 RATE = 22_050
 VOCODER = "hifigan_decoder.waveform_decoder"

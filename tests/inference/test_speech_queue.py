@@ -7,7 +7,7 @@ import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
 from kit.base.errors import SpeechError
-from kit.inference.speech_queue import SpeechQueue
+from kit.extras.serve.speech_queue import SpeechQueue
 from kit.settings import GenerateConfig
 
 CONFIG = GenerateConfig(temperature=0.7, seed=3, exact_codes=6)

@@ -16,11 +16,11 @@ from helpers import GPT, random_rows
 from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
+from kit.extras.xtts_v2 import model as xtts_v2
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
 from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
-from kit.releases.xtts_v2 import model as xtts_v2
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.settings import GenerateConfig
 
 

@@ -23,12 +23,12 @@ from kit.audio.clip import load_wave
 from kit.base.errors import KitError
 from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER
+from kit.extras.finetune.recipe import FineTune, compared_rows, mean_cosine
+from kit.extras.xtts_v2.base import XTTS_V2
+from kit.extras.xtts_v2.model import load_xtts
 from kit.inference.export import load_export
 from kit.notebook.result import Result
-from kit.recipes.base_model import PINNED
-from kit.recipes.finetune import FineTune, compared_rows, mean_cosine
 from kit.recipes.start import start
-from kit.releases.xtts_v2.model import load_xtts
 
 FEW = {
     "train": {"max_steps": 4, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1, "lr": 0.003},
@@ -44,7 +44,7 @@ def release(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hub(release):
-    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"]) as server:
+    with serving(release, "coqui/XTTS-v2", XTTS_V2.revision) as server:
         yield server
 
 
@@ -66,7 +66,7 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
 def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     hub.asked.clear()
-    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"
+    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{XTTS_V2.revision}"
     folder.parent.mkdir()
     code = (
         "from kit.recipes.base_model import RELEASE, folder_of; "

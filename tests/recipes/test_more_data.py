@@ -20,10 +20,10 @@ from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
 from kit.dataset.manifest import Utterance
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
-from kit.recipes import more_data
-from kit.recipes.more_data import CUTS, LongRecordings, MoreText, proofread, transcribe
+from kit.extras.long_recordings import recipe as more_data
+from kit.extras.long_recordings.recipe import CUTS, LongRecordings, MoreText, proofread, transcribe
+from kit.extras.whisper.recognizer import RATE_HZ, Transcript, WhisperRecognizer
 from kit.recipes.start import start
-from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
 from kit.settings import ManifestConfig, RecognizerConfig, TokenizerConfig
 from kit.text.train_tokenizer import train_tokenizer
 

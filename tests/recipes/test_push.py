@@ -12,9 +12,9 @@ from hub import COMMIT, serving
 from kit.__main__ import main
 from kit.base.errors import KitError
 from kit.base.run import Run
+from kit.extras.serve.recipe import push
 from kit.inference.export import CARD, export_voice, load_export
 from kit.recipes.base_model import voice_folder
-from kit.recipes.serve import push
 from kit.settings import GenerateConfig
 
 NAME = "someone/a-voice"

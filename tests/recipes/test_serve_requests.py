@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kit.recipes.serve import RequestError, read_body
+from kit.extras.serve.recipe import RequestError, read_body
 
 
 class Request:

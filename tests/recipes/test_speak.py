@@ -16,6 +16,8 @@ from helpers import code_index, manifest, real_voice
 from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
+from kit.extras.indextts2.base import INDEXTTS2
+from kit.extras.indextts2.speak import PackageSpeaker
 from kit.inference.export import load_export
 from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
@@ -29,7 +31,6 @@ from kit.recipes.speak import (
     speak,
     speak_lines,
 )
-from kit.releases.indextts2.speak import PackageSpeaker
 from kit.settings import GenerateConfig
 
 SMALL = {
@@ -365,7 +366,8 @@ def test_interrupted_work_is_kept_and_errors_come_first(voice, sentences, tmp_pa
     ],
 )
 def test_options_that_do_not_belong_together(options, named, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak.indextts2_in", lambda folder: folder.name == "index")
+    release = "kit.recipes.speak.release_in"
+    monkeypatch.setattr(release, lambda folder: INDEXTTS2 if folder.name == "index" else None)
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
 

@@ -7,8 +7,8 @@ import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
 from kit.base.errors import SpeechError
-from kit.releases.xtts_v2 import tokenizer as xtts
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
+from kit.extras.xtts_v2 import tokenizer as xtts
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer
 from kit.text.train_tokenizer import OFTEN, tokenizer_report
 
 
@@ -40,7 +40,7 @@ def base(tmp_path) -> XTTSTokenizer:
 
 
 def grown_from(base: XTTSTokenizer, words=AMHARIC, name="grown.json", **asked) -> XTTSTokenizer:
-    return xtts.grow_xtts(base, lines_of(words), base.path.parent / name, **asked)
+    return base.grow(lines_of(words), base.path.parent / name, **asked)
 
 
 def test_every_id_keeps_its_piece_and_every_hole_stays(base):
@@ -77,17 +77,17 @@ def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
 
 def test_it_grows_by_what_the_text_can_teach_and_says_so(base):
     lines = lines_of(AMHARIC, 5)
-    few = xtts.grow_xtts(base, lines, base.path.parent / "few.json")
+    few = base.grow(lines, base.path.parent / "few.json")
     letters = set("".join(lines)) - set(" .")
     new = {few.piece(i) for i in range(base.vocab_size, few.vocab_size)}
     assert new == letters | {"[am]"}, "a letter is never left out, a rare piece always"
-    message = xtts.describe_growth(base, few)
+    message = base.describe_growth(few)
     assert f"{len(letters)} characters, 0 longer pieces and the tag [am]" in message
     assert "fewer than 100 times" in message
     seven = grown_from(base, pieces=7)
     longer = [seven.piece(i) for i in range(base.vocab_size, seven.vocab_size)]
     assert len([piece for piece in longer if len(piece) > 1]) == 7 + 1
-    assert "requested" not in xtts.describe_growth(base, seven, 7)
+    assert "requested" not in base.describe_growth(seven, 7)
 
 
 def test_it_grows_again_and_always_to_the_same_bytes(base):
@@ -95,7 +95,7 @@ def test_it_grows_again_and_always_to_the_same_bytes(base):
     assert grown_from(base, name="again.json").file_bytes() == grown.file_bytes()
     same = grown_from(grown, name="same.json")
     assert same.vocabulary.ids == grown.vocabulary.ids, "there is nothing left to learn"
-    more = xtts.grow_xtts(grown, ["qqzz ቀቀ"] * 200, base.path.parent / "more.json")
+    more = grown.grow(["qqzz ቀቀ"] * 200, base.path.parent / "more.json")
     assert more.vocab_size > grown.vocab_size
     assert list(more.vocabulary.ids)[: len(grown.vocabulary.ids)] == list(grown.vocabulary.ids)
     assert more.pieces("qqzz") == ["qqzz"]
@@ -129,7 +129,7 @@ def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
 
 def test_a_new_piece_was_spelt_in_old_ones(base):
     grown = grown_from(base)
-    spelt = xtts.xtts_spellings(base, grown)
+    spelt = base.spellings(grown)
     assert list(spelt) == list(range(base.vocab_size, grown.vocab_size))
     old = set(base.vocabulary.ids.values())
     assert all(ids and set(ids) <= old for ids in spelt.values())
@@ -137,11 +137,11 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
     assert spelt[ids["[am]"]] == [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
     assert spelt[ids["ለ"]] == base.tokenize("la"), "ETHIOPIC SYLLABLE LA"
     assert spelt[ids["ሰላም"]] == base.tokenize("salaame")
-    accented = xtts.grow_xtts(base, ["é ñ ß"] * 9, base.path.parent / "accents.json")
-    spelt = xtts.xtts_spellings(base, accented)
+    accented = base.grow(["é ñ ß"] * 9, base.path.parent / "accents.json")
+    spelt = base.spellings(accented)
     assert spelt[accented.vocabulary.ids["é"]] == base.tokenize("e")
 
 
 def test_there_must_be_a_text(base):
     with pytest.raises(SpeechError, match="every line was empty"):
-        xtts.grow_xtts(base, ["", " "], base.path)
+        base.grow(["", " "], base.path)

@@ -14,7 +14,7 @@ from released_xtts import SIZE, vocabulary
 from xtts_texts import ENGLISH, HOLES, START, TAGS, lines_of, write_vocabulary
 
 from kit.base.errors import KitError, SpeechError
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary, tag_of, teach_language
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary, tag_of, teach_language
 from kit.text.normalize import normalize
 from kit.text.train_tokenizer import count_tokens, tokenizer_report, vocabulary_advice
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
-from kit.releases.indextts2.codec import package
-from kit.releases.indextts2.model import CONFIG_FILE
+from kit.extras.indextts2.codec import package
+from kit.extras.indextts2.model import CONFIG_FILE
 from kit.text.normalize import normalize
 
 EXPORT_FOLDER = "indextts2"  # in that of a run

@@ -2,7 +2,7 @@
 
 The page is Gradio's; `POST /v1/audio/speech` takes what OpenAI's clients send
 (https://platform.openai.com/docs/api-reference/audio/createSpeech). Texts that arrive together are
-spoken together (kit/inference/speech_queue.py). Pushing needs HF_TOKEN or `hf auth login`.
+spoken together (kit/extras/serve/speech_queue.py). Pushing needs HF_TOKEN or `hf auth login`.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ from kit.base.formatting import shorten
 from kit.base.hardware import detect
 from kit.base.hub import endpoint
 from kit.base.run import Run
+from kit.extras.serve.speech_queue import Job, SpeechQueue
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, load_export, read_card
-from kit.inference.speech_queue import Job, SpeechQueue
 from kit.notebook.result import Result
-from kit.recipes.base_model import EXPORT_FILES, HUB, LICENCE, inherited_licence, voice_folder
+from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases, voice_folder
 from kit.settings import GenerateConfig
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
@@ -63,7 +63,7 @@ FIGURES = (  # of the record: name, section, key, and how it is written
 )
 SPACE_APP = '''"""A page that speaks with {name}."""
 
-from kit.recipes.serve import serve
+from kit.extras.serve.recipe import serve
 
 serve(voice="{name}", host="0.0.0.0")
 '''
@@ -434,13 +434,13 @@ def write_voice(
     header |= {"pipeline_tag": "text-to-speech", "library_name": "voicekit"}
     base = report.get("start_from") or {}
     inherited = card.licence or inherited_licence(run)
-    if inherited == LICENCE:
-        header |= {"license": "other", "license_name": "coqui-public-model-license"}
-        header["license_link"] = "https://coqui.ai/cpml"
-        license = "Coqui Public Model License: no commercial use of the model or its speech."
-    elif inherited:
-        header |= {"license": "other", "license_name": inherited}
-        license = f"{inherited}, the licence of the base model."
+    if inherited:
+        source = next((each for each in releases() if each.licence == inherited), None)
+        name, link = source.on_the_hub if source else ("", "")
+        header |= {"license": "other", "license_name": name or inherited}
+        header |= {"license_link": link} if link else {}
+        condition = f": {source.condition}" if source else ""
+        license = f"{inherited}, the licence of the base model{condition}."
     elif license:
         header["license"] = license
     if "repository" in base.get("download", {}):

@@ -29,12 +29,17 @@ from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
+from kit.extras.whisper.recognizer import (
+    WhisperRecognizer,
+    new_whisper,
+    whisper_folder,
+    whisper_unavailable,
+)
 from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
 from kit.recipes.active_run import ActiveRun
-from kit.releases.whisper import WhisperRecognizer, new_whisper, whisper_folder, whisper_unavailable
 from kit.settings import GPTConfig, TokenizerConfig
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer

@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import json
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
 from kit.text.normalize import normalize
-from kit.text.tokenizer import BaseTokenizer
+from kit.text.tokenizer import BaseTokenizer, spell_unknown
 from kit.text.train_tokenizer import OFTEN
 
 START = "[START]"
@@ -128,8 +127,6 @@ class XTTSTokenizer(BaseTokenizer):
     missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
     """
 
-    growth_module = "kit.releases.xtts_v2.tokenizer"
-
     def __init__(self, path: Path, language: str, tag: str = ""):
         self.path = Path(path)
         self.language = language
@@ -197,6 +194,56 @@ class XTTSTokenizer(BaseTokenizer):
     def file_bytes(self) -> bytes:
         return self.vocabulary.data
 
+    def grow(self, lines: list[str], path: Path, pieces: int = PIECES) -> "XTTSTokenizer":
+        """Write the vocabulary, extended by the tokens of `lines` (normalised), to `path`.
+
+        New are the language tag, all characters that it lacks, and up to `pieces` longer tokens,
+        seen 100 times. Raises SpeechError without text, or for letters that the release romanises.
+        """
+        lines = [self.spell(line) for line in lines if line.strip()]
+        if not lines:
+            raise SpeechError("There is no text to learn pieces from: every line was empty.")
+        described = json.loads(self.file_bytes())
+        for entry in described.get("added_tokens") or []:
+            # The id of one that is only here depends on the vocabulary size, which changes.
+            described["model"]["vocab"][entry["content"]] = entry["id"]
+        _add_tag(described, self.tag)
+        _add_pieces(described, self.uncovered("".join(lines)))
+        with TemporaryDirectory(prefix="pieces-") as folder:
+            spelling_all = _saved(described, Path(folder) / "vocab.json", self)
+            words = _words(spelling_all, lines)
+        merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
+        _add_pieces(described, ["".join(pair) for pair in merges])
+        old_merges = described["model"]["merges"]
+        as_lists = bool(old_merges) and isinstance(old_merges[0], list)
+        old_merges += map(list, merges) if as_lists else map(" ".join, merges)
+        grown = _saved(described, path, self)
+        assert self.vocabulary.ids.items() <= grown.vocabulary.ids.items()
+        return grown
+
+    def describe_growth(self, grown: "XTTSTokenizer", pieces: int = PIECES) -> str:
+        new = [grown.piece(number) for number in range(self.vocab_size, grown.vocab_size)]
+        tags = [piece for piece in new if TAG.fullmatch(piece)]
+        letters = [piece for piece in new if len(piece) == 1]
+        longer = len(new) - len(tags) - len(letters)
+        line = f"{self.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer "
+        line += f"pieces and the tag {tags[0]}." if tags else "pieces."
+        if longer < pieces:
+            line += (
+                f" {pieces} longer ones were requested, but further ones would occur fewer than "
+                f"{OFTEN} times in this text, too few to learn how they sound."
+            )
+        return line
+
+    def spellings(self, grown: "XTTSTokenizer") -> dict[int, list[int]]:
+        """For each new id of `grown`: the ids in which this tokenizer spells its piece.
+
+        A letter that it lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
+        tags that it has.
+        """
+        new = range(self.vocab_size, grown.vocab_size)
+        return {number: _spelling(self, grown.piece(number)) for number in new}
+
 
 def tag_of(language: str) -> str:
     """Return the release's tag of a language: no region, except for Chinese."""
@@ -260,78 +307,12 @@ def _read(vocabulary: Vocabulary, path: Path):
 # old one, so embedding rows, gaps, START and STOP keep their ids.
 
 
-def grow_xtts(
-    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
-) -> XTTSTokenizer:
-    """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
-
-    New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
-    100 times. Raises SpeechError without text, or for letters that the release romanises.
-    """
-    lines = [base.spell(line) for line in lines if line.strip()]
-    if not lines:
-        raise SpeechError("There is no text to learn pieces from: every line was empty.")
-    described = json.loads(base.file_bytes())
-    for entry in described.get("added_tokens") or []:
-        # The id of one that is only here depends on the vocabulary size, which changes.
-        described["model"]["vocab"][entry["content"]] = entry["id"]
-    _add_tag(described, base.tag)
-    _add_pieces(described, base.uncovered("".join(lines)))
-    with TemporaryDirectory(prefix="pieces-") as folder:
-        spelling_all = _saved(described, Path(folder) / "vocab.json", base)
-        words = _words(spelling_all, lines)
-    merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
-    _add_pieces(described, ["".join(pair) for pair in merges])
-    old_merges = described["model"]["merges"]
-    as_lists = bool(old_merges) and isinstance(old_merges[0], list)
-    old_merges += map(list, merges) if as_lists else map(" ".join, merges)
-    grown = _saved(described, path, base)
-    assert base.vocabulary.ids.items() <= grown.vocabulary.ids.items()
-    return grown
-
-
-def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
-    new = [grown.piece(number) for number in range(base.vocab_size, grown.vocab_size)]
-    tags = [piece for piece in new if TAG.fullmatch(piece)]
-    letters = [piece for piece in new if len(piece) == 1]
-    longer = len(new) - len(tags) - len(letters)
-    line = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
-    line += f" and the tag {tags[0]}." if tags else "."
-    if longer < pieces:
-        line += (
-            f" {pieces} longer ones were requested, but further ones would occur fewer than "
-            f"{OFTEN} times in this text, too few to learn how they sound."
-        )
-    return line
-
-
-def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
-    """For each id of `grown` that `base` has not: the ids in which `base` spells its piece.
-
-    A letter that `base` lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
-    tags that `base` has.
-    """
-    new = range(base.vocab_size, grown.vocab_size)
-    return {number: _spelling(base, grown.piece(number)) for number in new}
-
-
 def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
     if TAG.fullmatch(piece):
         tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
         return tags or [base.start]
     unknown = base.uncovered(piece)
-    return base.tokenize("".join(sounds(base, c) if c in unknown else c for c in piece))
-
-
-def sounds(base: BaseTokenizer, char: str) -> str:
-    """Spell a letter that `base` lacks without its accent, or by its name; else return it."""
-    plain = unicodedata.normalize("NFD", char)[0]
-    name = unicodedata.name(char, "").partition(" WITH ")[0]
-    named = name.split()[-1].lower() if "LETTER" in name or "SYLLABLE" in name else ""
-    for spelling in (plain, named, named.upper()):
-        if spelling and not base.uncovered(spelling):
-            return spelling
-    return char
+    return base.tokenize("".join(spell_unknown(base, c) if c in unknown else c for c in piece))
 
 
 def learned_merges(words: Counter, max_merges: int, known: set[str]) -> list[Pair]:

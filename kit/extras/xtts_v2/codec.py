@@ -23,9 +23,9 @@ from kit.audio.spectrogram import Mel, require_reference, triangles
 from kit.audio.vocoder import GriffinLim
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
-from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2 import vocoder
-from kit.releases.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name, require_finite
+from kit.base.tensor_file import describe_mismatch, require_finite
+from kit.extras.xtts_v2 import vocoder
+from kit.extras.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name
 from kit.settings import MelConfig
 
 # Of the log-mels of the DVAE and of the speaker conditioning, in samples.

@@ -23,10 +23,8 @@ from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel
 from kit.base.config import build, require, require_within
 from kit.base.errors import KitError
-from kit.base.tensor_file import describe_mismatch
-from kit.releases.indextts2.model import load_stats
-from kit.releases.neucodec import read_tensors
-from kit.releases.xtts_v2.model import fill_module
+from kit.base.tensor_file import describe_mismatch, fill_module, read_tensors
+from kit.extras.indextts2.model import load_stats
 from kit.settings import GPTConfig, MelConfig
 
 FEATURES = 1024  # width of w2v-BERT 2.0's states; the package has it as a constant

@@ -7,7 +7,6 @@ language, how does the voice sound before and after, what has it forgotten?
 import dataclasses
 import itertools
 import math
-import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from kit.model.weights import WEIGHTS, extend_positions
 from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun, active_run, sampling_of
-from kit.recipes.base_model import RELEASE, WITH_THEM, folder_of, inherited_licence, release_weights
+from kit.recipes.base_model import RELEASE, folder_of, inherited_licence, release_in
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
@@ -40,10 +39,6 @@ from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import chosen_weights, megabytes, sound_of
 from kit.recipes.train import SPOKEN, Training, spoken_samples
-from kit.releases.indextts2 import speak as package
-from kit.releases.indextts2.model import indextts2_in, load_indextts2, save_indextts2
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.settings import SPEAKERS, GenerateConfig
 from kit.text.espeak import run_module
 from kit.text.train_tokenizer import tokenizer_report
@@ -56,33 +51,6 @@ SEARCHED_SENTENCES = 1000  # held-out ones, for speakers with several
 COMPARED_SENTENCES = 12  # of them, for the speaker similarity
 COMPARED_SPEAKERS = 3  # where there are more
 UNSEEN = "unseen-speaker"  # a speaker who is not in the data
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-
-README = """# A fine-tuned XTTS-v2
-
-For coqui-tts (`pip install coqui-tts "transformers<5.24"`: a later one breaks its generation); the
-kit speaks from the folder `export` beside this one.
-
-    from TTS.tts.configs.xtts_config import XttsConfig
-    from TTS.tts.models.xtts import Xtts
-    config = XttsConfig()
-    config.load_json("config.json")
-    model = Xtts.init_from_config(config)
-    model.load_checkpoint(config, checkpoint_dir=".", strict=True)
-{teach}    latents, speaker = model.get_conditioning_latents(audio_path=["reference.wav"])
-    made = model.inference("...", "{tag}", latents, speaker)["wav"]  # 24 kHz
-
-Neither this model nor its speech may be used commercially: it is made from XTTS-v2, which is under
-the Coqui Public Model License (https://coqui.ai/cpml). Whoever is given it, or its speech, must be
-given that licence, too.
-"""
-TEACH = """\
-    # coqui-tts does not normalise texts in this language.
-    from kit.releases.xtts_v2.tokenizer import teach_language
-    teach_language(model.tokenizer, "{language}")
-"""
-# Languages in which coqui-tts 0.28 normalises texts itself.
-CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
 
 
 class FineTune:
@@ -374,23 +342,24 @@ class FineTune:
         return self.base_languages.forgetting(self.tuned)
 
     def export(self, weights: str = "fp16") -> Result:
-        """Write the voice to `export`, and one from an XTTS-v2 also to `coqui`, for coqui-tts.
+        """Write the voice to `export`, and one from a release also in that release's own files.
 
-        One from an IndexTTS2 is written to `indextts2` alone, for its own package. `weights` is
-        "fp16" or "fp32".
+        One whose sound another package makes is only written as that. `weights` is "fp16" or
+        "fp32".
         """
         run = self.training.active
         licence = inherited_licence(run)
-        release, _ = folder_of(run, self.base_model, self.accept_license or licence)
+        source, _ = folder_of(run, self.base_model, self.accept_license or licence)
+        release = release_in(source)
         voice = self.voice
+        folders = []
         missing = []
-        if indextts2_in(release):
-            folders = [export_for_indextts2(run, voice, release, weights)]
-            missing = package.missing_files(folders[0])
-        else:
-            folders = [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
-        if release_weights(release):
-            folders.append(export_for_coqui(run, voice, release, weights))
+        if self.prepare.codec.decodes:
+            folders += [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
+        if release:
+            folders.append(release.export(run, voice, source, weights))
+            write_reference(run, voice, folders[-1])
+            missing = release.missing_files(folders[-1])
         exported = {}
         for folder in folders:
             size_bytes = sum(file.stat().st_size for file in folder.iterdir())
@@ -441,50 +410,6 @@ def mean_cosine(
 def two_digits(cosine: float | Tensor) -> str:
     """A cosine as text; NaN is one of a sentence too short or silent to have a voice."""
     return "not measured" if math.isnan(cosine) else f"{cosine:.2f}"
-
-
-def export_for_coqui(run: ActiveRun, voice: Voice, release: Path, weights: str) -> Path:
-    """Write `voice` as an XTTS-v2 to the folder returned; the rest of it comes from `release`.
-
-    A recording of the first speaker, the licence and a README are beside it. `weights` is fp32 or
-    fp16. Raises KitError for a release that is missing or damaged, DiskError if the disk is full.
-    """
-    folder = run.path("coqui")
-    xtts = load_xtts(release)
-    tag = tag_of(voice.language)
-    languages = xtts.config.get("languages", [])
-    if tag not in languages:
-        languages = [*languages, tag]
-    tuned = dataclasses.replace(
-        xtts,
-        model=extend_positions(voice.model, xtts.model),
-        config=xtts.config | {"languages": languages},
-        vocabulary=load_vocabulary(run.folder / "tokenizer.model"),
-    )
-    save_xtts(tuned, folder, DTYPES[weights])
-    teach = "" if tag in CLEANED else TEACH.format(language=voice.language)
-    write_atomic(folder / "README.md", README.format(teach=teach, tag=tag))
-    for name in WITH_THEM:
-        if (release / name).is_file():
-            shutil.copyfile(release / name, folder / name)
-    write_reference(run, voice, folder)
-    return folder
-
-
-def export_for_indextts2(run: ActiveRun, voice: Voice, release: Path, weights: str) -> Path:
-    """Write `voice` as an IndexTTS2 to the folder returned; the rest of it is from `release`."""
-    folder = run.path(package.EXPORT_FOLDER)
-    base = load_indextts2(release)
-    tuned = dataclasses.replace(
-        base,
-        model=extend_positions(voice.model, base.model),
-        settings=base.settings | {"language": voice.language},
-        tokenizer=(run.folder / "tokenizer.model").read_bytes(),
-    )
-    readme = package.README.format(language=voice.language)
-    save_indextts2(tuned, folder, DTYPES[weights], readme)
-    write_reference(run, voice, folder)
-    return folder
 
 
 def write_reference(run: ActiveRun, voice: Voice, folder: Path) -> None:

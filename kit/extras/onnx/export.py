@@ -27,9 +27,9 @@ from kit.audio.vocoder import RealGriffinLim, RealVocoder
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, file_digest, write_atomic
 from kit.base.formatting import nearest
+from kit.extras.onnx.speak_onnx import FILES, SUMS
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
-from kit.inference.speak_onnx import FILES, SUMS
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig

@@ -17,12 +17,11 @@ import importlib.metadata
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-import safetensors
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,10 +32,8 @@ from kit.audio.vocoder import overlap_add
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder
-from kit.base.formatting import shorten
 from kit.base.hub import fetch_model, fetched
-from kit.base.tensor_file import describe_mismatch
-from kit.releases.xtts_v2.model import require_finite
+from kit.base.tensor_file import describe_mismatch, opened, read_tensors
 
 LICENCE = "Apache-2.0"
 WEIGHTS_FILE = "model.safetensors"
@@ -448,20 +445,3 @@ def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
             f"{path} is not a NeuCodec as transformers has it; {faults}. Take it from "
             "neuphonic/neucodec."
         )
-
-
-def read_tensors(path: Path, names: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Read the tensors `names`, or all. Raises KitError for one that is not finite."""
-    with opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in names or file.keys()}
-    require_finite(tensors, path)
-    return tensors
-
-
-def opened(path: Path):
-    try:
-        return safetensors.safe_open(path, framework="pt")
-    except (safetensors.SafetensorError, OSError) as why:
-        raise KitError(
-            f"{path} is damaged or no safetensors file ({shorten(why)}): download it again."
-        ) from why

@@ -14,16 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kit.base import files
 from kit.base.errors import KitError
 from kit.base.formatting import join_names, shorten
-from kit.base.tensor_file import checksum, describe_mismatch, is_finite
+from kit.base.tensor_file import (
+    checksum,
+    describe_mismatch,
+    fill_module,
+    is_finite,
+    require_finite,
+)
 from kit.base.torch_file import read_torch_file, require_backed
+from kit.extras.xtts_v2.tokenizer import Vocabulary, load_vocabulary
+from kit.extras.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 from kit.model.gpt import SpeechGPT
-from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
-from kit.releases.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "model.pth"
@@ -417,24 +423,6 @@ def current_name(name: str) -> str:
         if name.endswith(f".{old}"):
             return f"{name.removesuffix(old)}parametrizations.weight.{new}"
     return name
-
-
-def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> nn.Module:
-    """Return `module` in eval mode, with copies of `tensors` in fp32, which must be finite."""
-    require_finite(tensors, what)
-    order = torch.contiguous_format
-    copies = {}  # Windows cannot overwrite a file that is still memory-mapped
-    for name, tensor in tensors.items():
-        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-        copies[name] = tensor.to(dtype, copy=True, memory_format=order)
-    module.load_state_dict(copies, assign=True)
-    return module.eval()
-
-
-def require_finite(tensors: dict[str, Tensor], what: object) -> None:
-    for name, tensor in tensors.items():
-        if not is_finite(name, tensor):
-            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")
 
 
 # --- config.json --------------------------------------------------------------------------------

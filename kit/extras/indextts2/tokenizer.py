@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.tokenizer import sounds
-from kit.text.tokenizer import INDEXTTS2, Tokenizer
+from kit.text.tokenizer import INDEXTTS2, Tokenizer, spell_unknown
 from kit.text.train_tokenizer import Piece
 
 VOCABULARY_FILE = "bpe.model"
@@ -57,7 +56,7 @@ class IndexTTS2Tokenizer(Tokenizer):
 
     def respell(self, piece: str) -> str:
         unknown = self.uncovered(piece.replace("▁", " "))
-        return "".join(sounds(self, char) if char in unknown else char for char in piece)
+        return "".join(spell_unknown(self, char) if char in unknown else char for char in piece)
 
 
 def _tokenizer(path: Path) -> Tokenizer:

@@ -16,11 +16,11 @@ from torch import Tensor
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
-from kit.base.tensor_file import checksum, describe_mismatch, save_tensors
+from kit.base.tensor_file import checksum, describe_mismatch, fill_module, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
+from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
+from kit.extras.xtts_v2 import model as xtts
 from kit.model.gpt import SpeechGPT
-from kit.releases.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
-from kit.releases.xtts_v2 import model as xtts
 from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "gpt.pth"
@@ -92,7 +92,7 @@ def load_indextts2(path: Path) -> IndexTTS2:
             f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
             "Take weights, configuration and vocabulary from one place."
         )
-    model = xtts.fill_module(empty, xtts.from_released(tensors, config, file_name), file)
+    model = fill_module(empty, xtts.from_released(tensors, config, file_name), file)
     source = xtts.provenance(file, tensors)
     return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
 
