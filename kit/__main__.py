@@ -438,7 +438,8 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
         print_results(command.results(options.run, options), options.tables, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.open_run import open_settings, parse_settings
+    from kit.base.run import parse_settings
+    from kit.recipes.open_run import open_settings
     from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()

@@ -14,6 +14,7 @@ from kit.base.formatting import nearest, shorten
 
 FOLDER = Path(__file__).resolve().parents[1] / "extras"
 
+
 def offered(what: str) -> dict[str, str]:
     """Return {name: "module:attribute"} of all extras that offer `what`, such as "CODECS"."""
     found = {}

@@ -26,7 +26,7 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, model_settings, save_model
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
 from kit.tuning.memory_plan import count_parameters

@@ -16,8 +16,8 @@ from kit.base.formatting import format_gib, text_grid
 from kit.base.hardware import NO_BUILDS, choose_precision, choose_preset, format_capability
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import finetuning_settings, releases
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning

@@ -32,8 +32,8 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
-from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import package_speaker
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
 

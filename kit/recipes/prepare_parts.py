@@ -29,7 +29,7 @@ from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import ActiveRun, RunSource
+from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
 from kit.settings import MelConfig, RecognizerConfig, TokenizerConfig
 from kit.streams.formats import require_known_format

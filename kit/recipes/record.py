@@ -30,7 +30,7 @@ from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts, save_text
 from kit.notebook.record_panels import RecorderPanel, Take, UploadPanel
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.rehearsal import sentences_in
 from kit.recipes.start import is_colab
 from kit.settings import ArchiveConfig, ManifestConfig

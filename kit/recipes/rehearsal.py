@@ -35,7 +35,7 @@ from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
-from kit.recipes.active_run import ActiveRun, sampling_of
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.run_parts import MODEL, START_FROM, load_base_tokenizer
 from kit.settings import MAX_CODE_POSITIONS, FinetuneConfig, GenerateConfig, GPTConfig
 from kit.text.normalize import language_code, normalize

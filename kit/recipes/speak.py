@@ -31,9 +31,9 @@ from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.base_model import inherited_licence, release_in, voice_folder
 from kit.recipes.evaluate import OTHER_FILES
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.start import is_colab
 from kit.settings import GenerateConfig, InferConfig
 

@@ -32,9 +32,8 @@ from kit.extras.neucodec import codec as neucodec
 from kit.extras.neucodec.codec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 from kit.extras.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
 from kit.inference.export import load_export
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
-from kit.recipes.open_run import check_settings
+from kit.recipes.open_run import ActiveRun, check_settings
 from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start

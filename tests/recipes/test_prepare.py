@@ -17,8 +17,8 @@ from kit.base.errors import DamagedFileError, DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
-from kit.recipes.active_run import RunSource, choose_source, sampling_of
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,

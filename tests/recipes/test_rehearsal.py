@@ -9,7 +9,7 @@ from xtts_texts import write_readers_release
 
 from kit.base.errors import DamagedFileError, KitError
 from kit.recipes import rehearsal
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.prepare import Preparation
 from kit.recipes.rehearsal import (
     REHEARSAL,

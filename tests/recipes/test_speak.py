@@ -21,7 +21,7 @@ from kit.extras.indextts2.speak import PackageSpeaker
 from kit.inference.export import load_export
 from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
     STEPS,

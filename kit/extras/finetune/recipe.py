@@ -30,9 +30,9 @@ from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, extend_positions
 from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun, active_run, sampling_of
 from kit.recipes.base_model import RELEASE, folder_of, inherited_licence, release_in
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import ActiveRun, activate, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.rehearsal import BaseLanguages
@@ -150,7 +150,7 @@ class FineTune:
     def training(self) -> Training:
         """The training of 02_train, with what `to_codes` wrote."""
         run = self.active_run
-        return Training(active_run(find_run(name=run.name), run.kept), **self.duration)
+        return Training(activate(find_run(name=run.name), run.copy), **self.duration)
 
     @cached_property
     def sampling(self) -> GenerateConfig:

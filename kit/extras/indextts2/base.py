@@ -22,8 +22,8 @@ from kit.extras.indextts2.speak import EXPORT_FOLDER, README, PackageSpeaker, mi
 from kit.extras.indextts2.tokenizer import VOCABULARY_FILE
 from kit.inference.voice import Voice
 from kit.model.weights import extend_positions
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import COQUI_DEFAULTS, BaseModel, Release, from_release
+from kit.recipes.open_run import ActiveRun
 from kit.tuning.cards import CARDS
 
 # Nothing is spoken in training: the kit does not make its sound.

@@ -39,7 +39,7 @@ from kit.notebook.plots import Figure, timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.settings import GPTConfig, TokenizerConfig
 from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer
@@ -107,10 +107,10 @@ class LongRecordings:
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
-            kept = self.active_run.kept  # other notebooks run on other machines on Colab
+            copy = self.active_run.copy  # other notebooks run on other machines on Colab
             lasting = self.into
-            if kept:
-                lasting = kept.run.kept / self.into.relative_to(self.active_run.folder)
+            if copy:
+                lasting = copy.folder / self.into.relative_to(self.active_run.folder)
             line += f"\nNow set DATA to {lasting} and RUN to a new name, in 01_data_prep."
         sounds = []
         for name, text in clips[:PLAYED]:

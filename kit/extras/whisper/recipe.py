@@ -14,7 +14,7 @@ from kit.extras.whisper.recognizer import (
     whisper_unavailable,
 )
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.prepare_parts import HELD_OUT_CLIPS, REUSED, held_out_rows
 
 WHISPERS = "whisper"  # a folder beside the runs, which share it

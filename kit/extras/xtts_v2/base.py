@@ -22,8 +22,8 @@ from kit.extras.xtts_v2.model import (
 from kit.extras.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.inference.voice import Voice
 from kit.model.weights import extend_positions
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import COQUI_DEFAULTS, BaseModel, Release, from_release
+from kit.recipes.open_run import ActiveRun
 
 EXPORT_FOLDER = "coqui"  # in that of a run
 README = """# A fine-tuned XTTS-v2
