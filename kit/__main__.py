@@ -34,7 +34,8 @@ With --json, stdout gets one JSON object at the end, with all figures, and nothi
 goes to stderr, and an error is the object's "error".
 
 Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
-voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
+voice does not pass, `check` that a step does not fit, or `verify` that training is not right, 130
+stopped by Ctrl-C."""
 GATE_FAILED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVED = "later commands need not repeat it"
@@ -182,6 +183,12 @@ COMMANDS = (  # in the order in which they are used
         "README.md to the folder with the measurements",
         (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
         takes="name",
+    ),
+    Command(
+        "verify",
+        "recipes.verify:verify",
+        "is training right, here? (optional, a minute)",
+        "the proofs to the run's report. Exit code 3: one of them fails",
     ),
     Command(
         "train",
