@@ -34,7 +34,8 @@ With --json, stdout gets one JSON object at the end, with all figures, and nothi
 goes to stderr, and an error is the object's "error".
 
 Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
-voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
+voice does not pass, `check` that a step does not fit, or `verify` that training is not right, 130
+stopped by Ctrl-C."""
 GATE_FAILED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVED = "later commands need not repeat it"
@@ -45,7 +46,7 @@ class Command:
     """A subcommand. An option is an argument of the recipe: name, type, placeholder and help."""
 
     name: str
-    recipe: str  # MODULE:NAME of kit.recipes; it gets the run and the options
+    recipe: str  # MODULE:NAME in the package kit; it gets the run and the options
     purpose: str
     writes: str
     options: tuple[tuple[str, Callable, str, str], ...] = ()
@@ -82,7 +83,7 @@ class Command:
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with the options given; the others are left to its defaults."""
         given = vars(options)
-        recipe = pkgutil.resolve_name(f"kit.recipes.{self.recipe}")
+        recipe = pkgutil.resolve_name(f"kit.{self.recipe}")
         steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
         if hasattr(steps, "line"):  # a single result
             return [steps]
@@ -110,14 +111,14 @@ EXPORTED = ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the 
 COMMANDS = (  # in the order in which they are used
     Command(
         "setup",
-        "setup:Setup",
+        "recipes.setup:Setup",
         "what suits this machine, and whether the run fits",
         "the choices for this machine to the run's report",
         begins=True,
     ),
     Command(
         "prepare",
-        "prepare:Preparation",
+        "recipes.prepare:Preparation",
         "check, tokenizer, codec, codes on disk",
         "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
         (
@@ -138,7 +139,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "benchmark",
-        "benchmark:Benchmark",
+        "recipes.benchmark:Benchmark",
         "which switches and micro-batch pay off here (optional)",
         "speed.yaml, what pays off, for `train` and as a --preset; finished trials are reused",
         (
@@ -151,7 +152,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "check",
-        "check:check",
+        "recipes.check:check",
         "does a training step fit here, or another GPU? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
         (
@@ -162,15 +163,21 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "devices",
-        "benchmark:devices",
+        "recipes.benchmark:devices",
         "what `benchmark` measured, a table a device",
         "README.md to the folder with the measurements",
         (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
         takes="name",
     ),
     Command(
+        "verify",
+        "recipes.verify:verify",
+        "is training right, here? (optional, a minute)",
+        "the proofs to the run's report. Exit code 3: one of them fails",
+    ),
+    Command(
         "train",
-        "train:Training",
+        "recipes.train:Training",
         "the model; resumes where it stopped",
         "weights, checkpoints and the log; resumes from the newest intact checkpoint",
         (*DURATION, ("plan", json.loads, "JSON", "what a panel has checked (checked here)")),
@@ -178,7 +185,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "finetune",
-        "finetune:FineTune",
+        "extras.finetune.recipe:FineTune",
         "prepare and train, from a released XTTS-v2 or IndexTTS2",
         "what prepare and train do, what was forgotten, export/, coqui/ or indextts2/",
         (
@@ -193,14 +200,14 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "evaluate",
-        "evaluate:Evaluation",
+        "recipes.evaluate:Evaluation",
         "is it intelligible?",
         "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
         (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
     ),
     Command(
         "speak",
-        "speak:speak",
+        "recipes.speak:speak",
         "a sentence as a WAV file; what speech costs",
         "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
         (
@@ -216,7 +223,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "serve",
-        "serve:serve",
+        "extras.serve.recipe:serve",
         "the voice in a browser, and OpenAI's speech API",
         "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
@@ -229,7 +236,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "transcribe",
-        "more_data:transcribe_with_whisper",
+        "extras.long_recordings.recipe:transcribe_with_whisper",
         "clips and texts from recordings without text",
         "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
         (
@@ -243,7 +250,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "onnx",
-        "speak:export_for_onnxruntime",
+        "extras.onnx.recipe:export_for_onnxruntime",
         "the voice for onnxruntime, without torch",
         "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
         (EXPORTED, ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)")),
@@ -251,7 +258,7 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "push",
-        "serve:push",
+        "extras.serve.recipe:push",
         "the exported voice to the Hugging Face hub",
         "a repository on the Hugging Face hub: the voice, samples and a model card",
         (
@@ -266,13 +273,13 @@ COMMANDS = (  # in the order in which they are used
     ),
     Command(
         "checklist",
-        "reports:Checklist",
+        "recipes.reports:Checklist",
         "what was checked, and what is left to do",
         "nothing: it reads the run's report",
     ),
     Command(
         "compare",
-        "reports:write_comparison",
+        "recipes.reports:write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         (("with", str, "NAME", "the other run"),),
@@ -423,7 +430,8 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
         print_results(command.results(options.run, options), options.tables, interrupts, answer)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.open_run import open_settings, parse_settings
+    from kit.base.run import parse_settings
+    from kit.recipes.open_run import open_settings
     from kit.training.ranks import broadcast_order, follow_orders, join_ranks
 
     allow_expandable_segments()

@@ -456,3 +456,10 @@ def unchecked(training):
     """A recipe's `training`; its `run` leaves out the checks of memory and speed (seconds)."""
     training.checks = tuple
     return training
+
+
+def keep_threads() -> Iterator[None]:
+    """A run gives torch as many threads as it is to have: put back for the tests that follow."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

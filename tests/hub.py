@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from xtts_texts import write_readers_release
 
 from kit.base.run import RELEASES_FOLDER
-from kit.recipes.base_model import PINNED
+from kit.extras.xtts_v2.base import XTTS_V2
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ABOUT = r"/api/models/(.+/.+)/revision/(.+)"
@@ -190,8 +190,7 @@ def hub_with_a_release() -> Iterator[dict[str, str]]:
     """What a process's environment says of it while the block lasts, as this one's does."""
     with tempfile.TemporaryDirectory(prefix="kit-hub-") as folder:
         release = write_readers_release(Path(folder) / "XTTS-v2")
-        ((name, revision),) = PINNED.items()
-        with serving(release, name, revision) as hub:
+        with serving(release, XTTS_V2.repository, XTTS_V2.revision) as hub:
             reported = {"HF_ENDPOINT": hub.address, "KIT_ACCEPT_LICENSE": "CPML"}
             with patch.dict(os.environ, reported):
                 yield reported

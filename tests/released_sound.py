@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kit.releases.xtts_v2.codec import DVAE_FFT, REFERENCE_FFT, XTTSMel, XTTSMelConfig, mel_stats_of
+from kit.extras.xtts_v2.codec import DVAE_FFT, REFERENCE_FFT, XTTSMel, XTTSMelConfig, mel_stats_of
 
 
 def spoken(samples: int, seed: int = 0, rate: int = 22_050) -> Tensor:

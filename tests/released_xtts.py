@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from kit.base.torch_file import read_torch_file
+from kit.extras.xtts_v2.codec import DVAE
+from kit.extras.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
 from kit.model.gpt import SpeechGPT
-from kit.releases.xtts_v2.codec import DVAE
-from kit.releases.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
 from kit.settings import GPTConfig
 
 HOLES = (30, 31)  # ids that no piece has

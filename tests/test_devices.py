@@ -26,16 +26,17 @@ from kit.base.config import merge
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
+from kit.extras.long_recordings import recipe as more_data
+from kit.extras.neucodec.codec import NeuCodec, NeuCodecConfig, encode_clip
+from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.candidates import READER, CodeReader, pad_codes, save_reader
 from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, more_data, prepare, prepare_parts, speak, train, training_data
+from kit.recipes import evaluate, prepare, prepare_parts, speak, train, training_data
 from kit.recipes.start import start
-from kit.releases.neucodec import NeuCodec, NeuCodecConfig, encode_clip
-from kit.releases.xtts_v2.codec import xtts_codec
 from kit.settings import (
     CodeReaderConfig,
     GenerateConfig,

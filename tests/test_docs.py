@@ -16,8 +16,9 @@ from kit import settings as sections
 from kit.__main__ import parser
 from kit.base.config import load_preset
 from kit.base.errors import Note
+from kit.base.run import parse_settings
 from kit.dataset import layouts
-from kit.recipes.open_run import check_settings, parse_settings
+from kit.recipes.open_run import check_settings
 from kit.settings import ManifestConfig, TrainConfig
 from kit.streams import formats as streams
 from kit.streams.stream import StreamConfig

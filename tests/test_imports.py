@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +26,12 @@ ALLOWED = {
     "training": {"base", "model"},
     "tuning": {"base", "model", "batches", "training"},
     "inference": {"base", "text", "audio", "dataset", "batches", "model"},
-    "releases": {"base", "streams", "text", "audio", "model"},
     "notebook": {"base", "training", "tuning"},
 }
-ALLOWED["recipes"] = set(ALLOWED)  # the wiring; no room may import it
+ALLOWED["recipes"] = set(ALLOWED)  # the wiring; of the core nothing may import it
+ALLOWED["extras"] = set(ALLOWED)  # no room of the core may name one of them
+EXTRAS = sorted(path.parent.name for path in (ROOT / "kit" / "extras").glob("*/__init__.py"))
+BUILT_ON = {"indextts2": "xtts_v2"}  # an extra that needs another
 DRAWING = {"matplotlib", "ipywidgets", "IPython"}  # only the room notebook may import these
 
 
@@ -75,9 +78,54 @@ def test_no_cycles_rooms_are_docstrings_and_torchaudio_is_imported_in_one_place(
         assert isinstance(docstring, ast.Expr), f"{path}: say what the room does"
         names = [ast.unparse(each.targets[0]) for each in rest if isinstance(each, ast.Assign)]
         allowed = ["__version__"] if path.parent == ROOT / "kit" else []
+        if path.parent.parent == ROOT / "kit" / "extras":
+            allowed = [name for name in names if name.isupper()]  # what it offers
         assert len(rest) == len(names) and names == allowed, f"{path}: a docstring only"
     roots = {path: {name.split(".")[0] for name in imported(path)} for path in FILES}
     assert [path.name for path, names in roots.items() if "torchaudio" in names] == ["clip.py"]
+
+
+def test_the_core_names_no_extra():
+    for path in FILES:
+        is_core = "extras" not in path.parts and path.name != "__main__.py"  # which lists commands
+        names = re.findall(r"kit\.extras\.\w+", path.read_text(encoding="utf-8"))
+        assert not (is_core and names), f"{path} names {names}: ask kit.base.extras for it"
+
+
+WITHOUT = """
+import importlib, sys
+from kit.base import extras
+
+class Deleted:
+    def find_spec(self, name, path, target=None):
+        if name.startswith("kit.extras.") and name.split(".")[2] in gone:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Deleted())
+whole_folder = extras.pkgutil.iter_modules
+for each in sys.argv[1].split():
+    gone = each.split("+")
+    extras.pkgutil.iter_modules = lambda path: [e for e in whole_folder(path) if e.name not in gone]
+    for name in [name for name in sys.modules if name.startswith("kit.") and "base" not in name]:
+        del sys.modules[name]
+    for module in sys.argv[2:]:
+        if not any(f".extras.{extra}" in module for extra in gone):
+            importlib.import_module(module)
+    for what in ("CODECS", "FRONT_ENDS", "TOKENIZERS", "BASE_MODELS"):
+        for name in extras.offered(what):
+            extras.load(what, name)
+"""
+
+
+def test_each_extra_can_be_deleted():
+    """The others, and the core, are imported, and what they offer is there."""
+    files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    gone = [[extra, *(built for built, on in BUILT_ON.items() if on == extra)] for extra in EXTRAS]
+    each = " ".join("+".join(names) for names in [*gone, EXTRAS])
+    command = [sys.executable, "-c", WITHOUT, each, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 WATCH = """
@@ -138,7 +186,7 @@ def test_opening_a_run_loads_no_model_and_nothing_that_trains_or_speaks():
     loaded = set(done.stdout.split())
     assert not loaded & {"ipywidgets", "matplotlib"}
     rooms = {name.split(".")[1] for name in loaded if name.startswith("kit.")}
-    assert not rooms & {"batches", "inference", "model", "releases", "streams", "tuning"}
+    assert not rooms & {"batches", "inference", "model", "extras", "streams", "tuning"}
 
 
 def test_the_process_that_trains_loads_nothing_that_measures_switches():

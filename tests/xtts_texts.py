@@ -8,7 +8,7 @@ from pathlib import Path
 
 from released_xtts import TINY, vocabulary, write_release
 
-from kit.releases.xtts_v2.tokenizer import learned_merges, load_vocabulary
+from kit.extras.xtts_v2.tokenizer import learned_merges, load_vocabulary
 
 ENGLISH = "the voice reads what nobody has ever written down before in another place".split()
 AMHARIC = "ሰላም ለሁሉ ሰው አለም ነው ቤት ውስጥ መጽሀፍ አነበበ ትምህርት ጀመረ".split()

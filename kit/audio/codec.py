@@ -4,7 +4,6 @@ Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
 
 import dataclasses
-import pkgutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,26 +15,21 @@ from torch import Tensor
 from kit.audio.clip import resampled
 from kit.audio.fitting import FitSchedule, Losses
 from kit.audio.spectrogram import Mel
+from kit.base import extras
 from kit.base.config import build, checked
 from kit.base.errors import KitError
-from kit.base.formatting import nearest, shorten
 from kit.base.tensor_file import load_module, save_module
 from kit.settings import MelConfig
 
-# `kind` in the settings and in a codec's file -> its class, imported when it is chosen. A new codec
-# is a file of its own and a line here.
-CODECS = {
-    "mel": "kit.audio.mel_codec:MelCodec",
-    "xtts": "kit.releases.xtts_v2.codec:XTTSCodec",
-    "neucodec": "kit.releases.neucodec:NeuCodec",
-    "indextts2": "kit.releases.indextts2.codec:IndexTTS2Codec",
-}
+# `kind` in the settings and in a codec's file -> its class, imported when it is chosen. Extras
+# bring others.
+CODECS = {"mel": "kit.audio.mel_codec:MelCodec"}
 
 
 class CodecConfig(Protocol):
     """Settings of a codec, a frozen dataclass: section `codec` of a preset."""
 
-    kind: str  # its name in `CODECS`
+    kind: str  # its name in `CODECS`, here or of an extra
     frame_rate: float  # codes per second
 
 
@@ -170,13 +164,11 @@ def mels_and_codes(
 def codec_config(values: dict) -> CodecConfig:
     """Return the settings in plain `values`. Raises KitError for an unknown kind or value."""
     kind = str(values.get("kind", "mel"))
-    if kind not in CODECS:
-        raise KitError(f"There is no codec `{shorten(kind, 40)}`.{nearest(kind, CODECS)}")
-    return build(pkgutil.resolve_name(CODECS[kind]).config_class, values)
+    return build(extras.load("CODECS", kind, CODECS).config_class, values)
 
 
 def make_codec(config: CodecConfig) -> Codec:
-    return pkgutil.resolve_name(CODECS[config.kind])(config)
+    return extras.load("CODECS", config.kind, CODECS)(config)
 
 
 def save_codec(codec: Codec, path: Path) -> None:

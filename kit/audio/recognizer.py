@@ -8,7 +8,6 @@ blank, N characters.
 """
 
 import dataclasses
-import pkgutil
 from abc import abstractmethod
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from kit.audio.fitting import ConvNeXtBlock, FitSchedule, Losses, fit_model
 from kit.audio.spectrogram import DEFAULT_MEL, Mel
+from kit.base import extras
 from kit.base.config import CONFIGS, build
 from kit.base.errors import KitError
 from kit.base.files import digest
@@ -64,7 +64,7 @@ def load_recognizer(path: Path) -> SpeechRecognizer:
 
 def _from_header(header: dict) -> nn.Module:
     if "whisper" in header:
-        return pkgutil.resolve_name("kit.releases.whisper:whisper_from_header")(header)
+        return extras.load("RECOGNIZERS", "whisper")(header)
     if "front_end" not in header:
         raise KitError("of an older version of the kit that did not store its front end")
     front_end = build(MelConfig, header["front_end"])

@@ -4,7 +4,6 @@ Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
 
 import math
-import pkgutil
 import warnings
 
 import torch
@@ -12,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.clip import load_wave, measure_clip, resampled
+from kit.base import extras
 from kit.base.config import build
-from kit.base.errors import KitError, Note, SpeechError
-from kit.base.formatting import nearest, shorten
+from kit.base.errors import Note, SpeechError
 from kit.settings import MelConfig
 
 # Slaney's mel scale: 15 mels to 1000 Hz in equal steps, from there 27 per factor of 6.4.
@@ -22,12 +21,8 @@ LINEAR_HZ = 1000.0
 LINEAR_MELS = 15.0
 LOG_STEP = math.log(6.4) / 27
 
-# `kind` in section `front_end` of the settings -> its class, imported when it is chosen.
-FRONT_ENDS = {
-    "mel": "kit.audio.spectrogram:Mel",
-    "xtts": "kit.releases.xtts_v2.codec:XTTSMel",
-    "indextts2": "kit.releases.indextts2.codec:Features",
-}
+# `kind` in section `front_end` of the settings -> its class. Extras bring others.
+FRONT_ENDS = {"mel": "kit.audio.spectrogram:Mel"}
 
 
 DEFAULT_MEL = MelConfig()
@@ -109,14 +104,12 @@ def front_end_config(values: dict) -> MelConfig:
     """Return the settings in plain `values`. Raises KitError for an unknown kind or value."""
     values = dict(values)
     kind = str(values.pop("kind", "mel"))
-    if kind not in FRONT_ENDS:
-        raise KitError(f"There is no front end `{shorten(kind, 40)}`.{nearest(kind, FRONT_ENDS)}")
-    return build(pkgutil.resolve_name(FRONT_ENDS[kind]).config_class, values)
+    return build(extras.load("FRONT_ENDS", kind, FRONT_ENDS).config_class, values)
 
 
 def make_front_end(config: MelConfig) -> Mel:
     kind = getattr(config, "kind", "mel")
-    return pkgutil.resolve_name(FRONT_ENDS[kind])(config)
+    return extras.load("FRONT_ENDS", kind, FRONT_ENDS)(config)
 
 
 def recognizer_mel(config: MelConfig) -> MelConfig:

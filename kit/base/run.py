@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -167,6 +168,27 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)
     return dataclasses.replace(run, preset=sections, use=use, settings=settings)
+
+
+def parse_settings(words: list[str]) -> dict:
+    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML."""
+    sections = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise KitError(
+                f"--set {shorten(word)}: write section.key=value, for instance --set train.lr=1e-4."
+            )
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError) as error:
+            raise KitError(f"--set {shorten(word)} has no plain value: {shorten(error)}") from error
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)  # 1e-4, which YAML takes for a word
+        sections.setdefault(section, {})[key] = value
+    return sections
 
 
 def require_run(name: str = "") -> Path:

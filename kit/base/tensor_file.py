@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -248,3 +248,41 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix:
             f"{path} is damaged or of another kind ({shorten(why)}): move it away, then {fix}"
         ) from why
     return module.eval()
+
+
+# --- other people's files ----------------------------------------------------------------------
+
+
+def read_tensors(path: Path, names: Iterable[str] = ()) -> dict[str, Tensor]:
+    """Read the tensors `names`, or all. Raises KitError for one that is not finite."""
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in names or file.keys()}
+    require_finite(tensors, path)
+    return tensors
+
+
+def opened(path: Path):
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (safetensors.SafetensorError, OSError) as why:
+        raise KitError(
+            f"{path} is damaged or no safetensors file ({shorten(why)}): download it again."
+        ) from why
+
+
+def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> nn.Module:
+    """Return `module` in eval mode, with copies of `tensors` in fp32, which must be finite."""
+    require_finite(tensors, what)
+    order = torch.contiguous_format
+    copies = {}  # Windows cannot overwrite a file that is still memory-mapped
+    for name, tensor in tensors.items():
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        copies[name] = tensor.to(dtype, copy=True, memory_format=order)
+    module.load_state_dict(copies, assign=True)
+    return module.eval()
+
+
+def require_finite(tensors: dict[str, Tensor], what: object) -> None:
+    for name, tensor in tensors.items():
+        if not is_finite(name, tensor):
+            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")

@@ -9,7 +9,6 @@ Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel f
 """
 
 import functools
-import pkgutil
 from collections.abc import Callable
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
+from kit.base import extras
 from kit.base.hardware import prefers_explicit_attention
 from kit.model.sequence import IGNORE_INDEX, Batch
 from kit.model.text_attention import guided_attention_loss
@@ -218,8 +218,7 @@ def make_conditioner(config: GPTConfig) -> nn.Module:
     """Return the conditioner: the kit's, or IndexTTS2's, imported when it is chosen."""
     if not config.conformers:
         return Conditioner(config)
-    name = "kit.releases.indextts2.codec:IndexTTS2Conditioner"
-    return pkgutil.resolve_name(name)(config)
+    return extras.load("CONDITIONERS", "indextts2")(config)
 
 
 class SharedDigits(nn.Module):

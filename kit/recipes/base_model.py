@@ -8,9 +8,12 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kit.audio.codec import Codec, save_codec
+from kit.base import extras
 from kit.base.config import build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
@@ -23,13 +26,8 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, model_settings, save_model
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
-from kit.releases.indextts2 import model as indextts2
-from kit.releases.indextts2.codec import FeatureConfig, load_indextts2_codec
-from kit.releases.indextts2.tokenizer import VOCABULARY_FILE as INDEXTTS2_VOCABULARY
-from kit.releases.xtts_v2 import model as xtts_v2
-from kit.releases.xtts_v2.codec import xtts_codec
 from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
 from kit.tuning.memory_plan import count_parameters
 
@@ -37,44 +35,14 @@ HUB = "hf://"
 EXPORT_FILES = (*FILES, CARD)
 BESIDE_THEM = (READER, "README.md")  # where the voice has them
 RELEASE = "hf://coqui/XTTS-v2"
-# Revisions that have been tested: the files of a repository may change at any time.
-PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
-NEEDED = (xtts_v2.WEIGHTS_FILE, xtts_v2.CONFIG_FILE, xtts_v2.VOCABULARY_FILE)
-NEEDED += (xtts_v2.DVAE_FILE, xtts_v2.MEL_STATS_FILE)
-WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
-
-INDEXTTS2_NEEDED = (indextts2.WEIGHTS_FILE, indextts2.CONFIG_FILE)
-INDEXTTS2_NEEDED += (INDEXTTS2_VOCABULARY, indextts2.STATS_FILE)
-INDEXTTS2_WITH_THEM = ("LICENSE.txt", "LICENSE_ZH.txt", "s2mel.pth", "feat1.pt", "feat2.pt")
-LICENCE = "CPML"  # of XTTS-v2 and of all that is made from it
-BILIBILI = "bilibili"  # the licence of IndexTTS2
-# What each licence binds to; what a run records after its name.
-TERMS = {
-    LICENCE: (
-        "is an XTTS-v2, or made from one. It is under the Coqui Public Model License: neither the "
-        "model, nor what is made from it, nor its speech may be used commercially"
-    ),
-    BILIBILI: (
-        "is an IndexTTS2, or made from one. It is under the bilibili Model Use License Agreement, "
-        "whose conditions also bind everyone who is given what is made from it"
-    ),
-}
-# Nothing is spoken in training: the kit does not make its sound.
-NOT_SPOKEN = {
-    "train": {"gate_every": 0, "gate_patience": 0},
-    "decoder_finetune": {"steps": 0},
-    "reader": {"rows": 0},
-}
 ACCEPTED = ", accepted"  # as a run records it, after the licence's name
-CONDITIONS = {LICENCE: "neither the model nor its speech may be sold"}
 OTHER_CONDITIONS = "its conditions go with the model"
-
 CODEC = "codec.safetensors"
 
 # Settings of the released model, which had better stay as they are.
 TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "text_dropout")
 # How coqui fine-tunes XTTS; a preset's learning rates are for training from scratch.
-XTTS_DEFAULTS = {
+COQUI_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
 }
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
@@ -91,21 +59,68 @@ class BaseModel:
     model: SpeechGPT
     codec: Codec
     tokenizer: bytes  # its file
-    front_end: MelConfig | FeatureConfig
+    front_end: MelConfig
     phonemes: str = ""  # of the tokenizer
     kept: tuple[str, ...] = ()  # settings of the model, beside its sizes
     record: dict  # for the run's report: where it came from, its licence
     defaults: dict = dataclasses.field(default_factory=dict)  # settings that a user may change
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+    """A published model that runs can start from; an extra offers it in BASE_MODELS."""
+
+    name: str
+    repository: str  # on the hub
+    revision: str  # that was tested, as the files of a repository may change; "": none was
+    weights: str  # the file that holds them
+    files: tuple[str, ...]  # that are needed
+    optional: tuple[str, ...]  # that are passed on with them, where they are there
+    licence: str  # as `accept_license` names it; all that is made from the model has it
+    terms: str  # what it binds to, as the end of a sentence about a folder
+    condition: str = OTHER_CONDITIONS
+    on_the_hub: tuple[str, str] = ("", "")  # the licence's name and address there
+    defaults: dict  # settings to fine-tune it with, which a user may change
+    sizes: Callable[[], dict]  # of its GPT, as section `model`
+    frame_rate: float  # codes per second
+    is_in: Callable[[Path], bool]  # whether a folder holds one
+    load: Callable[[Path, Callable], BaseModel]  # from a folder; takes a `fetch(repository, file)`
+    export: Callable  # (run, voice, its folder, "fp16" or "fp32") -> the folder with the tuned one
+    export_folder: str  # its name, in the run's
+    missing_files: Callable[[Path], list[str]] = lambda folder: []  # of an export, to speak
+    speaker: Callable | None = None  # (folder, reference): speaks where the kit cannot
+    refuse: Callable[[str], str] = lambda repository: ""  # why a repository cannot be used
+
+
+def releases() -> list[Release]:
+    """Return the published models that the extras here can read."""
+    return [extras.load("BASE_MODELS", name) for name in extras.offered("BASE_MODELS")]
+
+
+def release_in(folder: Path) -> Release | None:
+    """Return which published model, also a fine-tuned one, `folder` holds; None if it is none."""
+    return next((release for release in releases() if release.is_in(folder)), None)
+
+
+def package_speaker(run: Run):
+    """Return what speaks with the exported voice of `run` where the kit cannot make its sound.
+
+    Raises KitError where the export, or the package that speaks, is missing.
+    """
+    for release in releases():
+        if release.speaker:
+            return release.speaker(run.folder / release.export_folder)
+    raise KitError("The extra that speaks such voices is not in kit/extras: bring it back.")
+
+
 def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """Return `run` starting from the model in `folder`, with that model's sizes as settings.
 
-    `folder` is an export, another run's folder or a released XTTS-v2; `hf://OWNER/NAME@REVISION`
-    downloads an export or a release. `licence` accepts the licence of XTTS-v2, which a voice made
-    from it has, too. "" leaves the run as it was started. Raises KitError for a folder without a
-    model, a licence that is not accepted, a run that was started otherwise and a failed download;
-    SpeechError, or the errors of `load_xtts` and `xtts_codec`, for a damaged model.
+    `folder` is an export, another run's folder or a release; `hf://OWNER/NAME@REVISION` downloads
+    an export or a release. `licence` accepts the licence of a release, which a voice made from it
+    has, too. "" leaves the run as it was started. Raises KitError for a folder without a model, a
+    licence that is not accepted, a run that was started otherwise and a failed download; KitError
+    or SpeechError for a damaged model.
     """
     if not folder:
         return run
@@ -129,10 +144,9 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
             f"The run `{run.name}` was started {how}, not from {folder}: its codes and text ids "
             f"would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
-    if weights == indextts2.WEIGHTS_FILE:
-        base = load_indextts2_base(run, path, licence)
-    elif weights == xtts_v2.WEIGHTS_FILE:
-        base = load_xtts_base(path, licence)
+    release = release_in(path)
+    if release and weights == release.weights:
+        base = load_release(run, release, path, licence)
     else:
         base = load_own(path, weights, licence)
     run = run.save_settings(settings_for(run, base))
@@ -165,14 +179,16 @@ def too_few_hours(run: Run, hours: float) -> str:
 
 
 def repository_of(name: str) -> tuple[str, str]:
-    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that in PINNED.
+    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that of a release.
 
     Raises KitError if there is none, and for a repository of another kind of model.
     """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    if repository.startswith(f"{indextts2.INDEXTTS2_REPOSITORY}."):
-        raise KitError(f"BASE_MODEL = {name}: {indextts2.describe_version_2_5(repository)}")
-    revision = revision or PINNED.get(repository, "")
+    for release in releases():
+        if release.refuse(repository):
+            raise KitError(f"BASE_MODEL = {name}: {release.refuse(repository)}")
+        if release.repository == repository:
+            revision = revision or release.revision
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
             f"BASE_MODEL = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
@@ -189,26 +205,36 @@ def repository_of(name: str) -> tuple[str, str]:
 def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     """The folder of the model `name`, downloaded if it is on the hub; and the download's record.
 
-    All runs share the download. A repository other than the tested release's may hold a voice of
-    this kit. No weights are downloaded before their licence is accepted. Raises KitError for a
-    wrong name; KitError and DiskError if the download fails.
+    All runs share the download. A repository other than a release's may hold a voice of this kit,
+    or a fine-tuned release. No weights are downloaded before their licence is accepted. Raises
+    KitError for a wrong name; KitError and DiskError if the download fails.
     """
     if not name.startswith(HUB):
         return Path(name).expanduser(), {}
     repository, revision = repository_of(name)
     folder = copy_of(repository, revision, run.folder.parent)
-    needed_licence, names, listing = LICENCE, (NEEDED, WITH_THEM), None
-    if repository == indextts2.INDEXTTS2_REPOSITORY:
-        needed_licence, names = BILIBILI, (INDEXTTS2_NEEDED, INDEXTTS2_WITH_THEM)
-    elif repository not in PINNED and not fetched(folder, NEEDED):
-        if not fetched(folder, EXPORT_FILES):
-            listing = list_files(repository, revision)
-        if not listing or CARD in listing[1]:
-            fetch_once(repository, revision, folder, (CARD,), (), listing)
-            needed_licence = read_card(folder).licence
-            names = (EXPORT_FILES, BESIDE_THEM)
-    if needed_licence:
-        require_licence(name, licence, needed_licence)
+    known = releases()
+    release = next((each for each in known if each.repository == repository), None)
+    release = release or next((each for each in known if fetched(folder, each.files)), None)
+    listing = None
+    if release is None and not fetched(folder, EXPORT_FILES):
+        listing = list_files(repository, revision)
+        if CARD not in listing[1]:
+            release = next((each for each in known if set(each.files) <= set(listing[1])), None)
+            if release is None:
+                names = ", ".join(sorted(listing[1])[:8])
+                raise KitError(
+                    f"{name} holds no voice of this kit ({CARD}) and no model that an extra reads "
+                    f"({', '.join(each.name for each in known) or 'there are none'}): {names}."
+                )
+    if release:
+        require_licence(name, licence, release.licence)
+        names = (release.files, release.optional)
+    else:
+        fetch_once(repository, revision, folder, (CARD,), (), listing)
+        if read_card(folder).licence:
+            require_licence(name, licence, read_card(folder).licence)
+        names = (EXPORT_FILES, BESIDE_THEM)
     return folder, fetch_once(repository, revision, folder, *names, listing)
 
 
@@ -265,7 +291,8 @@ def require_licence(name: Path | str, licence: str, needed: str) -> None:
     if licence == needed:
         return
     given = f", not {licence!r}" if licence else ""
-    terms = TERMS.get(needed, f"is under the licence {needed!r}, and so is what is made from it")
+    terms = f"is under the licence {needed!r}, and so is what is made from it"
+    terms = next((each.terms for each in releases() if each.licence == needed), terms)
     raise KitError(
         f"{name} {terms}. Read the licence where the model was published; to accept it, "
         f'give `accept_license="{needed}"` (--accept-license {needed}){given}.'
@@ -274,7 +301,8 @@ def require_licence(name: Path | str, licence: str, needed: str) -> None:
 
 def accepted(licence: str) -> str:
     """What a run records of a licence that was accepted."""
-    return f"{licence}{ACCEPTED}: {CONDITIONS.get(licence, OTHER_CONDITIONS)}"
+    conditions = {release.licence: release.condition for release in releases()}
+    return f"{licence}{ACCEPTED}: {conditions.get(licence, OTHER_CONDITIONS)}"
 
 
 def inherited_licence(run: Run) -> str:
@@ -282,19 +310,12 @@ def inherited_licence(run: Run) -> str:
     return (run.figure("start_from", "licence") or "").partition(ACCEPTED)[0]
 
 
-def release_weights(folder: Path) -> str:
-    """The name of the weights of an XTTS in `folder`; "" if there is none."""
-    names = (xtts_v2.WEIGHTS_FILE, xtts_v2.VOCABULARY_FILE)
-    return xtts_v2.WEIGHTS_FILE if all((folder / name).is_file() for name in names) else ""
-
-
 def weights_in(folder: Path) -> tuple[Path, str]:
     """The folder and the name of the weights of the export, run or release in `folder`."""
-    if folder.name == indextts2.WEIGHTS_FILE:  # the file in place of its folder
+    if folder.name in [release.weights for release in releases()]:  # the file, not its folder
         folder = folder.parent
-    names = [release_weights(folder) or WEIGHTS["ema"], WEIGHTS["raw"]]
-    if indextts2.indextts2_in(folder):
-        names = [indextts2.WEIGHTS_FILE]
+    release = release_in(folder)
+    names = [release.weights] if release else [WEIGHTS["ema"], WEIGHTS["raw"]]
     if (folder / CARD).is_file():
         names = ["model.safetensors"]
     for name in names:
@@ -302,69 +323,44 @@ def weights_in(folder: Path) -> tuple[Path, str]:
             return folder.resolve(), name
     missing = "it is a file" if folder.is_file() else "no such folder"
     content = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
+    others = "".join(f", or that of a {each.name} ({', '.join(each.files)})" for each in releases())
     raise KitError(
         f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
-        "`export` of a run, the folder of a run that 02_train has finished, or that of a released "
-        "XTTS-v2 with its vocab.json, or IndexTTS2 with its config.yaml."
+        f"`export` of a run, the folder of a run that 02_train has finished{others}."
     )
 
 
-def load_xtts_base(folder: Path, licence: str) -> BaseModel:
-    """Load the XTTS-v2 in `folder`; `licence` accepts its licence. Raises KitError."""
-    require_licence(folder, licence, LICENCE)
-    xtts = xtts_v2.load_xtts(folder / xtts_v2.WEIGHTS_FILE)
-    if not xtts.dvae:
-        raise KitError(
-            f"{folder} has no {xtts_v2.DVAE_FILE}, which makes codes of recordings: copy it there "
-            "from where the model was published."
-        )
-    codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
-    front_end = codec.reference_mel.config
-    return released(xtts, codec, xtts.vocabulary.data, front_end, LICENCE, XTTS_DEFAULTS)
-
-
-def load_indextts2_base(run: ActiveRun, folder: Path, licence: str) -> BaseModel:
-    """Load the IndexTTS2 in `folder`; `licence` accepts its licence. Raises KitError."""
-    require_licence(folder, licence, BILIBILI)
+def load_release(run: ActiveRun, release: Release, folder: Path, licence: str) -> BaseModel:
+    """Load the release in `folder`; `licence` accepts its licence. Raises KitError."""
+    require_licence(folder, licence, release.licence)
 
     def fetch(repository: str, name: str) -> Path:
         beside = copy_of(repository, "main", run.folder.parent)
         fetch_once(repository, "main", beside, (name,), ("LICENSE", "README.md"))
         return beside / name
 
-    release = indextts2.load_indextts2(folder / indextts2.WEIGHTS_FILE)
-    codec = load_indextts2_codec(folder, release.settings, fetch)
-    config = release.model.config
-    if codec.vocab_size + 2 != config.code_vocab:
-        raise KitError(
-            f"The semantic codec of {folder / indextts2.CONFIG_FILE} has {codec.vocab_size:,} "
-            f"codes, its GPT {config.code_vocab - 2:,}: they are of different releases."
-        )
-    defaults = merge(XTTS_DEFAULTS, NOT_SPOKEN)
-    return released(release, codec, release.tokenizer, FeatureConfig(), BILIBILI, defaults)
+    return release.load(folder, fetch)
 
 
-def released(
-    release: xtts_v2.XTTS | indextts2.IndexTTS2,
-    codec: Codec,
-    tokenizer: bytes,
-    front_end: MelConfig | FeatureConfig,
-    licence: str,
-    defaults: dict,
+def from_release(
+    release: Release, loaded: Any, codec: Codec, tokenizer: bytes, front_end: MelConfig
 ) -> BaseModel:
-    """The base model of a release, whose settings stay as they are."""
+    """The base model of a release, whose settings stay as they are.
+
+    `loaded` has the attributes `model`, `source` (a dataclass) and `notes`.
+    """
     return BaseModel(
-        model=release.model,
+        model=loaded.model,
         codec=codec,
         tokenizer=tokenizer,
         front_end=front_end,
         kept=TRAINED_WITH,
         record={
-            "licence": accepted(licence),
-            **dataclasses.asdict(release.source),
-            "notes": list(release.notes),
+            "licence": accepted(release.licence),
+            **dataclasses.asdict(loaded.source),
+            "notes": list(loaded.notes),
         },
-        defaults=defaults,
+        defaults=release.defaults,
     )
 
 

@@ -24,7 +24,7 @@ from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import GIB, bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import TrialConfig
 from kit.training.switches import Switch

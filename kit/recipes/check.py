@@ -16,8 +16,8 @@ from kit.base.formatting import format_gib, text_grid
 from kit.base.hardware import choose_precision, choose_preset, format_capability
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
-from kit.recipes.base_model import NOT_SPOKEN, XTTS_DEFAULTS, finetuning_settings
+from kit.recipes.base_model import finetuning_settings, releases
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning
@@ -123,26 +123,22 @@ def planned_grid(run: ActiveRun) -> list[tuple[str, ...]]:
     if measured and run.precision.value != "fp32" and run.preset == load_preset(run.preset_name):
         preset = (*preset[:2], f"{preset[2]} ({measured:.2f} measured)", *preset[3:])
     grid = [HEAD, preset]
-    indextts2 = read_yaml(cards.CARDS)["indextts2"]
-    releases = {
-        "XTTS-v2": (load_preset("xtts_v2")["model"], 22050 / 1024, XTTS_DEFAULTS),
-        "IndexTTS2": (indextts2, 50.0, merge(XTTS_DEFAULTS, NOT_SPOKEN)),
-    }
-    for name, (sizes, frame_rate, defaults) in releases.items():
-        model = build(GPTConfig, sizes)
-        settings = finetuning_settings(run, model, defaults)
+    for release in releases():
+        model = build(GPTConfig, release.sizes())
+        settings = finetuning_settings(run, model, release.defaults)
         tuned = dataclasses.replace(run, preset=merge(run.preset, settings))
         for method, what in (("lora", "adapters"), ("full", "all weights")):
             default = " (default)" if method == settings["finetune"]["method"] else ""
             finetuning = Finetuning(
                 config=build(FinetuneConfig, tuned.section("finetune"), method=method),
                 lora=build(LoRAConfig, tuned.section("lora")),
-                base=Base(config=model, sha256="", weights=Path(name)),
+                base=Base(config=model, sha256="", weights=Path(release.name)),
             )
-            codes = round(LONGEST_S * frame_rate)
+            codes = round(LONGEST_S * release.frame_rate)
             lengths = {"text_ids": LONGEST_TEXT_IDS, "codes": codes}
             work = workload(tuned, model=model, finetuning=finetuning, **lengths)
-            grid.append(planned_cells(f"{name}, {what}{default}", work, frame_rate))
+            label = f"{release.name}, {what}{default}"
+            grid.append(planned_cells(label, work, release.frame_rate))
     return grid
 
 

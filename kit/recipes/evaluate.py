@@ -33,8 +33,8 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
-from kit.recipes.active_run import ActiveRun, sampling_of
-from kit.releases.indextts2.speak import EXPORT_FOLDER, PackageSpeaker
+from kit.recipes.base_model import package_speaker
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
@@ -419,7 +419,7 @@ class Evaluation:
         Says what is missing where it cannot speak.
         """
         try:
-            speaker = PackageSpeaker(self.active_run.folder / EXPORT_FOLDER)
+            speaker = package_speaker(self.active_run)
         except KitError as error:
             return Result(line=f"The CER was not measured: {error}")
         texts = [row.text for row in self.data.held_out[:PACKAGE_SENTENCES]]

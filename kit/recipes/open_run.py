@@ -13,10 +13,8 @@ import os
 import re
 import tarfile
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-
-import yaml
 
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import front_end_config
@@ -32,16 +30,73 @@ from kit.base.files import (
     shorten_name,
     write_atomic,
 )
-from kit.base.formatting import nearest, shorten
+from kit.base.formatting import flat, nearest
 from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run, find_run, read_run_file
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.recipes.active_run import ActiveRun, active_run
-from kit.settings import (
-    SECTIONS,
-    DataConfig,
-)
+from kit.notebook.result import Result
+from kit.settings import SECTIONS, DataConfig, GenerateConfig
 from kit.text.normalize import language_code
+from kit.training.ranks import ALONE, Ranks
+
+SETTINGS_SHOWN = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActiveRun(Run):
+    """A run's folder, preset and record, with the machine and what was chosen for it."""
+
+    hw: hardware.Hardware
+    threads: hardware.Choice  # of torch
+    precision: hardware.Choice  # "fp32", "fp16" or "bf16"
+    copy: "RunCopy | None" = None  # of its folder, on another disk
+    ranks: Ranks = ALONE  # the processes that share its work
+
+    def record(self, **figures) -> dict:
+        """As `Run.record`; returns only after everything new was copied to the other disk."""
+        report = super().record(**figures)
+        if self.copy:
+            self.copy.copy_all()
+        return report
+
+    def fetch_checkpoints(self) -> None:
+        if self.copy:
+            self.copy.run.fetch(lambda name: name.startswith("checkpoints/"))
+
+    def hold_shared_lock(self, what: str) -> AbstractContextManager:
+        """Lock out `what` on other machines that share the copy."""
+        return self.copy.run.hold_shared_lock(what) if self.copy else nullcontext()
+
+    def __str__(self) -> str:
+        values = [f"{name} = {value}" for name, value in flat(self.settings)]
+        more = len(values) - SETTINGS_SHOWN
+        if more > 1:  # a run that starts from a base model has dozens
+            values[SETTINGS_SHOWN:] = [f"and {more} values more ({runs.SETTINGS})"]
+        return (
+            f"run {self.name} in {self.folder}, preset {self.preset_name}, "
+            + (f"use {self.use}, " if self.use else "")
+            + (f"set {', '.join(values)}, " if values else "")
+            + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        choices = {"precision": self.precision, "threads": self.threads}
+        reasons = {name: f"{c.value}: {c.reason}" for name, c in choices.items()}
+        if self.copy:
+            reasons["kept in"] = str(self.copy.folder)
+        return Result(line=str(self), figures=reasons)._repr_html_()
+
+
+def activate(run: Run, copy: "RunCopy | None" = None) -> ActiveRun:
+    """Return `run`, its `copy`, and what suits this machine; sets torch's threads."""
+    if copy:
+        copy.fetch_codes(run)
+    hardware.set_cuda_defaults()
+    hw = hardware.detect()
+    threads, precision = hardware.use_threads(hw), hardware.choose_precision(hw)
+    return ActiveRun(**vars(run), hw=hw, threads=threads, precision=precision, copy=copy)
 
 
 def open_active_run(
@@ -65,7 +120,7 @@ def open_active_run(
             use = use or read_run_file(last / "use")
     mirror = find_mirror()
     folder = runs.run_folder(name) if create else runs.require_run(name)
-    kept = open_run_copy(folder, mirror) if mirror else None
+    copy = open_run_copy(folder, mirror) if mirror else None
     run = find_run(preset, use, folder.name)
     check_saved_settings(run)
     config.require_sections(settings, Path("SETTINGS"))
@@ -76,7 +131,7 @@ def open_active_run(
             write_atomic(place / runs.LAST_RUN, run.name)
     if settings:
         run = run.save_settings(settings)
-    return active_run(run, kept)
+    return activate(run, copy)
 
 
 # Names of folders and tables that say nothing about the data: the folder above them does.
@@ -113,27 +168,6 @@ def _source_of(name: str) -> tuple[str, str] | None:
     return None
 
 
-def parse_settings(words: list[str]) -> dict:
-    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML."""
-    sections = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and section and key):
-            raise KitError(
-                f"--set {shorten(word)}: write section.key=value, for instance --set train.lr=1e-4."
-            )
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise KitError(f"--set {shorten(word)} has no plain value: {shorten(error)}") from error
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value)  # 1e-4, which YAML takes for a word
-        sections.setdefault(section, {})[key] = value
-    return sections
-
-
 def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "") -> ActiveRun:
     """Return the run `name`, or without a name a preset alone, on this machine; writes nothing.
 
@@ -163,7 +197,7 @@ def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "
     over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
     run = dataclasses.replace(run, **over)
     if not gpu:
-        return active_run(run)
+        return activate(run)
     threads = hardware.Choice(value="1", reason="nothing runs")
     return ActiveRun(**vars(run), hw=hw, threads=threads, precision=hardware.choose_precision(hw))
 
@@ -212,6 +246,66 @@ def _check_plain(section: str, key: str, value, known: dict) -> None:
         )
 
 
+# --- what a run is made from ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """The recordings and the text that a run's tokenizer, codec and voice are trained on."""
+
+    data: str = ""  # a folder, a table, an archive or a hf:// name; "": the built-in corpus
+    language: str = "am"
+    text: str = ""  # a file of more text than the recordings'; "": theirs alone
+    phonemes: str = ""  # a language by espeak-ng's name; "": letters
+    tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
+
+    def __str__(self) -> str:
+        parts = [self.data or "the built-in corpus", f"language {self.language}"]
+        more = {"pieces of": self.text, "phonemes of": self.phonemes, "tokenizer": self.tokenizer}
+        return ", ".join(parts + [f"{what} {value}" for what, value in more.items() if value])
+
+    def begin(self, run: ActiveRun) -> None:
+        run.require_permanent("data", str(self))
+        run.record(data={"source": dataclasses.asdict(self)})
+
+    def section(self, run: ActiveRun, name: str) -> dict:
+        """The run's section `name`, with the preset's changes for recordings of people.
+
+        The run's own settings override both.
+        """
+        own = run.settings.get(name, {})
+        if not self.data or (name == "codec" and "kind" in own):  # the changes suit the mel codec
+            return run.section(name)
+        changes = run.section("recordings").get(name, {})
+        return merge(merge(run.section(name), changes), own)
+
+
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
+    """Fill what `asked` leaves empty from the run's record; return it with a line to print."""
+    recorded = run.figure("data", "source") or {}
+    given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+    if "language" in given:
+        given["language"] = language_code(given["language"])
+        # However it was spelt when the run started: a run keeps its source, letter by letter.
+        if "language" in recorded and language_code(recorded["language"]) == given["language"]:
+            given["language"] = recorded["language"]
+    source = build(RunSource, recorded, **given)
+    added = any(value and name not in given for name, value in recorded.items())
+    return source, f"As this run was started: {source}." if added else ""
+
+
+def section_for_run(run: ActiveRun, name: str) -> dict:
+    """The section `name`, adapted to the recordings that `run` was started with."""
+    return choose_source(run, RunSource())[0].section(run, name)
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """The sampling settings for the voice of `run`, with the fields `over` replaced."""
+    return build(GenerateConfig, section_for_run(run, "generate"), **over)
+
+
+# --- its copy on another disk ------------------------------------------------------------------
+
 COPY_EVERY_S = 10.0
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
 NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
@@ -258,6 +352,10 @@ class RunCopy:
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 
+    @property
+    def folder(self) -> Path:
+        return self.run.kept
+
     def begin(self) -> None:
         """Fetch the run's files, and copy changes in the background from now on."""
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
@@ -266,7 +364,7 @@ class RunCopy:
         except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens it to fix both
             print(f"Held-out recordings in {self.run.folder / CLIPS} stay packed: {error}")
         if self.thread is None:
-            print(f"This run is kept in {self.run.kept}.")
+            print(f"This run is kept in {self.folder}.")
             self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
             self.thread.start()
             atexit.register(self.stop)

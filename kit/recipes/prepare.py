@@ -40,10 +40,10 @@ from kit.model.sequence import collate
 from kit.notebook.plots import bars, curves, histogram, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
-from kit.recipes import active_run, run_parts
+from kit.recipes import open_run, run_parts
 from kit.recipes import prepare_parts as parts
-from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import start_from_base, too_few_hours
+from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import START_FROM
 from kit.settings import (
     AlignConfig,
@@ -120,7 +120,7 @@ class Preparation:
             phonemes=phonemes or pieces.get("phonemes", ""),
             tokenizer=tokenizer,
         )
-        self.source, self.source_line = active_run.choose_source(run, asked)
+        self.source, self.source_line = open_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces

@@ -20,6 +20,7 @@ from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_cod
 from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import Recognizer, SpeechRecognizer
 from kit.audio.spectrogram import Mel, load_mel, make_front_end
+from kit.base import extras
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
@@ -28,9 +29,8 @@ from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.notebook.progress import Ticker
-from kit.recipes.active_run import ActiveRun, RunSource
+from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
-from kit.releases import whisper
 from kit.settings import MelConfig, RecognizerConfig, TokenizerConfig
 from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
@@ -39,7 +39,6 @@ from kit.training.ranks import RankLost, SeveralRanks, broadcast_order, interrup
 
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
-WHISPERS = "whisper"  # a folder beside the runs, which share it
 REUSED = "the one of before, with these settings, is used again"
 UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in millionths
 
@@ -249,10 +248,11 @@ def train_or_load_recognizer(
     """
     note = ""
     if config.whisper:
-        missing = whisper.whisper_unavailable()
-        if not missing:
-            return whisper_recognizer(run, config.whisper, rows, language)
-        note = f". Whisper is not used: {missing}"
+        load_whisper = extras.load("READY_RECOGNIZERS", "whisper")
+        model, origin = load_whisper(run, config.whisper, rows, language)
+        if model:
+            return model, origin
+        note = f". Whisper is not used: {origin}"
         config = dataclasses.replace(config, whisper="")
     path = run.path("recognizer.safetensors")
     model = recognizer.load_recognizer(path) if path.exists() else None
@@ -274,31 +274,6 @@ def train_or_load_recognizer(
     run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
     recognizer.save_recognizer(model, path)
     return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}{note}"
-
-
-def whisper_recognizer(
-    run: ActiveRun, name: str, rows: list[Utterance], language: str
-) -> tuple[whisper.WhisperRecognizer, str]:
-    """The Whisper `name`; its error rate and speed on held-out recordings are recorded."""
-    folder = whisper.whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
-    train = rows_in_split(rows, "train")
-    alphabet = recognizer.alphabet_of([row.text for row in train])
-    model = whisper.new_whisper(folder, language, alphabet)
-    path = run.path("recognizer.safetensors")
-    saved = recognizer.load_recognizer(path) if path.exists() else None
-    if saved and saved.fingerprint() == model.fingerprint():
-        return saved, REUSED
-    judged = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
-    texts = [row.text for row in judged]
-    rate_hz = model.input_sample_rate
-    waves = [load_wave(row.audio, rate_hz) for row in judged]
-    began_s = time.perf_counter()
-    error = recognizer.cer(model.transcribe_waves(waves, rate_hz), texts)
-    factor = (time.perf_counter() - began_s) / sum(len(wave) / rate_hz for wave in waves)
-    run.record(recognizer={"held_out": error, "whisper": name, "real_time_factor": factor})
-    whisper.save_whisper(model, path)
-    figures = f"held-out errors {error:.1%}, {factor:.2f} s a second of sound"
-    return model, f"Whisper ({name}) transcribes `{language}`: {figures}"
 
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:

@@ -23,7 +23,7 @@ from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.transcripts import read_texts
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
 from kit.text import sentences as sentence_splitting

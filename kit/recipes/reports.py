@@ -18,9 +18,9 @@ from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.inference.evaluate import Scores
 from kit.notebook.plots import column, curves, smooth, thin
 from kit.notebook.result import Result, Sound
-from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
+from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
 from kit.settings import ManifestConfig
 from kit.training.logs import held_out_losses, read_log
@@ -259,7 +259,7 @@ class Compare:
             return Result(line=SKIPPED)
         voices = []
         for run in self.runs.values():
-            voices.append(Speaking(run if isinstance(run, ActiveRun) else active_run(run)))
+            voices.append(Speaking(run if isinstance(run, ActiveRun) else activate(run)))
         texts = [row.text for row in voices[0].held_out if voices[1].voice.can_speak(row.text)]
         if not texts:
             raise KitError(

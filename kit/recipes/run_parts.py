@@ -7,7 +7,7 @@ from kit.base.run import read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import first_weights, load_model, saved_config, warm_start_model
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, LoRAConfig, SpeedConfig, TrainConfig
 from kit.text.tokenizer import BaseTokenizer, base_spellings, load_tokenizer
 from kit.training.config import Base, Finetuning

@@ -15,8 +15,8 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun, RunSource
 from kit.recipes.base_model import too_few_hours
+from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.estimate import estimate_time

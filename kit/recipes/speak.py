@@ -23,19 +23,16 @@ from kit.dataset.manifest import read_manifest
 from kit.inference import compare_formats as measure
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, export_voice, load_export, read_card
-from kit.inference.onnx_export import export_onnx
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
 from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.active_run import ActiveRun, sampling_of
-from kit.recipes.base_model import inherited_licence, voice_folder
+from kit.recipes.base_model import inherited_licence, release_in, voice_folder
 from kit.recipes.evaluate import OTHER_FILES
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.start import is_colab
-from kit.releases.indextts2.model import indextts2_in
-from kit.releases.indextts2.speak import PackageSpeaker
 from kit.settings import GenerateConfig, InferConfig
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
@@ -481,17 +478,6 @@ class SpeakingCosts:
         return self.record("real_time_factor", line, [picture], figures)
 
 
-def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
-    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
-
-    Raises KitError for a missing package and for a voice that ONNX cannot hold.
-    """
-    export = voice_folder(voice, run)
-    folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
-    how = 'Speak: python speak_onnx.py "..." --out speech.wav'
-    return Result(line=f"{folder}: {megabytes(folder)}. {how}")
-
-
 def speak(
     run: ActiveRun | str,
     text: str | None = None,
@@ -522,10 +508,13 @@ def speak(
         raise KitError("--dtype is for a run's voice: an exported one has its number format.")
     if speaker and reference:
         raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
-    if voice and indextts2_in(Path(voice).expanduser()):
+    release = release_in(Path(voice).expanduser()) if voice else None
+    if release and release.speaker:
         if file or speaker:
-            raise KitError("An IndexTTS2 takes --text and --reference, no --file or --speaker.")
-        package = PackageSpeaker(Path(voice).expanduser(), reference)
+            raise KitError(
+                f"An {release.name} takes --text and --reference, no --file or --speaker."
+            )
+        package = release.speaker(Path(voice).expanduser(), reference)
         sounds = players_of({text: package.speak(text)}, package.sample_rate)
         yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
         return

@@ -53,7 +53,7 @@ from kit.notebook.plots import heatmaps, mel_picture, pixels, run_curves
 from kit.notebook.progress import Lines, Pace, Ticker, newest, progress_texts
 from kit.notebook.result import Result, Sound, players_of, sound_html
 from kit.notebook.train_panel import TrainPanel
-from kit.recipes.active_run import ActiveRun, sampling_of, section_for_run
+from kit.recipes.open_run import ActiveRun, sampling_of, section_for_run
 from kit.recipes.run_parts import first_model
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
@@ -212,7 +212,7 @@ class Training(TrainingPlan):
         self.judge()
         configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
         along = TrainAlong(
-            run=dataclasses.replace(run, kept=None, ranks=Ranks()),
+            run=dataclasses.replace(run, copy=None, ranks=Ranks()),
             settled={name: vars(config) for name, config in configs.items()},
             evaluates=self.gate is not None,
         )

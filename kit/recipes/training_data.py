@@ -22,7 +22,7 @@ from kit.inference import voice_files
 from kit.inference.voice import Habits, Voice
 from kit.model.sequence import Batch, collate, pack
 from kit.model.text_attention import AlignmentHead
-from kit.recipes.active_run import ActiveRun, section_for_run
+from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.run_parts import START_FROM
 from kit.settings import DataConfig, GPTConfig
 from kit.text.tokenizer import load_tokenizer

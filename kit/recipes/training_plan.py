@@ -21,8 +21,8 @@ from kit.inference.evaluate import gate_evaluator, recognizer_warning
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.notebook.widgets import Field
-from kit.recipes import active_run, run_parts
-from kit.recipes.active_run import ActiveRun, section_for_run
+from kit.recipes import open_run, run_parts
+from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.training_data import TrainingData
 from kit.settings import DataConfig, EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
 from kit.training.config import Finetuning
@@ -378,7 +378,7 @@ class TrainingPlan:
         line = "quality gate: off"
         if sentences:
             recognizer = load_recognizer(run.path("recognizer.safetensors"))
-            config = active_run.sampling_of(run, best_of=1)
+            config = open_run.sampling_of(run, best_of=1)
             self.gate = gate_evaluator(self.data.voice(), sentences, recognizer, config)
             line = f"quality gate: {len(sentences)} sentences every {every} steps"
         own_cer = run.figure("recognizer", "held_out")

@@ -1,7 +1,6 @@
 """Text to token ids and back: what all tokenizers share, and the SentencePiece one."""
 
 import abc
-import importlib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
+from kit.base import extras
 from kit.base.errors import SpeechError
 from kit.base.files import file_kind
 
@@ -39,7 +39,6 @@ class BaseTokenizer(abc.ABC):
     language: str = ""  # of the texts, where ids depend on it
     phonemes: str = ""  # the espeak-ng language in whose phonemes it spells; "" for letters
     replaceable: bool = False  # whether `replaced_by` puts another vocabulary in its place
-    growth_module: str = ""  # the module that grows the vocabulary of a released tokenizer
 
     @property
     def prefix_ids(self) -> Sequence[int]:
@@ -65,6 +64,9 @@ class BaseTokenizer(abc.ABC):
     @abc.abstractmethod
     def file_bytes(self) -> bytes:
         """The file that it was read from."""
+
+    # One that is no SentencePiece model also has `grow(lines, path)`, the tokenizer with the pieces
+    # that `lines` can teach, `describe_growth(grown)` and `spellings(grown)` (`base_spellings`).
 
     def encode(self, text: str) -> list[int]:
         """Ids of normalised `text`, without START and STOP."""
@@ -176,19 +178,28 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
     """The tokenizer at `path`: SentencePiece (IndexTTS2's is marked), or (JSON) that of an XTTS."""
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
-        xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
-        return xtts.XTTSTokenizer(path, language)
+        return extras.load("TOKENIZERS", "json")(path, language)
     tokenizer = Tokenizer(path)
     if tokenizer.is_indextts2:
-        indextts2 = importlib.import_module("kit.releases.indextts2.tokenizer")
-        return indextts2.IndexTTS2Tokenizer(path, language)
+        return extras.load("TOKENIZERS", "indextts2")(path, language)
     return tokenizer
+
+
+def spell_unknown(base: BaseTokenizer, char: str) -> str:
+    """Spell a letter that `base` lacks without its accent, or by its name; else return it."""
+    plain = unicodedata.normalize("NFD", char)[0]
+    name = unicodedata.name(char, "").partition(" WITH ")[0]
+    named = name.split()[-1].lower() if "LETTER" in name or "SYLLABLE" in name else ""
+    for spelling in (plain, named, named.upper()):
+        if spelling and not base.uncovered(spelling):
+            return spelling
+    return char
 
 
 def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
     """For each id whose piece `base` does not have there: the ids in which it spells that piece."""
     if not isinstance(base, Tokenizer):
-        return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
+        return base.spellings(grown)
     proto = base.model.serialized_model_proto() + WITHIN_WORDS
     speller = spm.SentencePieceProcessor(model_proto=proto)
     known = {base.piece(number): number for number in range(base.piece_count)}

@@ -9,7 +9,6 @@ not start at random.
 import collections
 import contextlib
 import dataclasses
-import importlib
 import io
 import itertools
 import json
@@ -201,8 +200,7 @@ def vocabulary_advice(
     released tokenizer `base` grows only by what the text can teach: the reason says what is new.
     """
     if base is not None and not isinstance(base, Tokenizer):
-        growth = importlib.import_module(base.growth_module)
-        return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
+        return tokenizer.vocab_size, base.describe_growth(tokenizer)
     size = tokenizer.piece_count
     normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
     learned = {i: text for i, text in normal.items() if len(text) > 1}
@@ -315,7 +313,7 @@ def grow_tokenizer(
     does. A released tokenizer uses neither `config` nor `text`.
     """
     if not isinstance(base, Tokenizer):
-        return importlib.import_module(base.growth_module).grow_xtts(base, lines, path)
+        return base.grow(lines, path)
     if base.phonemes != config.phonemes:
         raise SpeechError(
             f"The base voice spells in {base.phonemes or 'letters'}, but the setting is "

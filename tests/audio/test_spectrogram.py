@@ -12,7 +12,7 @@ from released_sound import spoken
 from kit.audio import spectrogram
 from kit.audio.spectrogram import Mel
 from kit.base.errors import KitError, Note, SpeechError
-from kit.releases.xtts_v2.codec import XTTSMel
+from kit.extras.xtts_v2.codec import XTTSMel
 from kit.settings import MelConfig
 
 XTTS = {"kind": "xtts", "n_fft": 2048, "mel_stats": [0.5 + i / 80 for i in range(80)]}

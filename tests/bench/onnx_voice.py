@@ -19,9 +19,10 @@ import torch
 
 from kit.audio.recognizer import cer, load_recognizer
 from kit.dataset.manifest import read_manifest
-from kit.inference import evaluate, speak_onnx, voice_files
+from kit.extras.onnx import speak_onnx
+from kit.extras.onnx.export import WEIGHTS, export_onnx
+from kit.inference import evaluate, voice_files
 from kit.inference.generate import Noise, candidate_seed
-from kit.inference.onnx_export import WEIGHTS, export_onnx
 from kit.settings import GenerateConfig
 
 

@@ -89,7 +89,7 @@ def write_codec(folder: Path) -> Path:
     """w2v-BERT and MaskGCT's codec beside a release: small, with a layer too many."""
     import safetensors.torch
 
-    from kit.releases.indextts2.codec import IndexTTS2CodecConfig, quantiser, w2v_bert
+    from kit.extras.indextts2.codec import IndexTTS2CodecConfig, quantiser, w2v_bert
 
     torch.manual_seed(11)
     config = IndexTTS2CodecConfig(**CODEC)

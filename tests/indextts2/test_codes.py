@@ -7,7 +7,7 @@ from published_indextts2 import CODEC, write_codec
 
 from kit.audio.codec import load_codec, mels_and_codes, save_codec
 from kit.base.errors import KitError
-from kit.releases.indextts2.codec import FeatureConfig, Features, load_indextts2_codec
+from kit.extras.indextts2.codec import FeatureConfig, Features, load_indextts2_codec
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from published_indextts2 import SENTENCES, SMALL, write_vocabulary
 from test_parity import kit_codes, package_codes, row
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
+from kit.extras.indextts2.model import SPEAKER_MARK, load_indextts2, save_indextts2
 from kit.model.gpt import weighted_loss
 from kit.model.lora import add_adapters, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import warm_start_model
-from kit.releases.indextts2.model import SPEAKER_MARK, load_indextts2, save_indextts2
 from kit.settings import LoRAConfig, TokenizerConfig
 from kit.text.tokenizer import base_spellings, load_tokenizer
 from kit.text.train_tokenizer import grow_tokenizer

@@ -12,10 +12,10 @@ from test_parity import kit_codes, package_codes
 
 from kit.__main__ import main
 from kit.base.errors import KitError
-from kit.recipes.finetune import FineTune
+from kit.extras.finetune.recipe import FineTune
+from kit.extras.indextts2.model import load_indextts2
 from kit.recipes.speak import speak
 from kit.recipes.start import start
-from kit.releases.indextts2.model import load_indextts2
 
 FEW = {
     "train": {"max_steps": 4, "eval_steps": 2, "warmup_steps": 1, "lr": 0.003},

@@ -9,8 +9,8 @@ from published_indextts2 import FULL, SMALL, encoder
 
 from kit.base.config import build, read_yaml
 from kit.base.hardware import Choice
+from kit.extras.indextts2.model import gpt_config
 from kit.model.gpt import SpeechGPT
-from kit.releases.indextts2.model import gpt_config
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL as ALL_OF_IT
 from kit.training.config import Base, Finetuning

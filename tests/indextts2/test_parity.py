@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from published_indextts2 import FULL, package_model
 from torch import Tensor
 
+from kit.extras.indextts2.model import file_name, gpt_config
+from kit.extras.xtts_v2.model import empty_model, fill_module, from_released, to_released
 from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.indextts2.model import file_name, gpt_config
-from kit.releases.xtts_v2.model import empty_model, fill_module, from_released, to_released
 from kit.settings import GenerateConfig
 
 FRAMES = 60

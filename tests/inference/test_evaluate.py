@@ -11,13 +11,13 @@ from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, 
 
 from kit.audio.recognizer import Recognizer, alphabet_of, cer, edit_distance
 from kit.base.checks import problems_of
+from kit.extras.finetune.forgetting import BaseSample, code_log_probs, measure_divergence
 from kit.inference import evaluate
 from kit.inference.evaluate import KINDS, Scores, align_words, gate_checks
 from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.recipes.evaluate import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
-from kit.recipes.forgetting import BaseSample, code_log_probs, measure_divergence
 from kit.settings import GenerateConfig, RecognizerConfig
 from kit.text.normalize import letters
 

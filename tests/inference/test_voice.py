@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kit.audio.clip import load_wave
 from kit.base.errors import KitError, SpeechError
+from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
-from kit.releases.xtts_v2.codec import xtts_codec
 from kit.settings import GenerateConfig
 from kit.text.normalize import letters, normalize
 

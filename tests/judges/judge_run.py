@@ -30,8 +30,8 @@ from kit.dataset.manifest import read_manifest
 from kit.inference.candidates import READER
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
-from kit.recipes.active_run import ActiveRun, sampling_of
 from kit.recipes.evaluate import judges_table
+from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.start import start
 from kit.settings import GenerateConfig
 

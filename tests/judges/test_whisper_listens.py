@@ -14,8 +14,8 @@ from kit.dataset.checks import match
 from kit.dataset.layouts import read_dataset
 from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import make_corpus
+from kit.extras.whisper.recognizer import new_whisper
 from kit.inference.evaluate import transcribe
-from kit.releases.whisper import new_whisper
 from kit.settings import AlignConfig, CorpusConfig, ManifestConfig
 
 CLIPS = 12

@@ -27,7 +27,7 @@ from judges import Judges
 from kit.audio.clip import load_wave
 from kit.base.files import write_atomic
 from kit.inference.voice_files import load_voices
-from kit.recipes.active_run import sampling_of
+from kit.recipes.open_run import sampling_of
 from kit.recipes.start import start
 from kit.text.espeak import run_module
 

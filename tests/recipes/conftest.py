@@ -1,15 +1,7 @@
 """What every test of a recipe needs."""
 
 import pytest
-import torch
-
-
-def keep_threads():
-    """A run gives torch as many as it is to have: put back for the tests that follow."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
+from helpers import keep_threads
 
 threads = pytest.fixture(autouse=True)(keep_threads)
 # For what a module's own fixtures start.

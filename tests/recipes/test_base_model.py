@@ -17,6 +17,10 @@ from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.run import Run, load_use
+from kit.extras.indextts2.base import INDEXTTS2
+from kit.extras.xtts_v2.base import XTTS_V2
+from kit.extras.xtts_v2.codec import XTTSCodec
+from kit.extras.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
 from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
@@ -24,10 +28,8 @@ from kit.model.gpt import SpeechGPT
 from kit.model.weights import load_adapters, load_model
 from kit.recipes.base_model import (
     CODEC,
-    NOT_SPOKEN,
-    PINNED,
+    COQUI_DEFAULTS,
     RELEASE,
-    XTTS_DEFAULTS,
     finetuning_settings,
     inherited_licence,
     start_from_base,
@@ -37,8 +39,6 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.releases.xtts_v2.codec import XTTSCodec
-from kit.releases.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
 from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
 from kit.training import checkpoint
 from kit.training.logs import read_log
@@ -237,8 +237,8 @@ def test_what_a_release_needs_is_named(tmp_path):
     for name in (str(tmp_path), hub.replace("-2@", "-2.5@")):
         with pytest.raises(KitError, match=r"version 2\.5"):
             start_from_base(start("theirs"), name, "bilibili")
-    ((name, revision),) = PINNED.items()
-    assert f"{name} at revision {revision}" in RELEASES.values() and name in RELEASE
+    assert f"{XTTS_V2.repository} at revision {XTTS_V2.revision}" in RELEASES.values()
+    assert XTTS_V2.repository in RELEASE
 
 
 @pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
@@ -297,7 +297,7 @@ def voice_and_export(run) -> tuple[Voice, Voice]:
 
 def test_it_is_fetched_once_its_licence_is_accepted(release, runs_folder, monkeypatch):
     """The hub has the release at the revision that is pinned, and at another one."""
-    pinned = PINNED["coqui/XTTS-v2"]
+    pinned = XTTS_V2.revision
     with serving(release, "coqui/XTTS-v2", pinned, "other") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         run = start("from the hub", settings=FEW)
@@ -422,7 +422,7 @@ def gpu_run(preset: str, use: str = "", **settings) -> Run:
     return Run(preset=sections, settings=settings, **about)
 
 
-def tuned(run: Run, defaults: dict = XTTS_DEFAULTS) -> tuple[TrainConfig, DataConfig]:
+def tuned(run: Run, defaults: dict = COQUI_DEFAULTS) -> tuple[TrainConfig, DataConfig]:
     settings = finetuning_settings(run, XTTS, defaults)
     train = build(TrainConfig, merge(run.section("train"), settings["train"]))
     return train, build(DataConfig, merge(run.section("data"), settings["data"]))
@@ -433,7 +433,7 @@ def test_on_a_gpu_its_length_is_that_of_fine_tuning(preset):
     train, data = tuned(gpu_run(preset))
     assert (train.min_steps, train.gate_every, data.effective_batch) == (300, 100, 16)
     assert train.guided_attention_weight == 0 and train.lr in (5e-6, 5e-5)
-    silent, _ = tuned(gpu_run(preset), merge(XTTS_DEFAULTS, NOT_SPOKEN))
+    silent, _ = tuned(gpu_run(preset), INDEXTTS2.defaults)
     assert not silent.gate_every and silent.end_patience == 5, "an IndexTTS2 has no gate"
 
 

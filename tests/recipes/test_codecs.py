@@ -28,18 +28,17 @@ from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError, SpeechError
 from kit.batches.code_cache import reference_rows
 from kit.dataset.manifest import read_manifest
+from kit.extras.neucodec import codec as neucodec
+from kit.extras.neucodec.codec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
+from kit.extras.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
 from kit.inference.export import load_export
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
-from kit.recipes.open_run import check_settings
+from kit.recipes.open_run import ActiveRun, check_settings
 from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
-from kit.releases import neucodec
-from kit.releases.neucodec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
-from kit.releases.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
 from kit.settings import MelCodecConfig
 
 

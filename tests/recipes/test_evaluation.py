@@ -15,8 +15,8 @@ from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
 from kit.model.weights import save_model
-from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
 
 SMALL = {

@@ -14,13 +14,12 @@ from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.mirror import stamps
-from kit.base.run import find_run
+from kit.base.run import find_run, parse_settings
 from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import open_run as opening
 from kit.recipes import start as start_module
-from kit.recipes.active_run import ActiveRun, RunSource
-from kit.recipes.open_run import check_settings, parse_settings
+from kit.recipes.open_run import ActiveRun, RunSource, check_settings
 from kit.recipes.run_parts import finetuning_of
 from kit.recipes.start import start
 from kit.settings import DataConfig
@@ -66,7 +65,7 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     with pytest.raises(KitError, match=r"delete .*b/my-voice and .*drive/my-voice"):
         again.set_permanent("data", "another")
     first, second = machine("a"), start("my-voice")
-    assert first.kept is second.kept
+    assert first.copy is second.copy
     machine("c", "")
     assert start("my-voice", create=False).report()["data"] == {"hours": 2.5}
     with pytest.raises(KitError, match="Did you mean `my-voice`"):
@@ -79,7 +78,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
-    assert run.kept is None and "kept in" not in run._repr_html_()
+    assert run.copy is None and "kept in" not in run._repr_html_()
     assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
     for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
         monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))
@@ -177,7 +176,7 @@ def test_on_colab_runs_are_kept_on_drive(machine, drive, monkeypatch, tmp_path, 
     run = machine("a")
     message = capsys.readouterr().out
     assert "Google Drive is not there (ValueError: mount failed)" in message
-    assert "lost with it" in message and run.kept is None
+    assert "lost with it" in message and run.copy is None
 
 
 def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_path, capsys):
@@ -187,7 +186,7 @@ def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_
     monkeypatch.setenv("KIT_RUNS", "")
     run = start("my-voice")
     runs = tmp_path / "working" / "runs"
-    assert run.folder == runs / "my-voice" and run.kept is None
+    assert run.folder == runs / "my-voice" and run.copy is None
     printed = capsys.readouterr().out
     assert str(runs) in printed and "Save Version" in printed
     start("my-voice")
@@ -216,7 +215,7 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
 def test_outside_colab_it_does_nothing(machine, monkeypatch):
     for step in ("keep_on_drive", "install_missing"):
         monkeypatch.setattr(start_module, step, lambda: pytest.fail("not on Colab"))
-    assert machine("a").kept is not None and os.environ["KIT_MIRROR"]
+    assert machine("a").copy is not None and os.environ["KIT_MIRROR"]
 
 
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

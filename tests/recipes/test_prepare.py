@@ -17,8 +17,8 @@ from kit.base.errors import DamagedFileError, DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
-from kit.recipes.active_run import RunSource, choose_source, sampling_of
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,
@@ -234,7 +234,8 @@ def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypa
     assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
     preparation, _ = prepared
     run = preparation.active_run
-    monkeypatch.setattr("kit.releases.whisper.whisper_unavailable", lambda: "it lacks here")
+    lacking = "kit.extras.whisper.recognizer.whisper_unavailable"
+    monkeypatch.setattr(lacking, lambda: "it lacks here")
     config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
     front_end = preparation.recognizer.front_end
     model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, "am")

@@ -9,8 +9,7 @@ from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
-from kit.recipes.active_run import RunSource
-from kit.recipes.open_run import name_for_data
+from kit.recipes.open_run import RunSource, name_for_data
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 

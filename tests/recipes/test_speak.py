@@ -16,10 +16,12 @@ from helpers import code_index, manifest, real_voice
 from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
+from kit.extras.indextts2.base import INDEXTTS2
+from kit.extras.indextts2.speak import PackageSpeaker
 from kit.inference.export import load_export
 from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
     STEPS,
@@ -28,7 +30,6 @@ from kit.recipes.speak import (
     speak,
     speak_file,
 )
-from kit.releases.indextts2.speak import PackageSpeaker
 from kit.settings import GenerateConfig
 
 SMALL = {
@@ -343,7 +344,8 @@ def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_pat
     ],
 )
 def test_options_that_do_not_belong_together(options, named, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak.indextts2_in", lambda folder: folder.name == "index")
+    release = "kit.recipes.speak.release_in"
+    monkeypatch.setattr(release, lambda folder: INDEXTTS2 if folder.name == "index" else None)
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
 

@@ -24,7 +24,7 @@ from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes.active_run import ActiveRun
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
 from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
 from kit.recipes.training_plan import TRIAL_STEPS, in_process

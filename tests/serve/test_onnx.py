@@ -19,10 +19,10 @@ from kit.__main__ import main
 from kit.audio.codec import make_codec
 from kit.base.errors import KitError
 from kit.base.files import file_digest
-from kit.inference import speak_onnx
+from kit.extras.onnx import speak_onnx
+from kit.extras.onnx.export import export_onnx
 from kit.inference.export import export_voice
 from kit.inference.generate import Noise, candidate_seed, penalize, sample
-from kit.inference.onnx_export import export_onnx
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)

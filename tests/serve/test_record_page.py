@@ -8,8 +8,7 @@ import soundfile
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from helpers import speech
-
-from kit.recipes.record import RecordingFolder, record_page, upload_page
+from kit.extras.recorder.recipe import RecordingFolder, record_page, upload_page
 
 RATE = 48_000
 SENTENCES = ["the farmer found a small red house", "my brother lives near the river."]

@@ -19,8 +19,8 @@ from helpers import LINES, opinionated_voice
 sys.path.append(str(Path(__file__).parents[1] / "browser"))
 from lab import browser, missing, screenshot, text_of, wait
 
-from kit.inference.speech_queue import SpeechQueue
-from kit.recipes import serve
+from kit.extras.serve import recipe as serve
+from kit.extras.serve.speech_queue import SpeechQueue
 from kit.settings import GenerateConfig
 
 SETTINGS = GenerateConfig(temperature=0.7, seed=3, exact_codes=8)

@@ -12,12 +12,12 @@ from torch import Tensor
 from xtts_texts import AMHARIC, lines_of
 
 from kit.base.tensor_file import checksum
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.weights import warm_start_model
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, grow_xtts, xtts_spellings
 from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig, TrainConfig
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
@@ -53,9 +53,9 @@ def test_grown_trained_and_saved_coqui_says_the_same(release, tmp_path, way):
     """coqui-tts's file, the kit's model, grown, five steps, the kit's file, coqui-tts's model."""
     xtts = load_xtts(release)
     began = XTTSTokenizer(release / "vocab.json", "am")
-    grown = grow_xtts(began, lines_of(AMHARIC), tmp_path / "grown.json")
+    grown = began.grow(lines_of(AMHARIC), tmp_path / "grown.json")
     config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
-    model = warm_start_model(config, xtts.model, xtts_spellings(began, grown))
+    model = warm_start_model(config, xtts.model, began.spellings(grown))
     base = Base(config=xtts.model.config, sha256=checksum(xtts.model.state_dict()))
     finetuning = Finetuning(config=WAYS[way], base=base)
     torch.manual_seed(0)

@@ -11,9 +11,9 @@ from released_sound import xtts_mels
 from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
-from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
-from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
+from kit.extras.xtts_v2.codec import xtts_codec
+from kit.extras.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
+from kit.extras.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
 def write_as_released(folder, model) -> None:

@@ -14,9 +14,9 @@ from coqui import (
 from helpers import corpus
 from released_sound import spoken
 
-from kit.recipes.finetune import FineTune
+from kit.extras.finetune.recipe import FineTune
+from kit.extras.xtts_v2.tokenizer import teach_language
 from kit.recipes.start import start
-from kit.releases.xtts_v2.tokenizer import teach_language
 from kit.settings import GenerateConfig
 
 RATE = 22_050

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.spectrogram import load_reference, reference_mels
+from kit.extras.xtts_v2.codec import xtts_codec
+from kit.extras.xtts_v2.model import load_xtts
+from kit.extras.xtts_v2.vocoder import SPEAKER_RATE
 from kit.inference.decoder import Decoder
-from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import load_xtts
-from kit.releases.xtts_v2.vocoder import SPEAKER_RATE
 
 RATE = 22_050
 

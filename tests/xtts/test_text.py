@@ -7,9 +7,9 @@ import torch
 from coqui import coqui_loaded
 from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
 
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer, teach_language
 from kit.model.weights import warm_start_model
-from kit.releases.xtts_v2.model import load_xtts, save_xtts
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, grow_xtts, teach_language, xtts_spellings
 from kit.text.normalize import normalize
 
 TEXTS = {
@@ -49,7 +49,7 @@ def vocabulary(tmp_path_factory):
 def grown(vocabulary):
     base = XTTSTokenizer(vocabulary, "am")
     lines = [normalize(line, "am") for line in [*lines_of(AMHARIC), SPOKEN]]
-    return grow_xtts(base, lines, vocabulary.parent / "grown.json")
+    return base.grow(lines, vocabulary.parent / "grown.json")
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages")
@@ -98,9 +98,9 @@ def test_coqui_counts_the_grown_vocabulary_alike_and_a_text_of_old_pieces_keeps_
 def test_a_model_with_a_grown_vocabulary_is_loaded_strictly(small, tmp_path):
     xtts = load_xtts(small[0])
     base = XTTSTokenizer(small[0] / "vocab.json", "am")
-    grown = grow_xtts(base, lines_of(AMHARIC), tmp_path / "grown.json")
+    grown = base.grow(lines_of(AMHARIC), tmp_path / "grown.json")
     config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
-    model = warm_start_model(config, xtts.model, xtts_spellings(base, grown))
+    model = warm_start_model(config, xtts.model, base.spellings(grown))
     larger = dataclasses.replace(xtts, model=model, vocabulary=grown.vocabulary)
     theirs = coqui_loaded(save_xtts(larger, tmp_path / "larger"))
     rows = theirs.gpt.text_embedding.weight

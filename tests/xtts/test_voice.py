@@ -20,10 +20,10 @@ from coqui import (
 from released_sound import spoken
 
 from kit.base.errors import SpeechError
+from kit.extras.xtts_v2.codec import xtts_codec
+from kit.extras.xtts_v2.model import load_xtts
 from kit.inference.generate import generate
 from kit.inference.voice import Voice
-from kit.releases.xtts_v2.codec import xtts_codec
-from kit.releases.xtts_v2.model import load_xtts
 from kit.settings import GenerateConfig
 
 RATE = 22_050

@@ -1,0 +1,262 @@
+"""Reads a released IndexTTS2 (Zhou et al. 2025) into the kit's own model, and writes one.
+
+A release is a folder: `gpt.pth`, `config.yaml`, `bpe.model`, `wav2vec2bert_stats.pt`, and what only
+the package speaks with. No code in the files is run, and every tensor must be known.
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from kit.base.config import read_yaml
+from kit.base.errors import KitError
+from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
+from kit.base.tensor_file import checksum, describe_mismatch, fill_module, save_tensors
+from kit.base.torch_file import read_torch_file, require_backed
+from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
+from kit.extras.xtts_v2 import model as xtts
+from kit.model.gpt import SpeechGPT
+from kit.settings import GPTConfig
+
+WEIGHTS_FILE = "gpt.pth"
+CONFIG_FILE = "config.yaml"
+INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub; that of version 2.5 has .5 behind it
+# The first layer of the speaker encoder that version 2.5 replaced, and that version's text rows.
+SPEAKER_MARK = "conditioning_encoder.embed.conv.0.weight"
+TEXT_ROWS_2_5 = 60_510
+LATENTS = 34  # 32 of the speaker, 2 of the length
+
+# {field of GPTConfig: name in section `gpt`}, and what its classes add.
+SIZES = {
+    "layers": "layers",
+    "width": "model_dim",
+    "heads": "heads",
+    "text_vocab": "number_text_tokens",
+    "code_vocab": "number_mel_codes",
+    "max_text": "max_text_tokens",
+    "max_code": "max_mel_tokens",
+    "start_text_id": "start_text_token",
+    "stop_text_id": "stop_text_token",
+    "start_code_id": "start_mel_token",
+    "stop_code_id": "stop_mel_token",
+}
+EXTRA = {"text_vocab": 1, "max_text": 2, "max_code": 3}
+ENCODERS = ("condition_module", "emo_condition_module")
+ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks", "perceiver_mult")
+# What the kit's sequence and conditioning are made for; these are also the package's defaults.
+DEFAULTS = {
+    "condition_num_latent": LATENTS - 2,
+    "max_conditioning_inputs": 1,
+    "use_mel_codes_as_input": True,
+    "train_solo_embeddings": False,
+    "types": 1,
+}
+SAFE_FILE = "gpt.safetensors"
+STATS_FILE = "wav2vec2bert_stats.pt"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexTTS2:
+    """An IndexTTS2: its GPT as the kit's model, and its other files."""
+
+    model: SpeechGPT  # fp32, eval mode
+    settings: dict  # config.yaml; `save_indextts2` updates the sizes of the GPT in it
+    tokenizer: bytes  # the SentencePiece model, with the kit's mark
+    source: xtts.Provenance
+    notes: tuple[str, ...] = ()
+
+
+def load_indextts2(path: Path) -> IndexTTS2:
+    """Read the IndexTTS2 in the folder `path`, or with the weights in the file `path`.
+
+    Raises KitError or DamagedFileError for files that are missing, damaged, of version 2.5 or do
+    not match.
+    """
+    path = Path(path)
+    file = path if path.is_file() else path / WEIGHTS_FILE
+    tensors = _read_weights(file)
+    settings = read_yaml(file.parent / CONFIG_FILE)
+    if not isinstance(settings, dict):
+        raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
+    config = gpt_config(settings, file.parent / CONFIG_FILE)
+    data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
+    empty = xtts.empty_model(config)
+    problems = describe_mismatch(tensors, xtts.to_released(empty.state_dict(), file_name))
+    if problems:
+        raise KitError(
+            f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
+            "Take weights, configuration and vocabulary from one place."
+        )
+    model = fill_module(empty, xtts.from_released(tensors, config, file_name), file)
+    source = xtts.provenance(file, tensors)
+    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    stored = read_torch_file(file)
+    if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
+        stored = stored["model"]
+    if not isinstance(stored, dict) or not xtts.INDEXTTS2_MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(xtts.INDEXTTS2_MARKS))
+        raise KitError(
+            f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
+            "Name the folder of a release, or its gpt.pth."
+        )
+    text = stored.get("text_embedding.weight")
+    rows = len(text) if isinstance(text, Tensor) and text.ndim else 0
+    if SPEAKER_MARK not in stored or rows == TEXT_ROWS_2_5:
+        raise KitError(describe_version_2_5(file))
+    return {str(n): xtts.backed_tensor(str(n), value, file) for n, value in stored.items()}
+
+
+def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (1024,) of w2v-BERT's states, from the release."""
+    file = folder / STATS_FILE
+    stats = read_torch_file(file)
+    try:
+        mean, variance = (require_backed(name, stats[name]) for name in ("mean", "var"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise KitError(f"{file} holds no mean and variance ({error}): copy it again.") from error
+    if mean.shape != (1024,) or variance.shape != (1024,) or not bool((variance > 0).all()):
+        raise KitError(
+            f"{file} must hold 1,024 means and as many variances above 0; it holds "
+            f"{tuple(mean.shape)} and {tuple(variance.shape)}. Copy it from the release."
+        )
+    return mean.float().clone(), variance.float().sqrt()
+
+
+def save_indextts2(
+    release: IndexTTS2, folder: Path, dtype: torch.dtype = torch.float32, readme: str = ""
+) -> Path:
+    """Write `release` to `folder` for the package's `IndexTTS2(model_dir=folder)` and the kit.
+
+    Files: gpt.pth, the same tensors as gpt.safetensors, config.yaml, bpe.model, and a link to, or
+    copy of, what else is beside the weights that it was read from. `dtype` is that of the weights.
+    """
+    folder = Path(folder)
+    before = Path(release.source.path).parent
+    if folder.resolve() == before.resolve() or folder.is_file():
+        raise KitError(f"{folder} is a file, or what this was read from: name another folder.")
+    config = release.model.config
+    size = IndexTTS2Tokenizer.of(release.tokenizer).vocab_size
+    if (size, 0, 1) != (config.text_vocab, config.start_text, config.stop_text):
+        raise KitError(
+            f"The model has {config.text_vocab} text ids, the tokenizer {size}: use the one that "
+            "the model was trained with."
+        )
+    weights = xtts.to_released(xtts.finite_weights(release.model, dtype), file_name)
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+    make_folder(folder)
+    require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
+    with atomic_folder(folder, (WEIGHTS_FILE, SAFE_FILE, CONFIG_FILE, VOCABULARY_FILE)) as new:
+        xtts.write_torch(new / WEIGHTS_FILE, tensors)
+        with atomic_path(new / SAFE_FILE) as temporary:
+            save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
+        settings = updated_config(release.settings, config)
+        write_atomic(new / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False))
+        write_atomic(new / VOCABULARY_FILE, release.tokenizer)
+        if readme:
+            write_atomic(new / "README.md", readme)
+    _add_others(before, folder)
+    return folder
+
+
+def _add_others(before: Path, folder: Path) -> None:
+    """Link or copy to `folder` what it lacks of the files in and below `before`."""
+    for path in sorted(before.rglob("*")):
+        relative = path.relative_to(before)
+        target = folder / relative
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if path.is_dir() or target.exists() or folder in path.parents or hidden:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path.resolve(), target)
+        except OSError:  # another disk
+            with atomic_path(target) as temporary:
+                shutil.copyfile(path, temporary)
+
+
+# --- names and sizes ------------------------------------------------------------------------------
+
+
+def describe_version_2_5(where: Path | str) -> str:
+    return (
+        f"{where} is IndexTTS2 of version 2.5 ({TEXT_ROWS_2_5:,} text rows, one latent of CAMPPlus "
+        "in place of the speaker encoder), and the kit trains version 2: take IndexTeam/IndexTTS-2."
+    )
+
+
+def indextts2_in(folder: Path) -> bool:
+    """Whether `folder` has the files of an IndexTTS2, by their names."""
+    return all((folder / name).is_file() for name in (WEIGHTS_FILE, CONFIG_FILE))
+
+
+def file_name(name: str) -> str:
+    """Return the release's name of a tensor of the kit: an XTTS-v2's, without the first `gpt.`.
+
+    Tensors of the conditioning have the release's names in the kit, too.
+    """
+    conditioner = "conditioner."
+    if name.startswith(conditioner):
+        return name.removeprefix(conditioner)
+    return xtts.released_name(name).removeprefix(xtts.GPT)
+
+
+def gpt_config(settings: dict, file: Path) -> GPTConfig:
+    """Return the GPT that the configuration in `file` describes.
+
+    Raises KitError for what the kit's rows or conditioning are not made for.
+    """
+    gpt = settings.get("gpt")
+    if not isinstance(gpt, dict):
+        raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
+    if str(settings.get("version", 2)).startswith("2.5"):
+        raise KitError(describe_version_2_5(file))
+    # `condition_type` has another default in the package, so it must be given.
+    for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
+        same = gpt.get(name, DEFAULTS.get(name)) == value
+        _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
+    sizes = {}
+    for field, name in SIZES.items():
+        _require(type(gpt.get(name)) is int, file, name, gpt, "a whole number")
+        sizes[field] = gpt[name] + EXTRA.get(field, 0)
+    conformers = []
+    for name in ENCODERS:
+        encoder = gpt.get(name)
+        _require(isinstance(encoder, dict), file, name, gpt, "the sizes of an encoder")
+        layer = encoder.get("input_layer") == "conv2d2"
+        _require(layer, file, "input_layer", encoder, "'conv2d2', as version 2 has it")
+        for size in ENCODER_SIZES:
+            _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
+            conformers.append(encoder[size])
+    try:
+        return GPTConfig(
+            latents=LATENTS,
+            n_mels=1024,
+            dropout=xtts.DROPOUT,
+            stop_targets=2,  # as its forward pass makes rows
+            conformers=tuple(conformers),
+            **sizes,
+        )
+    except ValueError as error:
+        raise KitError(f"{file} describes no model: {error}") from error
+
+
+def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> None:
+    if not ok:
+        raise KitError(
+            f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
+            "same place as the weights."
+        )
+
+
+def updated_config(settings: dict, config: GPTConfig) -> dict:
+    """Return `settings` with the sizes of `config` in section `gpt`."""
+    sizes = {name: getattr(config, field) - EXTRA.get(field, 0) for field, name in SIZES.items()}
+    return settings | {"gpt": settings["gpt"] | sizes}

@@ -1,0 +1,1 @@
+"""A voice for onnxruntime, without torch."""

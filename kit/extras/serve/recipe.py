@@ -1,0 +1,463 @@
+"""Share a voice: `serve` it in a browser and to programs, `push` it to the Hugging Face hub.
+
+The page is Gradio's; `POST /v1/audio/speech` takes what OpenAI's clients send
+(https://platform.openai.com/docs/api-reference/audio/createSpeech). Texts that arrive together are
+spoken together (kit/extras/serve/speech_queue.py). Pushing needs HF_TOKEN or `hf auth login`.
+"""
+
+import dataclasses
+import hmac
+import io
+import itertools
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+import yaml
+from torch import Tensor
+
+from kit.audio.clip import resampled
+from kit.audio.spectrogram import load_reference
+from kit.base.errors import KitError, SpeechError
+from kit.base.files import encode_wav
+from kit.base.formatting import shorten
+from kit.base.hardware import detect
+from kit.base.hub import endpoint
+from kit.base.run import Run
+from kit.extras.serve.speech_queue import Job, SpeechQueue
+from kit.inference.candidates import READER
+from kit.inference.export import CARD, load_export, read_card
+from kit.notebook.result import Result
+from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases, voice_folder
+from kit.settings import GenerateConfig
+
+MAX_CHARACTERS = 4096  # of a text, as at OpenAI
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_WAITING = 32  # texts that are being spoken or wait
+MAX_BEST_OF = 32
+PACKAGES = "The server needs Gradio: pip install gradio"
+MEDIA = {
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate
+}
+CODINGS = {"mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS")}
+STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
+IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
+CONSENT = "The person in the recording has agreed to this use of their voice."
+
+SAMPLES = 4  # recordings of the voice that are uploaded
+FIGURES = (  # of the record: name, section, key, and how it is written
+    ("recordings", "data", "hours", "{:.2f} hours"),
+    ("training steps", "train", "steps", "{:,}"),
+    ("character error rate", "eval", "cer", "{:.1%}"),
+    ("... of recordings", "eval", "cer_floor", "{:.1%}"),
+)
+SPACE_APP = '''"""A page that speaks with {name}."""
+
+from kit.extras.serve.recipe import serve
+
+serve(voice="{name}", host="0.0.0.0")
+'''
+MODEL_CARD = """---
+{header}
+---
+
+# {name}
+
+Speakers: {speakers}.
+
+| what | figure |
+|---|---|
+{figures}
+{samples}## Use
+
+    python -m kit speak --voice hf://{repository} --text "..." --out speech.wav
+    python -m kit serve --voice hf://{repository}
+
+## Consent and intended use
+
+{consent}
+
+## Licence
+
+{licence}
+"""
+NOT_STATED = "To be filled in by the owner of the voice."
+
+
+class RequestError(KitError):
+    """A request that cannot be answered: the name of the field, and an HTTP status."""
+
+    def __init__(self, message: str, field: str = "", status: int = 400):
+        super().__init__(message, field=field)
+        self.status = status
+
+
+def serve(
+    run: str = "", voice: str = "", host: str = "127.0.0.1", port: int = 7860, api_key: str = ""
+) -> tuple:
+    """Serve the exported `voice` ("": that of `run`) until Ctrl-C. Raises KitError without Gradio.
+
+    There is no result: ().
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise KitError(PACKAGES) from error
+    folder = voice_folder(voice, run).resolve()
+    speech = SpeechQueue(load_export(folder, detect().device))
+    name = folder.parent.name if folder.name == "export" else folder.name  # the run's
+    app = make_app(speech, read_card(folder).settings, name, api_key)
+    print(f"Open http://{host}:{port}/ in a browser; Ctrl-C stops.", flush=True)
+    print(f"Programs: POST http://{host}:{port}/v1/audio/speech", flush=True)
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning")
+    finally:
+        speech.close()
+    return ()
+
+
+def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str = ""):
+    """Return the ASGI application: the page at /, the API at /v1."""
+    try:
+        import gradio
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.routing import Route
+    except ImportError as error:
+        raise KitError(PACKAGES) from error
+
+    def is_key(given: str) -> bool:
+        return hmac.compare_digest(given.encode(), api_key.encode())
+
+    def require_key(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if api_key and not is_key(given):
+            raise RequestError("Wrong or missing API key.", status=401)
+
+    async def create_speech(request: Request) -> Response:
+        require_key(request)
+        body = await read_body(request)
+        text, speaker, config, format = parse_request(body, speech.speakers, settings)
+        streamed = format in STREAMED
+        job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
+        rate = speech.voice.codec.sample_rate
+        how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
+        if streamed:
+            chunks = stream(job, format, rate)
+            first = await run_in_threadpool(next, chunks, b"")  # an error before it has a status
+            return StreamingResponse(itertools.chain([first], chunks), **how)
+        return Response(await run_in_threadpool(encode, job, format, rate), **how)
+
+    async def list_models(request: Request) -> Response:
+        require_key(request)
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "voicekit"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def list_voices(request: Request) -> Response:
+        require_key(request)
+        return JSONResponse({"voices": speech.speakers})
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        # OpenAI's clients try again after 429 and all of 5xx.
+        status = 400 if isinstance(error, KitError) else 500
+        if isinstance(error, SpeechError):  # of the text
+            status = 422
+        status = getattr(error, "status", status)
+        kind = "invalid_request_error" if status < 429 else "server_error"
+        field = getattr(error, "field", "") or ("input" if status == 422 else None)
+        body = {"message": str(error), "type": kind, "param": field, "code": None}
+        headers = {"retry-after": "2"} if status == 429 else None
+        return JSONResponse({"error": body}, status, headers)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/audio/speech", create_speech, methods=["POST"]),
+            Route("/v1/audio/voices", list_voices),
+            Route("/v1/models", list_models),
+        ],
+        exception_handlers={KitError: on_error, RuntimeError: on_error},
+    )
+    login = {}
+    if api_key:
+        login["auth"] = lambda _user, password: is_key(password)
+        login["auth_message"] = "Any user name; the password is the API key."
+    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
+
+
+async def read_body(request) -> dict:
+    """Return the JSON object that was sent. Raises RequestError for anything else."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_REQUEST_BYTES:
+            raise RequestError(f"The request exceeds {MAX_REQUEST_BYTES} bytes.", status=413)
+    try:
+        body = json.loads(data)
+        json.dumps(body, ensure_ascii=False).encode()  # raises for half a surrogate pair, "\ud83d"
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The request is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("The request must be a JSON object.")
+    return body
+
+
+def parse_request(
+    body: dict, speakers: list[str], settings: GenerateConfig
+) -> tuple[str, str, GenerateConfig, str]:
+    """Check what OpenAI's clients send, and `temperature`, `best_of` and `seed` beside it.
+
+    Returns text, speaker, sampling settings and format. If the voice has a single speaker, any
+    `voice` is taken: many programs send one of OpenAI's names as a default. Raises RequestError.
+    """
+    defaults = {"input": "", "response_format": "mp3", "voice": speakers[0], "speed": 1.0}
+    defaults |= {name: getattr(settings, name) for name in ("temperature", "best_of", "seed")}
+    values = defaults | {name: given for name, given in body.items() if name not in IGNORED}
+    for name, value in values.items():
+        if name not in defaults:
+            known = sorted({*defaults, *IGNORED})
+            raise RequestError(f"`{name}` is not supported; known are {known}.", name)
+        kind = str if isinstance(defaults[name], str) else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            wanted = "text" if kind is str else "a number"
+            raise RequestError(f"`{name}` must be {wanted}, got {json.dumps(value)}.", name)
+    text, format, speaker = (values[name] for name in ("input", "response_format", "voice"))
+    if len(speakers) == 1:
+        speaker = speakers[0]
+    if not text.strip():
+        raise RequestError("`input` is missing or empty: give the text to speak.", "input")
+    if len(text) > MAX_CHARACTERS:
+        long = f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts."
+        raise RequestError(long, "input")
+    for name, value, known in (("response_format", format, MEDIA), ("voice", speaker, speakers)):
+        if value not in known:
+            raise RequestError(f"`{name}` is {value!r}; supported are {sorted(known)}.", name)
+    if values["speed"] != 1:
+        raise RequestError("`speed` must be 1: this voice keeps its own pace.", "speed")
+    if values["best_of"] > max(MAX_BEST_OF, settings.best_of):
+        raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", "best_of")
+    sampling = {name: values[name] for name in ("temperature", "best_of", "seed")}
+    return text, speaker, dataclasses.replace(settings, **sampling), format
+
+
+def submit(speech: SpeechQueue, *request, **how) -> Job:
+    """Queue a text (see `SpeechQueue.submit`). Raises RequestError if too many wait already."""
+    if len(speech.jobs) >= MAX_WAITING:
+        raise RequestError(f"{MAX_WAITING} texts wait already: try again soon.", status=429)
+    return speech.submit(*request, **how)
+
+
+def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
+    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
+
+    Ends early if a part had no end: the status was sent already.
+    """
+    header = b""
+    if format == "wav":
+        empty, unknown = encode_wav(np.zeros(0), rate), b"\xff" * 4
+        header = empty[:4] + unknown + empty[8:-4] + unknown
+    try:
+        for chunk in job:
+            yield header + pcm(chunk).tobytes()
+            header = b""
+    except SpeechError:
+        if not job.truncated:
+            raise
+    finally:
+        job.cancel()
+
+
+def pcm(wave: Tensor) -> np.ndarray:
+    """Return `wave` (L,) as 16-bit integers."""
+    return (wave.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
+
+
+def encode(job: Job, format: str, rate: int) -> bytes:
+    """Return all of `job` as an MP3, FLAC or Ogg Opus file."""
+    wave = torch.cat(list(job))
+    container, coding = CODINGS[format]
+    if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
+        wave = resampled(wave, rate, 48_000)
+        rate = 48_000
+    file = io.BytesIO()
+    soundfile.write(file, wave.clamp(-1, 1).numpy(), rate, format=container, subtype=coding)
+    return file.getvalue()
+
+
+def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
+    """Return the Gradio page: a text, who speaks it, how, and the sound to play and download."""
+    import gradio
+
+    rate = speech.voice.codec.sample_rate
+
+    def speak(text, speaker, reference, consent, temperature, best_of):
+        config = dataclasses.replace(settings, temperature=float(temperature), best_of=int(best_of))
+        try:
+            wave = None
+            if reference:
+                if not consent:
+                    raise SpeechError(f"Please confirm first: {CONSENT}")
+                wave = (load_reference(reference, rate), rate)
+            if len(text) > MAX_CHARACTERS:
+                raise SpeechError(f"The text is longer than {MAX_CHARACTERS} characters.")
+            job = submit(speech, text, speaker, config, reference=wave)
+            return rate, pcm(torch.cat(list(job)))
+        except KitError as error:
+            raise gradio.Error(str(error), print_exception=False) from error
+
+    speakers = speech.speakers
+    with gradio.Blocks(title=name, analytics_enabled=False) as blocks:
+        gradio.Markdown(f"# {name}")
+        with gradio.Row():
+            with gradio.Column():
+                text = gradio.Textbox(label="Text", lines=4, max_length=MAX_CHARACTERS)
+                speaker = gradio.Dropdown(speakers, value=speakers[0], label="Speaker")
+                with gradio.Accordion("Another person's voice", open=False):
+                    reference = gradio.Audio(
+                        label="A recording of 6 seconds or more",
+                        sources=["upload", "microphone"],
+                        type="filepath",
+                    )
+                    consent = gradio.Checkbox(label=CONSENT)
+                with gradio.Accordion("Settings", open=False):
+                    temperature = gradio.Slider(
+                        0, 1.5, settings.temperature, step=0.05, label="Temperature"
+                    )
+                    label = "Candidates (more: slower, fewer wrong words)"
+                    best_of = gradio.Slider(1, MAX_BEST_OF, settings.best_of, step=1, label=label)
+                button = gradio.Button("Speak", variant="primary")
+            with gradio.Column():
+                sound = gradio.Audio(label="Speech", format="wav", interactive=False)
+        inputs = [text, speaker, reference, consent, temperature, best_of]
+        how = {"api_name": "speak", "concurrency_limit": None}
+        gradio.on([button.click, text.submit], speak, inputs, sound, **how)
+    return blocks
+
+
+def push(
+    run: Run,
+    to: str = "",
+    *,
+    public: bool = False,
+    license: str = "",
+    consent: str = "",
+    space: bool = False,
+    install: str = "",
+) -> Result:
+    """Upload the exported voice of `run` to the repository `to` (OWNER/NAME).
+
+    `license` is an id of the hub, such as cc-by-4.0; `consent` says who spoke and what they agreed
+    to. `space` also uploads a page that speaks, as a Space of the same name, which installs the kit
+    by `pip install INSTALL`. A new repository is private unless `public`. Raises KitError if the
+    voice is missing or damaged, and if the hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    owner, _, name = to.removeprefix(HUB).partition("/")
+    if not owner or not name or "/" in name:
+        raise KitError(f"`to` is {to!r}: write OWNER/NAME, OWNER being your name on the hub.")
+    folder = run.folder / "export"
+    if not (folder / CARD).is_file():
+        raise KitError(
+            f"There is no exported voice in {folder}: 04_inference and `python -m kit speak --run "
+            f"{run.name}` write one."
+        )
+    if space and not install:
+        raise KitError("A Space installs the kit: `install` names it, such as git+https://...")
+    load_export(folder)  # raises for a damaged one
+    api = HfApi(endpoint=endpoint())
+    repository = f"{owner}/{name}"
+    with tempfile.TemporaryDirectory() as temporary:
+        files = Path(temporary, "voice")
+        write_voice(run, folder, files, repository, license, consent)
+        upload(api, repository, files, public, "model")
+        if space:
+            page = Path(temporary, "space")
+            page.mkdir()
+            header = {"title": name, "sdk": "gradio", "app_file": "app.py"}
+            readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"
+            (page / "README.md").write_text(readme, encoding="utf-8")
+            (page / "app.py").write_text(SPACE_APP.format(name=HUB + repository), encoding="utf-8")
+            (page / "requirements.txt").write_text(f"{install}\ngradio\n", encoding="utf-8")
+            upload(api, repository, page, public, "space")
+    return Result(line=f"The voice is at {api.endpoint}/{repository}")
+
+
+def upload(api, repository: str, folder: Path, public: bool, kind: str) -> None:
+    """Upload `folder` in one commit. Raises KitError with the hub's reason."""
+    how = {"space_sdk": "gradio"} if kind == "space" else {}
+    message = "Upload a voice" if kind == "model" else "Upload its page"
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True, repo_type=kind, **how)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, repo_type=kind, commit_message=message
+        )
+    except Exception as error:  # of the library and below; they differ from version to version
+        raise KitError(
+            f"{repository} could not be uploaded to {api.endpoint} ({shorten(error, 300)}). Is "
+            "this machine online, and HF_TOKEN a token that may write?"
+        ) from error
+
+
+def write_voice(
+    run: Run, export: Path, folder: Path, repository: str, license: str, consent: str
+) -> None:
+    """Write the export with samples and a model card to the new `folder`."""
+    folder.mkdir()
+    for name in (*EXPORT_FILES, READER):
+        if (export / name).is_file():
+            shutil.copyfile(export / name, folder / name)
+    report = run.report()
+    played = ""
+    samples = [row for row in report.get("samples", []) if (run.folder / row["wav"]).is_file()]
+    for sample in samples[:SAMPLES]:
+        (folder / "samples").mkdir(exist_ok=True)
+        name = Path(sample["wav"]).name
+        shutil.copyfile(run.folder / sample["wav"], folder / "samples" / name)
+        source = f"https://huggingface.co/{repository}/resolve/main/samples/{name}"
+        played += f'{sample.get("text", "")}<br><audio controls src="{source}"></audio>\n\n'
+    card = read_card(export)
+    header = {"language": card.language}
+    header |= {"pipeline_tag": "text-to-speech", "library_name": "voicekit"}
+    base = report.get("start_from") or {}
+    inherited = card.licence or inherited_licence(run)
+    if inherited:
+        source = next((each for each in releases() if each.licence == inherited), None)
+        name, link = source.on_the_hub if source else ("", "")
+        header |= {"license": "other", "license_name": name or inherited}
+        header |= {"license_link": link} if link else {}
+        condition = f": {source.condition}" if source else ""
+        license = f"{inherited}, the licence of the base model{condition}."
+    elif license:
+        header["license"] = license
+    if "repository" in base.get("download", {}):
+        header["base_model"] = base["download"]["repository"]
+    figures = ""
+    for what, section, key, form in FIGURES:
+        value = report.get(section, {}).get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            figures += f"| {what} | {form.format(value)} |\n"
+    text = MODEL_CARD.format(
+        header=yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(),
+        name=repository.partition("/")[2],
+        speakers=", ".join(card.speakers),
+        figures=figures,
+        samples=played,
+        repository=repository,
+        consent=consent or NOT_STATED,
+        licence=license or NOT_STATED,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")

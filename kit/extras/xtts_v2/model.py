@@ -1,0 +1,526 @@
+"""Reads a released XTTS-v2 (Casanova et al. 2024) into the kit's own model, and writes one.
+
+A release is a folder: `model.pth`, `config.json`, `vocab.json`, and for training `dvae.pth` and
+`mel_stats.pth`. Checkpoints of coqui-tts's trainer are read as well. No code in the files is run,
+and every tensor must be known.
+"""
+
+import copy
+import dataclasses
+import errno
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.base import files
+from kit.base.errors import KitError
+from kit.base.formatting import join_names, shorten
+from kit.base.tensor_file import (
+    checksum,
+    describe_mismatch,
+    fill_module,
+    is_finite,
+    require_finite,
+)
+from kit.base.torch_file import read_torch_file, require_backed
+from kit.extras.xtts_v2.tokenizer import Vocabulary, load_vocabulary
+from kit.extras.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
+from kit.model.gpt import SpeechGPT
+from kit.settings import GPTConfig
+
+WEIGHTS_FILE = "model.pth"
+CONFIG_FILE = "config.json"
+VOCABULARY_FILE = "vocab.json"
+DVAE_FILE = "dvae.pth"
+MEL_STATS_FILE = "mel_stats.pth"
+
+# Classes that a release or a trainer's checkpoint may contain, under every name they have had.
+CLASSES = (
+    "TTS.config.shared_configs.BaseDatasetConfig",
+    "TTS.tts.configs.xtts_config.XttsArgs",
+    "TTS.tts.configs.xtts_config.XttsAudioConfig",
+    "TTS.tts.configs.xtts_config.XttsConfig",
+    "TTS.tts.models.xtts.XttsArgs",
+    "TTS.tts.models.xtts.XttsAudioConfig",
+    "TTS.tts.layers.xtts.trainer.gpt_trainer.GPTArgs",
+    "TTS.tts.layers.xtts.trainer.gpt_trainer.GPTTrainerConfig",
+)
+
+# {SHA-256 of a published model.pth: which release it is}. coqui-tts rewrites the file when it first
+# opens it; its hash then differs, that of its tensors does not.
+RELEASES = {
+    "c7ea20001c6a0a841c77e252d8409f6a74fb423e79b3206a0771ba5989776187": (
+        "coqui/XTTS-v2 at revision 6c2b0d75eae4b7047358e3b6bd9325f857d43f77"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where an XTTS was read from."""
+
+    path: str  # of the weights
+    sha256: str  # of that file
+    tensors_sha256: str  # of names, types, shapes and values of the tensors
+    release: str = ""  # the published release with this very file, if any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class XTTS:
+    """An XTTS-v2: its GPT as the kit's model, and everything else in its files unchanged.
+
+    `dataclasses.replace(xtts, model=...)` puts in a fine-tuned model or a grown vocabulary.
+    """
+
+    model: SpeechGPT  # fp32, eval mode
+    config: dict  # config.json; `save_xtts` updates the sizes of the GPT in it
+    vocabulary: Vocabulary
+    sound: dict[str, Tensor]  # vocoder, speaker encoder, mel_stats, by the release's names
+    dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; may be empty
+    source: Provenance
+    notes: tuple[str, ...] = ()  # what was left out, filled in or looked odd
+
+
+def load_xtts(path: Path) -> XTTS:
+    """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
+
+    Raises KitError or DamagedFileError for files that are missing, damaged, of another version or
+    do not match.
+    """
+    file = _weights_file(Path(path))
+    tensors, stored_config, notes = _read_weights(file)
+    settings = _read_settings(file, stored_config)
+    args = model_args(settings, file)
+    vocabulary = load_vocabulary(file.parent / VOCABULARY_FILE)
+    gpt = gpt_config(args, vocabulary, file)
+    inside = [name for name in tensors if name.startswith(DVAE)]
+    dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
+    dvae = dvae or _read_dvae(file.parent)
+    notes += _fill_mel_stats(tensors, file.parent)
+    _require_tensors(tensors, gpt, args, file)
+    model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
+    sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
+    require_finite(sound, file)
+    return XTTS(
+        model=model,
+        config=settings,
+        vocabulary=vocabulary,
+        sound=sound,
+        dvae=dvae,
+        source=provenance(file, tensors),
+        notes=tuple(notes),
+    )
+
+
+def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
+    sha256 = files.file_digest(file)
+    known = {"tensors_sha256": checksum(tensors), "release": RELEASES.get(sha256, "")}
+    return Provenance(path=str(file), sha256=sha256, **known)
+
+
+def _weights_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise KitError(f"There is no {path}: name the folder of a release, or its {WEIGHTS_FILE}.")
+    if (path / WEIGHTS_FILE).is_file():
+        return path / WEIGHTS_FILE
+    others = sorted(p.name for p in path.glob("*.pth"))
+    hint = f" It has {', '.join(others)}: give the full path of the one you want." if others else ""
+    raise KitError(f"{path} has no {WEIGHTS_FILE}.{hint}")
+
+
+def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
+    """Return tensors by the release's names, the configuration in the file if any, and notes."""
+    stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
+    if INDEXTTS2_MARKS.issubset(map(str, stored)):
+        raise KitError(
+            f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
+            "config.yaml and its bpe.model, as BASE_MODEL."
+        )
+    tensors = {}
+    skipped = 0
+    for name, value in stored.items():
+        name = str(name).removeprefix(TRAINER)
+        if SKIPPED.match(name):
+            skipped += 1
+            continue
+        if name in tensors:
+            raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
+        tensors[name] = backed_tensor(name, value, file)
+    notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
+    return tensors, config, notes
+
+
+def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged") -> Tensor:
+    """Return `value` of the weights in `file` if it is a tensor with all its numbers; KitError."""
+    try:
+        return require_backed(name, value)
+    except ValueError as error:
+        raise KitError(f"{file} {fault}: {error}. Download it again.") from error
+
+
+def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
+    described = "no dict"
+    if isinstance(content, dict):
+        if isinstance(content.get("model"), dict):
+            config = content.get("config")
+            return content["model"], config if isinstance(config, dict) else None
+        if content and all(isinstance(value, Tensor) for value in content.values()):
+            return content, None
+        described = f"a dict of {shorten(sorted(map(str, content)))}"
+    raise KitError(
+        f"{file} is not an XTTS checkpoint: it holds {described}, where `model` and its tensors "
+        "should be. Name the model.pth of a release, or a checkpoint of its trainer."
+    )
+
+
+def _read_settings(file: Path, stored_config: dict | None) -> dict:
+    """Return the configuration beside `file`, else the one in `file`."""
+    beside = file.parent / CONFIG_FILE
+    if not beside.is_file() and stored_config is None:
+        raise KitError(
+            f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "
+            "from where the model was published."
+        )
+    try:
+        # As it will be saved.
+        text = beside.read_text(encoding="utf-8") if beside.is_file() else json.dumps(stored_config)
+        return json.loads(text)
+    except OSError as error:
+        raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        source = beside if beside.is_file() else f"The configuration in {file}"
+        raise KitError(
+            f"{source} is not valid JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to "
+            f"{beside}."
+        ) from error
+
+
+def _read_dvae(folder: Path) -> dict[str, Tensor]:
+    file = folder / DVAE_FILE
+    if not file.is_file():
+        return {}
+    content = read_torch_file(file)
+    if not isinstance(content, dict):
+        raise KitError(f"{file} holds {type(content).__name__}, not tensors by name.")
+    return {str(name): _copy_tensor(str(name), value, file) for name, value in content.items()}
+
+
+def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
+    """Take `mel_stats` from mel_stats.pth if the weights have none; return notes."""
+    file = folder / MEL_STATS_FILE
+    if not file.is_file():
+        return []
+    stats = _copy_tensor(MEL_STATS, read_torch_file(file), file)
+    own = tensors.get(MEL_STATS)
+    if own is None:
+        tensors[MEL_STATS] = stats
+        return [f"{MEL_STATS} was taken from {MEL_STATS_FILE}"]
+    if own.shape != stats.shape or not torch.allclose(own.float(), stats.float()):
+        return [f"{MEL_STATS_FILE} differs from {MEL_STATS} in the weights, which is used"]
+    return []
+
+
+def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
+    tensor = backed_tensor(name, value, file, "is of another kind").clone()
+    require_finite({name: tensor}, file)
+    return tensor
+
+
+def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
+    """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
+    renamed = {current_name(name): tensor for name, tensor in tensors.items()}
+    widths = {}
+    for field, name in SOUND_WIDTHS.items():
+        width = args.get(name)
+        if type(width) is not int:
+            continue
+        if not 1 <= width <= MAX_SOUND_WIDTH:
+            raise KitError(
+                f"The configuration of {file} has `model_args.{name}` = {width}, which must be "
+                f"between 1 and {MAX_SOUND_WIDTH}: copy config.json from the same place as the "
+                "weights."
+            )
+        widths[field] = width
+    expected = to_released(empty_model(gpt).state_dict())
+    expected |= sound_tensors(renamed, **widths)
+    problems = describe_mismatch(renamed, expected)
+    older = [name for name in tensors if name != current_name(name)]
+    twice = join_names([name for name in older if current_name(name) in tensors])
+    if twice:
+        problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
+    if problems:
+        raise KitError(
+            f"{file} does not hold the XTTS-v2 its configuration describes; {problems}. "
+            "Take weights, configuration and vocabulary from one place."
+        )
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Write `xtts` to `folder`, for coqui-tts's `Xtts.load_checkpoint` and for `load_xtts`.
+
+    Files: model.pth with the configuration, config.json, vocab.json byte for byte, mel_stats.pth,
+    and dvae.pth if there was one; all appear at once. `dtype` is that of the GPT's weights. Raises
+    KitError for a model that coqui-tts could not build, and DiskError if there is no room.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise KitError(f"{folder} is a file: name a folder.")
+    if folder.resolve() == Path(xtts.source.path).parent.resolve():
+        raise KitError(f"{folder} holds what this model was read from: name another folder.")
+    settings = copy.deepcopy(xtts.config)
+    settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
+    weights = to_released(finite_weights(xtts.model, dtype))
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()} | xtts.sound
+    files.make_folder(folder)
+    files.require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
+    # Older kits also wrote model.safetensors.
+    replaced = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
+    with files.atomic_folder(folder, replaced) as new:
+        write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
+        write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
+        if xtts.dvae:
+            write_torch(new / DVAE_FILE, xtts.dvae)
+        files.write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
+        files.write_atomic(new / VOCABULARY_FILE, xtts.vocabulary.data)
+    return folder
+
+
+def finite_weights(model: SpeechGPT, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of `model` as `dtype`, on the CPU. Raises KitError if one overflows."""
+    weights = {n: w.detach().to("cpu", dtype) for n, w in model.state_dict().items()}
+    for name, weight in weights.items():
+        if not is_finite(name, weight):
+            raise KitError(f"{name} is not finite as {dtype}: nothing is written. Save as fp32.")
+    return weights
+
+
+def write_torch(path: Path, value: object) -> None:
+    """Write `value` as torch.save does, atomically. Raises DiskError when there is no room."""
+    with files.atomic_path(path) as temporary:
+        try:
+            with open(temporary, "wb") as file:  # given a path, torch stores its name
+                torch.save(value, file)
+        except RuntimeError as error:  # how torch reports a full disk
+            raise OSError(errno.EIO, str(error)) from error
+
+
+# --- names and shapes ---------------------------------------------------------------------------
+#
+# The names are those that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the kit's own under
+# other names, with linear weights stored as (in, out), as in GPT-2.
+
+GPT = "gpt."
+VOCODER = "hifigan_decoder.waveform_decoder."
+SPEAKER = "hifigan_decoder.speaker_encoder."
+MEL_STATS = "mel_stats"
+DVAE = "dvae."
+TRAINER = "xtts."  # precedes every name in a checkpoint of coqui-tts's trainer
+# Skipped: copies of weights made for inference, the trainer's spectrograms, and the constant
+# attention masks of older GPT-2s.
+SKIPPED = re.compile(
+    r"gpt\.gpt_inference\.|gpt\.gpt\.wte\.|torch_mel_spectrogram_|"
+    r"gpt\.gpt\.h\.\d+\.attn\.(masked_)?bias$"
+)
+
+# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
+INDEXTTS2_MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
+
+# Prefixes of names: the kit's, and the release's where it is another.
+_PREFIXES = {
+    "conditioner.init.": "conditioning_encoder.init.",
+    "conditioner.blocks.": "conditioning_encoder.attn.",
+    "conditioner.latents": "conditioning_perceiver.latents",
+    "conditioner.layers.": "conditioning_perceiver.layers.",
+    "conditioner.gamma": "conditioning_perceiver.norm.gamma",
+    "code_embedding.": "mel_embedding.",
+    "text_position.": "text_pos_embedding.emb.",
+    "code_position.": "mel_pos_embedding.emb.",
+    "code_head.": "mel_head.",
+}
+_PERCEIVER = {"to_q": "0.to_q", "to_kv": "0.to_kv", "to_out": "0.to_out"}
+_PERCEIVER |= {"ff_in": "1.0", "ff_out": "1.2"}
+_LINEAR = re.compile(r"gpt\.h\.\d+\.(attn|mlp)\.c_\w+\.weight")
+
+
+def released_name(name: str) -> str:
+    prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
+    rest = name.removeprefix(prefix)
+    if prefix == "conditioner.layers.":
+        number, part, leaf = rest.split(".")
+        rest = f"{number}.{_PERCEIVER[part]}.{leaf}"
+    return GPT + _PREFIXES.get(prefix, "") + rest
+
+
+def _transposed(name: str, tensor: Tensor) -> Tensor:
+    return tensor.T if _LINEAR.fullmatch(name) else tensor
+
+
+def to_released(weights: dict[str, Tensor], rename: Callable = released_name) -> dict[str, Tensor]:
+    """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
+    return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
+
+
+def from_released(
+    tensors: dict[str, Tensor], config: GPTConfig, rename: Callable = released_name
+) -> dict[str, Tensor]:
+    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views.
+
+    Raises KeyError for a missing tensor.
+    """
+    names = empty_model(config).state_dict()
+    return {name: _transposed(name, tensors[rename(name)]) for name in names}
+
+
+def empty_model(config: GPTConfig) -> SpeechGPT:
+    """Return a model on the meta device: a configuration may ask for any amount of memory."""
+    with torch.device("meta"):
+        return SpeechGPT(config)
+
+
+def sound_tensors(
+    tensors: dict[str, Tensor],
+    latent_width: int = 1024,
+    speaker_width: int = 512,
+    channels: int = 512,
+    filters: tuple[int, ...] = (32, 64, 128, 256),
+) -> dict[str, Tensor]:
+    """Return the tensors of the sound of a release, on the meta device.
+
+    The vocoder's `channels` and the speaker encoder's `filters`, which no configuration gives, are
+    those of `tensors`. A missing or impossible one keeps its default, and then does not match.
+    """
+    names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
+    kernels = [tensors.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
+    stored, *widths = (0 if t is None or not t.ndim else len(t) for t in kernels)
+    with torch.device("meta"):
+        vocoder = HiFiGAN(latent_width, speaker_width, stored if stored >= 16 else channels)
+        filters = tuple(widths) if min(widths) >= 8 else filters
+        speaker = SpeakerEncoder(filters, speaker_width=speaker_width)
+        expected = {MEL_STATS: torch.empty(80)}
+    for name, tensor in vocoder.state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight" and name.startswith(("ups.", "resblocks.")):
+            norms = tensor.flatten(1)[:, 0].view(-1, *[1] * (tensor.ndim - 1))
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
+            expected[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tensor
+        else:
+            expected[VOCODER + name] = tensor
+    return expected | {SPEAKER + name: tensor for name, tensor in speaker.state_dict().items()}
+
+
+def current_name(name: str) -> str:
+    """Return `name` as torch calls it today: `weight_g` and `weight_v` are older names."""
+    for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
+        if name.endswith(f".{old}"):
+            return f"{name.removesuffix(old)}parametrizations.weight.{new}"
+    return name
+
+
+# --- config.json --------------------------------------------------------------------------------
+
+# The GPT's sizes are in `model_args`, text ids in the vocabulary. These are constant in coqui-tts,
+# whatever a configuration says.
+FIXED = {
+    "latents": 32,
+    "cond_blocks": 6,
+    "perceiver_layers": 2,
+    "perceiver_heads": 8,
+    "perceiver_head_width": 64,
+    "n_mels": 80,
+}
+DROPOUT = 0.1  # of GPT-2: embedding, attention, residual
+# {field of GPTConfig: name in `model_args`}
+SIZES = {
+    "layers": "gpt_layers",
+    "width": "gpt_n_model_channels",
+    "heads": "gpt_n_heads",
+    "code_vocab": "gpt_num_audio_tokens",
+    "start_code_id": "gpt_start_audio_token",
+    "stop_code_id": "gpt_stop_audio_token",
+    "max_text": "gpt_max_text_tokens",
+    "max_code": "gpt_max_audio_tokens",
+}
+# {argument of `sound_tensors`: name in `model_args`}
+SOUND_WIDTHS = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
+MAX_SOUND_WIDTH = 8192
+# Positions that coqui-tts adds to those of its configuration.
+EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
+
+
+def model_args(settings: dict, file: Path) -> dict:
+    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
+    args = settings.get("model_args") if isinstance(settings, dict) else None
+    if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
+        raise KitError(
+            f"The configuration of {file} is not XTTS's: it has no `model_args`, or its `model` is "
+            "another. Copy config.json from the same place as the weights."
+        )
+    if not args.get("gpt_use_perceiver_resampler"):
+        raise KitError(
+            f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
+            "speaker conditioning is different. Get XTTS-v2."
+        )
+    return args
+
+
+def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
+    sizes = {}
+    for field, name in SIZES.items():
+        if type(args.get(name)) is not int:
+            raise KitError(
+                f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
+                "must be a whole number: copy config.json from the same place as the weights."
+            )
+        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
+    try:
+        return GPTConfig(
+            text_vocab=vocabulary.size,
+            start_text_id=vocabulary.start,
+            stop_text_id=vocabulary.stop,
+            text_stop_input=False,
+            dropout=DROPOUT,
+            **sizes,
+            **FIXED,
+        )
+    except ValueError as error:
+        raise KitError(f"The configuration of {file} describes no model: {error}") from error
+
+
+def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
+    """Return the `model_args` of a GPT. Raises KitError if coqui-tts cannot build it."""
+    for field, value in FIXED.items():
+        if getattr(gpt, field) != value:
+            raise KitError(
+                f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
+                "not load it. Export it as a voice of the kit."
+            )
+    if gpt.width < 65:
+        raise KitError(
+            f"coqui-tts normalises a width of {gpt.width} in fewer groups than the kit's 32: at "
+            "least 65 are needed. Export it as a voice of the kit."
+        )
+    size, start, stop = vocabulary.size, vocabulary.start, vocabulary.stop
+    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != (size, start, stop):
+        raise KitError(
+            f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
+            f"{gpt.stop_text}, the vocabulary {size}, {start} and {stop}: use the vocabulary that "
+            "the model was trained with."
+        )
+    args = {
+        "gpt_number_text_tokens": size,
+        "gpt_start_text_token": start,
+        "gpt_stop_text_token": stop,
+        "gpt_use_perceiver_resampler": True,
+    }
+    for field, name in SIZES.items():
+        args[name] = getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
+    return args

@@ -1,0 +1,230 @@
+"""`python -m kit verify`: is training right, here? Proofs on a run's rows and this machine."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kit.audio.clip import load_speech
+from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
+from kit.base.hardware import on_device
+from kit.dataset.alignment import alignment_score
+from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
+from kit.notebook.result import Result
+from kit.recipes.open_run import ActiveRun
+from kit.recipes.training_data import TrainingData
+from kit.tuning.verify import (
+    Example,
+    Proof,
+    Subject,
+    not_judged,
+    small_config,
+    training_proofs,
+)
+
+EXAMPLES = 8  # rows of the data that the proofs about the model use
+SPOKEN = 8  # held-out recordings that go through the codec
+MATCHED = 10  # recordings whose text is compared with their sound
+DECODED_CODES = 24  # of each row, decoded one after the other
+MAX_KL = {"fp32": 1e-6}  # nats a code between the model's logits and the decoder's
+MAX_KL_ROUNDED = 1e-2  # the same in another number format
+MAX_CODEC_CER = 0.15  # more errors in what comes out of the codec than in the recordings
+SAME_LOGITS = "with KV cache, alone and in a batch, the model predicts as it was trained to"
+HEAD = ("", "what is right where it passes", "measured", "bound")
+
+
+def verify(run: ActiveRun) -> Iterator[Result]:
+    """Yield a result for each proof, then all of them as a table; `failed` if one fails."""
+    began_s = time.perf_counter()
+    proofs = []
+    for proof in all_proofs(run):
+        proofs.append(proof)
+        yield Result(line=str(proof))
+    failed = [proof.name for proof in proofs if proof.passed is False]
+    judged = [proof for proof in proofs if proof.passed is not None]
+    seconds = round(time.perf_counter() - began_s, 1)
+    line = f"{len(judged) - len(failed)} of {len(judged)} proofs hold, in {seconds:g} s"
+    if failed:
+        line += f". Do not trust this training: {', '.join(failed)} failed"
+    rows = {proof.name: dataclasses.asdict(proof) for proof in proofs}
+    run.record(verify={"proofs": rows, "failed": failed, "seconds": seconds})
+    marks = {True: "✓", False: "✗", None: "–"}
+    grid = [HEAD, *((marks[p.passed], p.shows, p.measured, p.bound) for p in proofs)]
+    yield Result(line=line, grid=grid, failed=bool(failed))
+
+
+def all_proofs(run: ActiveRun) -> Iterator[Proof]:
+    data = TrainingData(run)
+    subject = subject_of(run, data)
+    causal = True
+    for proof in training_proofs(subject, data.tokenizer.decode):
+        causal = causal and not (proof.name == "causality" and proof.passed is False)
+        yield proof
+    yield decoding(subject) if causal else not_judged("decoding", SAME_LOGITS, "causality failed")
+    yield from recording_proofs(run, data)
+
+
+def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
+    """A small model of the run's kind, its shortest training rows, and its stream of batches."""
+    small = copy.copy(data)
+    small.model = small_config(data.model)
+    stream = small.stream()
+    rows = data.cache.sample_of_split("train")
+    order = rows[np.argsort(data.cache.lengths(rows), kind="stable")][:EXAMPLES]
+    examples = []
+    for row in order.tolist():
+        (text,), (codes,), reference, _ = stream.part([row], [row], 1)
+        examples.append(Example(text=text, codes=codes, reference=reference[0]))
+    return Subject(
+        config=small.model,
+        examples=examples,
+        stream=lambda position: iter(small.stream(position=position)),
+        hw=run.hw,
+        precision=run.precision.value,
+    )
+
+
+def decoding(subject: Subject) -> Proof:
+    """What the decoder with KV cache predicts must be what the trained model computes."""
+    # In inference a text always ends with STOP, and nothing is dropped.
+    config = dataclasses.replace(subject.config, text_stop_input=True, dropout=0.1)
+    model = dataclasses.replace(subject, config=config).trainer(1).model.eval()
+    formats = dict.fromkeys(("fp32", subject.precision, "int8"))
+    errors = {name: decoding_error(model, subject, name) for name in formats}
+    bounds = {name: MAX_KL.get(name, MAX_KL_ROUNDED) for name in formats}
+    return Proof(
+        name="decoding",
+        shows=SAME_LOGITS,
+        measured=", ".join(f"{name} {error:.1g} nats" for name, error in errors.items()),
+        bound=", ".join(f"{name} {bound:g}" for name, bound in bounds.items()),
+        passed=all(errors[name] <= bounds[name] for name in formats),
+    )
+
+
+@torch.inference_mode()
+def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
+    """The largest mean KL divergence in nats, of one row alone and of all rows together."""
+    decoder = Decoder(model, DecoderConfig(weights=weights))
+    errors = []
+    for count in (1, len(subject.examples)):
+        rows = subject.examples[:count]
+        texts = [row.text.tolist() for row in rows]
+        codes = [torch.as_tensor(np.asarray(row.codes[:DECODED_CODES])).long() for row in rows]
+        cond = torch.stack([row.reference for row in rows]).to(subject.hw.device)
+        batch = pack(model.config, texts, [each.numpy() for each in codes], cond)
+        batch = batch.to(subject.hw.device)
+        torch.manual_seed(1)
+        logits = model.code_head(model.hidden(batch)).float().flatten(0, 1)
+        counts = [len(each) + model.config.stop_targets for each in codes]
+        forced = logits[batch.code_indices].split(counts)
+        stepped = decoded_logits(decoder, texts, codes, cond)
+        for row, each in enumerate(codes):
+            wanted = forced[row][: len(each) + 1].log_softmax(-1)
+            got = stepped[: len(each) + 1, row]
+            # START is never sampled: the decoder may give it no probability.
+            keep = torch.arange(wanted.shape[-1], device=wanted.device) != model.config.start_code
+            wanted = wanted[:, keep].log_softmax(-1)
+            got = got[:, keep].log_softmax(-1)
+            kl = F.kl_div(got, wanted, log_target=True, reduction="none").sum(-1)
+            errors.append(kl.mean().item())
+    return max(errors)
+
+
+def decoded_logits(
+    decoder: Decoder, texts: list[list[int]], codes: list[Tensor], cond: Tensor
+) -> Tensor:
+    """Logits (N + 1, B, V) of the decoder, to which `codes` are given one after the other."""
+    longest = max(map(len, codes))
+    stop = decoder.config.stop_code
+    padded = torch.stack([F.pad(each, (0, longest - len(each)), value=stop) for each in codes])
+    padded = padded.to(cond.device)
+    x, padding = decoder.prompt(texts, cond)
+    logits, cache = decoder.prefill(x, padding, longest + 1)
+    steps = [logits.clone()]
+    for index in range(longest):
+        steps.append(decoder.decode_one(padded[:, index], index + 1, cache).clone())
+    decoder.release(cache)
+    return torch.stack(steps)
+
+
+def recording_proofs(run: ActiveRun, data: TrainingData) -> Iterator[Proof]:
+    """What became of text and sound: ids, codes, and whether they belong together."""
+    rows = read_manifest(run.folder)
+    held_out = [row for row in rows if row.split == "held_out"] or rows
+    yield text_round_trip(data, held_out)
+    path = run.path("recognizer.safetensors")
+    if not path.is_file():
+        return
+    recognizer = load_recognizer(path)
+    with on_device(run.hw.device, recognizer):
+        if data.codec.decodes:
+            with on_device(run.hw.device, data.codec):
+                yield codec_round_trip(data, recognizer, held_out[:SPOKEN])
+        yield text_matches_sound(recognizer, held_out[:MATCHED])
+
+
+def text_round_trip(data: TrainingData, rows: list[Utterance]) -> Proof:
+    """Held-out texts must survive the tokenizer; where it spells otherwise, the spelling does."""
+    lost = []
+    for row in rows:
+        spelt = data.tokenizer.spell(row.text)
+        if data.tokenizer.decode(data.tokenizer.encode(row.text)).strip() != spelt:
+            lost.append(row.text)
+    example = f"; such as {lost[0]!r}" if lost else ""
+    return Proof(
+        name="tokenizer",
+        shows="every held-out text can be spelt, and comes back from its ids",
+        measured=f"{len(lost)} of {len(rows)} texts come back changed{example}",
+        bound="none",
+        passed=not lost,
+    )
+
+
+def codec_round_trip(
+    data: TrainingData, recognizer: SpeechRecognizer, rows: list[Utterance]
+) -> Proof:
+    """What comes out of the codec must be nearly as intelligible as the recordings."""
+    codec = data.codec
+    waves = [load_speech(row.audio, codec.input_sample_rate) for row in rows]
+    decoded = [codec.decode(codec.encode(wave[None])).cpu()[0] for wave in waves]
+    texts = [row.text for row in rows]
+    before = cer(recognizer.transcribe_waves(waves, codec.input_sample_rate), texts)
+    after = cer(recognizer.transcribe_waves(decoded, codec.sample_rate), texts)
+    return Proof(
+        name="codec",
+        shows="the codes hold what is said, so a voice that predicts them can be understood",
+        measured=f"the recogniser's CER is {before:.1%} of recordings, {after:.1%} of their codes",
+        bound=f"{MAX_CODEC_CER:.0%} more",
+        passed=after <= before + MAX_CODEC_CER,
+    )
+
+
+def text_matches_sound(recognizer: SpeechRecognizer, rows: list[Utterance]) -> Proof:
+    """Each recording must fit its own text better than the text of the next one."""
+    shows = "recordings and texts belong together"
+    if len(rows) < 2:
+        return not_judged("data", shows, "one recording alone cannot be compared")
+    rate = recognizer.input_sample_rate
+    outputs = recognizer.recognize([load_speech(row.audio, rate) for row in rows], rate)
+    wrong = []
+    for row, following, output in zip(rows, [*rows[1:], rows[0]], outputs, strict=True):
+        own = alignment_score(recognizer, output, row.text).score
+        other = alignment_score(recognizer, output, following.text).score
+        if own <= other:
+            wrong.append(row.id)
+    example = f": {', '.join(wrong[:3])}" if wrong else ""
+    return Proof(
+        name="data",
+        shows=shows,
+        measured=f"{len(wrong)} of {len(rows)} recordings fit another's text better{example}",
+        bound="none",
+        passed=not wrong,
+    )

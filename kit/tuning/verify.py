@@ -1,0 +1,354 @@
+"""Proofs that training computes what it should, on a run's own rows, this device and precision.
+
+Each trains or asks a small model of the run's own kind and returns a figure, its bound, and whether
+it keeps it. They are in fp32, but for the one about half precision.
+
+Shapes: B batch, S packed sequence, V code vocabulary.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kit.base.hardware import Hardware
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import Batch, EffectiveBatch, pack
+from kit.settings import GPTConfig, SpeedConfig, TrainConfig
+from kit.training import checkpoint
+from kit.training.loop import forward_backward, train
+from kit.training.trainer import Trainer
+
+LAYERS = 2
+WIDTH = 64
+MAX_START_ERROR = 0.02  # of the loss, before the first step
+OVERFITTED = 0.1  # nats a code
+OVERFIT_STEPS = 400
+OVERFIT_ROWS = 2
+# Relative distance of gradients that must be equal: sums in another order; TF32 on a GPU.
+MAX_GRADIENT_ERROR = {"cpu": 1e-4, "cuda": 1e-2}
+MAX_LOGIT_CHANGE = 1e-4  # of positions that must not depend on what was changed
+HALF_STEPS = 30
+MAX_HALF_ERROR = 0.02  # of the loss
+RESUMED_AT = 3
+RESUMED_STEPS = 6
+MAX_AVERAGE_ERROR = 1e-5
+SAME_GRADIENTS = "accumulation, padding, recomputing and fused attention leave the gradients equal"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was measured, the bound, and whether it holds: None where it could not be judged."""
+
+    name: str
+    shows: str  # what is right where it passes
+    measured: str
+    bound: str
+    passed: bool | None
+
+    def __str__(self) -> str:
+        mark = {True: "pass", False: "FAIL", None: "not judged"}[self.passed]
+        return f"{mark}: {self.name}: {self.measured} (bound: {self.bound})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """A row of the run's data, as the code cache holds it."""
+
+    text: np.ndarray  # ids
+    codes: np.ndarray
+    reference: Tensor  # (M, T)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is proved: the kind of model, rows of the data, and where it trains."""
+
+    config: GPTConfig  # of the small model
+    examples: Sequence[Example]
+    stream: Callable[[dict | None], Iterator[EffectiveBatch]]  # from a position on, None: the start
+    hw: Hardware
+    precision: str  # in which the run trains
+
+    def batch(self, count: int, per_pass: int, pad_to: int = 0) -> EffectiveBatch:
+        """The first `count` examples as one effective batch, in passes of `per_pass` rows."""
+        micro = []
+        for first in range(0, count, per_pass):
+            rows = self.examples[first : min(count, first + per_pass)]
+            texts = [row.text for row in rows]
+            codes = [row.codes for row in rows]
+            cond = torch.stack([row.reference for row in rows])
+            micro.append(pack(self.config, texts, codes, cond, pad_to))
+        return EffectiveBatch(micro=micro, position={})
+
+    def trainer(self, steps: int, lr: float = 1e-3, **switches: bool) -> Trainer:
+        """A trainer of a new model, always with the same weights; `switches` are those on."""
+        torch.manual_seed(0)
+        train_config = TrainConfig(
+            max_steps=steps, lr=lr, warmup_steps=min(10, steps), eval_steps=steps
+        )
+        model = SpeechGPT(self.config)
+        return Trainer(model, train_config, SpeedConfig(**switches), self.hw)
+
+
+def not_judged(name: str, shows: str, why: str) -> Proof:
+    return Proof(name=name, shows=shows, measured=why, bound="none", passed=None)
+
+
+def small_config(config: GPTConfig) -> GPTConfig:
+    """A small model of the same kind: same vocabularies, positions, digits and targets."""
+    return dataclasses.replace(
+        config,
+        layers=LAYERS,
+        width=WIDTH,
+        heads=2,
+        latents=min(config.latents, 4),
+        cond_blocks=min(config.cond_blocks, 1),
+        perceiver_layers=min(config.perceiver_layers, 1),
+        perceiver_heads=2,
+        perceiver_head_width=32,
+        conformers=(),  # IndexTTS2's conditioning is its package's
+        dropout=0.0,
+        text_dropout=0.0,
+        pretrained_layers=False,
+    )
+
+
+def training_proofs(subject: Subject, decode: Callable[[list[int]], str]) -> Iterator[Proof]:
+    """Yield the proofs about training, one after the other; `decode` makes text of text ids."""
+    yield loss_at_start(subject)
+    yield labels(subject, decode)
+    causal = causality(subject)
+    yield causal
+    if causal.passed:
+        yield gradients(subject)
+    else:  # ways to compute attention differ, of course
+        yield not_judged("gradients", SAME_GRADIENTS, "causality failed")
+    yield overfitting(subject)
+    yield half_precision(subject)
+    yield average(subject)
+    yield resumption(subject)
+
+
+@torch.inference_mode()
+def loss_at_start(subject: Subject) -> Proof:
+    """An untrained model must guess: the mean of -log p over codes is the log of their number."""
+    model = subject.trainer(1).model.eval()
+    batch = subject.batch(len(subject.examples), len(subject.examples))
+    _, code_loss = model(batch.micro[0].to(subject.hw.device))
+    loss = code_loss.item() / batch.code_targets
+    wanted = math.log(subject.config.code_vocab)
+    return Proof(
+        name="loss at the start",
+        shows="the loss is a mean over targets, in nats, of all codes",
+        measured=f"{loss:.3f} nats, ln({subject.config.code_vocab}) = {wanted:.3f}",
+        bound=f"{MAX_START_ERROR:.0%} apart",
+        passed=abs(loss - wanted) <= MAX_START_ERROR * wanted,
+    )
+
+
+def labels(subject: Subject, decode: Callable[[list[int]], str]) -> Proof:
+    """Each target must be the next input, and all of a row's targets its own text and codes."""
+    batch = subject.batch(len(subject.examples), len(subject.examples)).micro[0]
+    wrong = 0
+    shown = ""
+    for row, example in enumerate(subject.examples):
+        text = _targets_of(batch, "text", row, 0)
+        codes = _targets_of(batch, "code", row, subject.config.text_vocab)
+        wrong += _wrong_targets(text, list(example.text))
+        wrong += _wrong_targets(codes, list(example.codes))
+        if not shown:
+            ids = [int(target) for target, _ in text[: len(example.text)]]
+            first = " ".join(str(int(target)) for target, _ in codes[:6])
+            shown = f"{decode(ids)!r}, codes {first} ..."
+    return Proof(
+        name="labels",
+        shows="every target is the input shifted by one, of its own row's text and codes",
+        measured=f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {shown}",
+        bound="none",
+        passed=not wrong,
+    )
+
+
+def _targets_of(batch: Batch, kind: str, row: int, first_id: int) -> list[tuple[int, int]]:
+    """(target, next input) of a row, in its order; the input is -1 behind the row's end."""
+    width = batch.tokens.shape[1]
+    indices = getattr(batch, f"{kind}_indices")
+    targets = getattr(batch, f"{kind}_targets")
+    own = (indices // width) == row
+    pairs = []
+    last = int(indices[own].max())
+    tokens = batch.tokens[row]
+    for index, target in zip(indices[own].tolist(), targets[own].tolist()):
+        following = int(tokens[index % width + 1]) - first_id if index < last else -1
+        pairs.append((target, following))
+    return pairs
+
+
+def _wrong_targets(pairs: list[tuple[int, int]], wanted: list[int]) -> int:
+    """How many targets are not the id that the row has there, or not the next input."""
+    wrong = abs(len(wanted) - min(len(wanted), len(pairs)))
+    for (target, following), own in zip(pairs, wanted):
+        wrong += int(target != own or following not in (own, -1))
+    return wrong
+
+
+@torch.inference_mode()
+def causality(subject: Subject) -> Proof:
+    """Change a row's last codes, then another row: earlier logits, and this row's, must stay."""
+    torch.manual_seed(0)
+    model = subject.trainer(1).model.eval()
+    batch = subject.batch(2, 2).micro[0].to(subject.hw.device)
+    length = int(batch.lengths[0])
+    later = batch.tokens.clone()
+    later[0, length - 3 : length] = subject.config.text_vocab
+    other = batch.tokens.clone()
+    other[1] = other[1].flip(0)
+    before = _code_logits(model, batch)
+    changed = _code_logits(model, dataclasses.replace(batch, tokens=later))
+    apart = _code_logits(model, dataclasses.replace(batch, tokens=other))
+    change = (changed - before)[0, : length - 3].abs().max().item()
+    leak = (apart - before)[0, :length].abs().max().item()
+    return Proof(
+        name="causality",
+        shows="a code is predicted from what comes before it in its own row alone",
+        measured=f"earlier logits moved by {change:.1g}, the other row's by {leak:.1g}",
+        bound=f"{MAX_LOGIT_CHANGE:g}",
+        passed=max(change, leak) <= MAX_LOGIT_CHANGE,
+    )
+
+
+def _code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
+    """Logits (B, S, V) of every position; dropout, where any is on, draws the same each time."""
+    torch.manual_seed(1)
+    return model.code_head(model.hidden(batch)).float()
+
+
+def gradients(subject: Subject) -> Proof:
+    """The gradients of a batch must not depend on how it is split, padded or computed."""
+    rows = len(subject.examples)
+    width = subject.batch(rows, rows).micro[0].tokens.shape[1]
+    whole = _gradient(subject, subject.batch(rows, rows))
+    ways = {
+        f"{rows} passes of one row": _gradient(subject, subject.batch(rows, 1)),
+        "padded": _gradient(subject, subject.batch(rows, rows, width + 24)),
+        "recomputed": _gradient(subject, subject.batch(rows, rows), gradient_checkpointing=True),
+        "fused attention": _gradient(subject, subject.batch(rows, rows), sdpa=True),
+    }
+    errors = {name: ((way - whole).norm() / whole.norm()).item() for name, way in ways.items()}
+    bound = MAX_GRADIENT_ERROR[subject.hw.device]
+    return Proof(
+        name="gradients",
+        shows=SAME_GRADIENTS,
+        measured=", ".join(f"{name} {error:.1g}" for name, error in errors.items()),
+        bound=f"{bound:g} of their norm",
+        passed=max(errors.values()) <= bound,
+    )
+
+
+def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tensor:
+    trainer = subject.trainer(1, **switches)
+    trainer.model.train()
+    forward_backward(trainer, batch)
+    return torch.cat([p.grad.flatten().cpu() for p in trainer.model.parameters()])
+
+
+def overfitting(subject: Subject) -> Proof:
+    """A few rows must be learnt by heart."""
+    trainer = subject.trainer(OVERFIT_STEPS, lr=5e-3, sdpa=True)
+    batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
+    loss = math.inf
+    step = 0
+    for event in train(trainer, batches):
+        loss = event.loss
+        step = event.step
+        if loss < OVERFITTED:
+            break
+    return Proof(
+        name="overfitting",
+        shows="the gradients reach what must learn, and the update goes downhill",
+        measured=f"{loss:.3f} nats for {OVERFIT_ROWS} rows after {step} steps",
+        bound=f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps",
+        passed=loss < OVERFITTED,
+    )
+
+
+def half_precision(subject: Subject) -> Proof:
+    """The losses in half precision must be those of fp32."""
+    shows = "mixed precision, with its loss scaling, trains as fp32 does"
+    if subject.precision == "fp32":
+        return not_judged("mixed precision", shows, "this run trains in fp32")
+    losses = []
+    for mixed in (False, True):
+        trainer = subject.trainer(HALF_STEPS, sdpa=True, mixed_precision=mixed)
+        losses.append([event.loss for event in train(trainer, subject.stream(None))])
+    pairs = [(exact, half) for exact, half in zip(*losses) if math.isfinite(half)]
+    error = max(abs(half - exact) / exact for exact, half in pairs)
+    return Proof(
+        name="mixed precision",
+        shows=shows,
+        measured=f"{subject.precision}: losses {error:.2%} apart at most, in {len(pairs)} steps",
+        bound=f"{MAX_HALF_ERROR:.0%}",
+        passed=error <= MAX_HALF_ERROR,
+    )
+
+
+def average(subject: Subject) -> Proof:
+    """The average of the weights must be the one that the formula gives."""
+    trainer = subject.trainer(RESUMED_STEPS, ema=True)
+    weights = trainer.model.code_head.bias
+    wanted = weights.detach().double().cpu()
+    batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
+    for update, _ in enumerate(train(trainer, batches)):
+        decay = min(trainer.config.ema_decay, (1 + update) / (10 + update))
+        wanted = decay * wanted + (1 - decay) * weights.detach().double().cpu()
+    with trainer.ema.swapped_in():
+        error = (weights.detach().double().cpu() - wanted).abs().max().item()
+    return Proof(
+        name="EMA",
+        shows="the averaged weights are the exponential moving average of every step",
+        measured=f"{error:.1g} from decay * average + (1 - decay) * weights",
+        bound=f"{MAX_AVERAGE_ERROR:g}",
+        passed=error <= MAX_AVERAGE_ERROR,
+    )
+
+
+def resumption(subject: Subject) -> Proof:
+    """A run stopped and resumed from its checkpoint must end as one that was not."""
+    with TemporaryDirectory(prefix="verify-") as folder:
+        whole = _trained(subject, Path(folder), resumed=False)
+        again = _trained(subject, Path(folder), resumed=True)
+        between = 0.0
+        if subject.hw.device != "cpu":  # kernels there may sum in any order
+            between = _distance(whole, _trained(subject, Path(folder), resumed=False))
+    distance = _distance(whole, again)
+    bound = f"{2 * between:.1g}, twice that of two runs" if between else "equal to the last bit"
+    return Proof(
+        name="resumption",
+        shows="weights, optimiser, random numbers and position in the data are all restored",
+        measured=f"weights {distance:.1g} apart after {RESUMED_STEPS} steps",
+        bound=bound,
+        passed=distance <= 2 * between,
+    )
+
+
+def _trained(subject: Subject, folder: Path, resumed: bool) -> Tensor:
+    """The weights after all steps; a checkpoint is left in `folder`, or resumed from."""
+    noisy = dataclasses.replace(subject, config=dataclasses.replace(subject.config, dropout=0.1))
+    trainer = noisy.trainer(RESUMED_STEPS, ema=True)
+    if resumed:
+        trainer.restore(checkpoint.load(checkpoint.of_step(folder, RESUMED_AT)))
+    for event in train(trainer, subject.stream(trainer.position)):
+        if event.step == RESUMED_AT and not resumed:
+            trainer.save(folder)
+    return torch.cat([p.detach().flatten().cpu() for p in trainer.model.parameters()])
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / a.norm()).item()

@@ -1,0 +1,374 @@
+"""A released XTTS-v2 is read whole or refused in a sentence, and written again without a loss.
+
+coqui-tts itself is the reference in tests/xtts; here the files are tiny and it is not needed.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from unittest.mock import Mock
+
+import pytest
+import released_xtts
+import torch
+from helpers import GPT, random_rows
+from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
+
+from kit.base.errors import DamagedFileError, DiskError, KitError
+from kit.extras.xtts_v2 import model as xtts_v2
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.inference.generate import generate
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
+from kit.settings import GenerateConfig
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return released_xtts.write_release(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def tensors(release):
+    return tensors_of(release)
+
+
+@pytest.fixture
+def folder(release, tmp_path):
+    """A copy of the release that a test may spoil."""
+    return shutil.copytree(release, tmp_path / "release")
+
+
+def require_equal(found: dict, wanted: dict) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def test_names_and_layouts_are_the_releases():
+    weights = random_model().state_dict()
+    names = {
+        "conditioner.layers.1.to_kv.weight": "conditioning_perceiver.layers.1.0.to_kv.weight",
+        "conditioner.layers.1.ff_out.bias": "conditioning_perceiver.layers.1.1.2.bias",
+        "conditioner.gamma": "conditioning_perceiver.norm.gamma",
+        "conditioner.blocks.5.qkv.bias": "conditioning_encoder.attn.5.qkv.bias",
+        "gpt.h.1.attn.c_attn.weight": "gpt.h.1.attn.c_attn.weight",
+        "gpt.ln_f.bias": "gpt.ln_f.bias",
+        "code_position.weight": "mel_pos_embedding.emb.weight",
+        "code_head.bias": "mel_head.bias",
+    }
+    assert all(xtts_v2.released_name(name) == f"gpt.{names[name]}" for name in names)
+    released = xtts_v2.to_released(weights)
+    assert len(released) == len(weights)
+    require_equal(xtts_v2.from_released(released, TINY), weights)
+    in_by_out = {"gpt.h.0.attn.c_attn": (96, 288), "gpt.h.0.mlp.c_fc": (96, 384)}
+    for name, shape in (in_by_out | {"text_head": (41, 96)}).items():
+        assert released[f"gpt.{name}.weight"].shape == shape
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def test_a_release_is_read(release, tensors):
+    xtts = load_xtts(release)
+    assert xtts.model.config == TINY and not xtts.model.training
+    require_equal(xtts.model.state_dict(), random_model().state_dict())
+    require_equal(xtts.sound, {n: t for n, t in tensors.items() if not n.startswith("gpt.")})
+    require_equal(xtts.dvae, released_xtts.random_dvae())
+    assert xtts.config == settings()
+    assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
+    assert xtts.vocabulary.start == 7
+    assert xtts.notes == () and xtts.source.release == ""
+    assert xtts.source.path == str(release / "model.pth")
+
+
+def test_what_was_read_trains_and_speaks(release):
+    model = load_xtts(release).model
+    texts, codes, _ = random_rows(GPT, 2)
+    mels = torch.randn(2, 80, 12)
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
+    assert all(len(row.codes) == 5 for row in spoken)
+
+
+def test_nothing_holds_on_to_the_files(folder):
+    xtts = load_xtts(folder)
+    before = {n: t.clone() for n, t in (xtts.model.state_dict() | xtts.sound | xtts.dvae).items()}
+    for file in folder.iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    require_equal(xtts.model.state_dict() | xtts.sound | xtts.dvae, before)
+
+
+def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors):
+    before = load_xtts(folder).source
+    after = load_xtts(write_tensors(folder, dict(reversed(tensors.items())))).source
+    assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
+    changed = tensors | {"mel_stats": tensors["mel_stats"] + 1e-6}
+    other = load_xtts(write_tensors(folder, changed)).source
+    assert other.tensors_sha256 != before.tensors_sha256
+
+
+def test_weights_alone_carry_their_configuration_and_are_recognised(folder, monkeypatch):
+    (folder / "config.json").unlink()
+    monkeypatch.setitem(xtts_v2.RELEASES, load_xtts(folder).source.sha256, "revision 1")
+    xtts = load_xtts(folder)
+    assert xtts.source.release == "revision 1"
+    assert xtts.config["model_args"] == settings()["model_args"]
+    assert xtts.config["datasets"] == [{"path": "somewhere"}]
+
+
+def test_a_trainers_checkpoint_is_read(folder, tensors):
+    whole = {f"xtts.{name}": tensor for name, tensor in tensors.items()}
+    for name in ("gpt.mel_head.weight", "gpt.gpt.h.0.ln_1.weight"):
+        whole[f"xtts.gpt.gpt_inference.{name}"] = tensors[name]
+    whole["xtts.gpt.gpt.wte.weight"] = tensors["gpt.mel_embedding.weight"]
+    whole["xtts.gpt.gpt.h.0.attn.bias"] = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    whole["xtts.gpt.gpt.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    whole["torch_mel_spectrogram_style_encoder.mel_stft.spectrogram.window"] = torch.ones(7)
+    whole["dvae.codebook.embed"] = torch.full((2, 2), 3.0)
+    more = {"optimizer": [{"state": {0: {"exp_avg": torch.ones(3)}}}], "step": 7}
+    xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
+    require_equal(xtts.model.state_dict(), random_model().state_dict())
+    assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
+    assert xtts.notes == ("6 tensors that only repeat others were left out",)
+    assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
+
+
+def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
+    today = "parametrizations.weight.original"
+    older = {n.replace(f"{today}0", "weight_g"): tensor for n, tensor in tensors.items()}
+    older = {n.replace(f"{today}1", "weight_v"): tensor for n, tensor in older.items()}
+    assert older.keys() != tensors.keys()
+    read = load_xtts(write_tensors(folder, older))
+    assert read.sound.keys() == {n for n in older if not n.startswith("gpt.")}
+    both = older | {name: t for name, t in tensors.items() if name.endswith(f"{today}0")}
+    with pytest.raises(KitError, match=r"twice, by an older name: .*weight_g"):
+        load_xtts(write_tensors(folder, both))
+
+
+def test_mel_stats_may_be_beside_the_weights(folder, tensors):
+    xtts = load_xtts(write_tensors(folder, spoilt(tensors, "mel_stats", None)))
+    assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
+    assert xtts.notes == ("mel_stats was taken from mel_stats.pth",)
+    write_tensors(folder, tensors)
+    torch.save(torch.ones(80), folder / "mel_stats.pth")
+    assert "mel_stats.pth differs" in load_xtts(folder).notes[0]
+
+
+def test_text_ids_are_those_of_the_vocabulary(folder):
+    described = settings()
+    described["model_args"].update(gpt_number_text_tokens=40, gpt_start_text_token=261)
+    (folder / "config.json").write_text(json.dumps(described))
+    assert load_xtts(folder).model.config == TINY
+
+
+# --- what cannot be read --------------------------------------------------------------------
+
+
+def spoilt(tensors: dict, name: str, tensor) -> dict:
+    """`tensors` with another one of this name; None: without those that begin so."""
+    if tensor is None:
+        return {n: t for n, t in tensors.items() if not n.startswith(name)}
+    return tensors | {name: tensor}
+
+
+NAN = float("nan")
+UPS = "hifigan_decoder.waveform_decoder.ups.2.bias"
+H = "gpt.gpt.h."
+WRONG_TENSORS = {
+    "missing: gpt.final_norm.bias.": ("gpt.final_norm.bias", None),
+    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
+    f"missing: {UPS}": (UPS, None),
+    "missing: mel_stats": ("mel_stats", None),
+    r"misshapen: gpt.mel_head.bias \(35,\), not \(34,\)": ("gpt.mel_head.bias", torch.zeros(35)),
+    r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
+    r"misshapen: mel_stats \(100,\), not \(80,\)": ("mel_stats", torch.ones(100)),
+    "unknown: gpt.gpt.h.2.ln_1.bias": (f"{H}2.ln_1.bias", torch.zeros(96)),
+    "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
+    "of another type: mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
+    "is damaged: final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
+    "is damaged: mel_stats is not finite": ("mel_stats", torch.ones(80) * NAN),
+    "text_head.bias twice, with and without `x": ("xtts.gpt.text_head.bias", torch.zeros(41)),
+    "its file holds less": ("mel_stats", torch.ones(1).expand(80)),
+    "no plain tensor": ("mel_stats", torch.ones(80).to_sparse()),
+    "gpt.final_norm.bias is str, not a tensor": ("gpt.final_norm.bias", "zeros"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TENSORS)
+def test_every_tensor_is_accounted_for(message, folder, tensors):
+    (folder / "mel_stats.pth").unlink()
+    path = write_tensors(folder, spoilt(tensors, *WRONG_TENSORS[message]))
+    with pytest.raises(KitError, match=message) as error:
+        load_xtts(path)
+    assert "model.pth" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_all_faults_are_reported_at_once_also_a_vocabulary_of_another_model(folder, tensors):
+    fewer = spoilt(tensors, "gpt.final_norm.bias", None)
+    wrong = fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)}
+    with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
+        load_xtts(write_tensors(folder, wrong))
+    (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
+    with pytest.raises(KitError, match=r"text_embedding\.weight \(41, 96\), not \(45, 96\)"):
+        load_xtts(folder)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"gpt_use_perceiver_resampler": False}, "is XTTS v1 .* Get XTTS-v2"),
+        ({"gpt_layers": 3}, r"missing: gpt\.gpt\.h\.2\."),
+        ({"gpt_layers": None}, r"`model_args.gpt_layers` = None, which must be a whole number"),
+        ({"gpt_n_heads": "16"}, r"`model_args.gpt_n_heads` = '16'"),
+        ({"gpt_n_heads": 5}, r"describes no model: GPTConfig\.width = 96: must divide by 5"),
+        ({"gpt_layers": 10**9}, r"describes no model: GPTConfig\.layers"),
+        ({"gpt_start_audio_token": 34}, r"describes no model: GPTConfig\.start_code_id"),
+        ({"gpt_num_audio_tokens": 40}, r"misshapen: gpt\.mel_embedding\.weight \(34, 96\), not"),
+        ({"gpt_max_text_tokens": 402}, r"text_pos_embedding\.emb\.weight \(32, 96\), not \(404"),
+        ({"decoder_input_dim": 64}, r"conv_pre\.weight \(16, 96, 7\), not \(16, 64, 7\)"),
+        (
+            {"decoder_input_dim": -1},
+            r"`model_args.decoder_input_dim` = -1, which must be between 1",
+        ),
+        ({"d_vector_dim": 10**30}, r"`model_args.d_vector_dim` = 10{30}, which must be between 1"),
+        *((b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "is not XTTS's")),
+        (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
+        (b'{"model_args": 3}', "is not XTTS's"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
+    described = settings()
+    if isinstance(over, dict):
+        described["model_args"].update(over)
+        over = json.dumps(described).encode()
+    (folder / "config.json").write_bytes(over)
+    with pytest.raises(KitError, match=message):
+        load_xtts(folder)
+
+
+class Calls:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)  # where it is unpickled
+
+
+@pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
+def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
+    with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
+        load_xtts(folder)
+    assert not (folder / "ran").exists()
+
+
+WRONG_FILES = [
+    ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
+    ("dvae.pth", {"epoch": 3}, r"dvae\.pth is of another kind: epoch"),
+    ("model.pth", [1, 2], "holds no dict, where `model`"),
+    ("model.pth", {"weights": {}, "epoch": 3}, r"of \['epoch', 'weights'\], where `model`"),
+    ("model.pth", {}, "holds a dict of .*where `model`"),
+    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "carries no configuration"),
+]
+
+
+def test_other_and_missing_files_are_named(folder):
+    (folder / "config.json").unlink()
+    for name, content, message in WRONG_FILES:
+        torch.save(content, folder / name)
+        with pytest.raises(KitError, match=message):
+            load_xtts(folder)
+    with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
+        load_xtts(folder / "nowhere")
+    (folder / "model.pth").rename(folder / "best_model_7.pth")
+    with pytest.raises(KitError, match=r"has no model\.pth\. It has best_"):
+        load_xtts(folder)
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
+    xtts = load_xtts(release)
+    again = load_xtts(save_xtts(xtts, tmp_path / "new"))
+    for file in save_xtts(xtts, tmp_path / "two").iterdir():
+        assert (tmp_path / "new" / file.name).read_bytes() == file.read_bytes(), file.name
+    require_equal(tensors_of(tmp_path / "new"), tensors)
+    require_equal(again.dvae, xtts.dvae)
+    assert again.source.tensors_sha256 == xtts.source.tensors_sha256
+    assert again.model.config == xtts.model.config and again.notes == ()
+    assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
+    assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
+    assert again.config["model_args"]["gpt_start_text_token"] == 7
+    config = dataclasses.replace(TINY, max_text=48)
+    trained = dataclasses.replace(xtts, model=random_model(config, seed=5))
+    again = load_xtts(save_xtts(trained, tmp_path / "trained"))
+    assert again.model.config == config
+    require_equal(again.model.state_dict(), trained.model.state_dict())
+
+
+def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path):
+    save_xtts(load_xtts(release), tmp_path / "new", dtype=torch.float16)
+    for name, tensor in tensors_of(tmp_path / "new").items():
+        assert (tensor.dtype is torch.float16) == name.startswith("gpt."), name
+    read = load_xtts(tmp_path / "new").model.state_dict()
+    require_equal(read, random_model().half().float().state_dict())
+
+
+def test_weights_that_a_format_cannot_hold_are_reported(release, tmp_path):
+    xtts = load_xtts(release)
+    xtts.model.final_norm.weight.data[0] = 1e6
+    with pytest.raises(KitError, match=r"final_norm\.weight is not finite as torch\.float16"):
+        save_xtts(xtts, tmp_path / "new", dtype=torch.float16)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_read_is_not_overwritten(folder):
+    with pytest.raises(KitError, match="holds what this model was read from"):
+        save_xtts(load_xtts(folder), folder)
+    with pytest.raises(KitError, match="is a file: name a folder"):
+        save_xtts(load_xtts(folder), folder / "model.pth")
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"latents": 8}, "XTTS-v2 has latents = 32, this model 8: coqui-tts could not load it"),
+        ({"cond_blocks": 1}, "has cond_blocks = 6"),
+        ({"width": 64, "heads": 2}, "at least 65 are needed"),
+        ({"start_text_id": 8}, "START 8 and STOP 0, the vocabulary 41, 7 and 0"),
+        ({"text_vocab": 50}, "has 50 text ids"),
+    ],
+)
+def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, tmp_path):
+    model = SpeechGPT(dataclasses.replace(TINY, **over))
+    with pytest.raises(KitError, match=message):
+        save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    other = dataclasses.replace(xtts, model=random_model(seed=5))
+
+    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
+    with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
+        save_xtts(other, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_an_export_over_another_removes_its_files(release, tmp_path):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    (folder / "notes.txt").write_text("mine")
+    save_xtts(dataclasses.replace(xtts, dvae={}), folder)
+    assert not (folder / "dvae.pth").exists() and (folder / "notes.txt").exists()
+    files = "config.json mel_stats.pth model.pth notes.txt vocab.json"
+    assert sorted(p.name for p in folder.iterdir()) == files.split()

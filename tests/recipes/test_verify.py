@@ -1,0 +1,173 @@
+"""The certificate of a training: all proofs hold, and each planted bug fails its own alone."""
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_train import active
+
+from kit.dataset.manifest import read_manifest
+from kit.model import gpt, sequence
+from kit.model.gpt import SpeechGPT
+from kit.recipes import verify
+from kit.recipes.training_data import TrainingData
+from kit.training import loop
+from kit.training.optim import EMA
+from kit.training.trainer import Trainer
+from kit.tuning import verify as proving
+
+JUDGED = {"loss at the start", "labels", "causality", "gradients", "overfitting", "EMA"}
+JUDGED |= {"resumption", "decoding", "tokenizer"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return active(tmp_path_factory.mktemp("verified") / "mine")
+
+
+def failures(run) -> set[str]:
+    *proofs, summary = verify.verify(run)
+    failed = set(run.report()["verify"]["failed"])
+    assert summary.failed == bool(failed) and len(summary.grid) == len(proofs) + 1
+    return failed
+
+
+def test_every_proof_holds(run):
+    assert failures(run) == set()
+    proofs = run.report()["verify"]["proofs"]
+    assert {name for name, proof in proofs.items() if proof["passed"]} == JUDGED
+    assert proofs["mixed precision"]["passed"] is None, "the run trains in fp32"
+
+
+def shifted_labels(patch) -> None:
+    """The targets are two codes ahead."""
+    pack = sequence.pack
+
+    def shifted(config, texts, codes, cond, pad_to=0):
+        batch = pack(config, texts, codes, cond, pad_to)
+        rows = batch.code_indices // batch.tokens.shape[1]
+        parts = [batch.code_targets[rows == row].roll(-1) for row in rows.unique()]
+        return dataclasses.replace(batch, code_targets=torch.cat(parts))
+
+    patch.setattr(proving, "pack", shifted)
+
+
+def mask_off_by_one(patch) -> None:
+    """A code sees the one that it must predict."""
+    full = torch.full((999, 999), float("-inf")).triu(2)
+    patch.setattr(gpt, "causal_mask", lambda size, dtype, device: full[:size, :size])
+
+
+def dropout_in_evaluation(patch) -> None:
+    patch.setattr(SpeechGPT, "eval", lambda self: self.train())
+
+
+def average_not_updated(patch) -> None:
+    patch.setattr(EMA, "update", lambda self: None)
+
+
+def loss_of_a_pass_alone(patch) -> None:
+    """Each pass is divided by its own targets instead of those of the effective batch."""
+    pass_loss = loop.pass_loss
+
+    def divided(model, precision, micro, text, code, guide, text_width):
+        own = (len(micro.text_targets), len(micro.code_targets))
+        return pass_loss(model, precision, micro, *own, guide, text_width)
+
+    patch.setattr(loop, "pass_loss", divided)
+
+
+def position_lost(patch) -> None:
+    restore = Trainer.restore
+
+    def restored(self, tree):
+        restore(self, tree)
+        self.position = None
+
+    patch.setattr(Trainer, "restore", restored)
+
+
+def weights_too_large(patch) -> None:
+    init_weights = SpeechGPT.init_weights
+
+    def large(self):
+        init_weights(self)
+        with torch.no_grad():
+            self.code_head.weight.mul_(20)
+
+    patch.setattr(SpeechGPT, "init_weights", large)
+
+
+def update_left_out(patch) -> None:
+    patch.setattr(loop, "update", lambda trainer, norm, finite: trainer.clear_gradients())
+
+
+def letters_lost(patch) -> None:
+    init = TrainingData.__init__
+
+    def lossy(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        decode = self.tokenizer.decode
+        self.tokenizer.decode = lambda ids: decode(list(ids)[1:])
+
+    patch.setattr(TrainingData, "__init__", lossy)
+
+
+@pytest.mark.parametrize(
+    "plant, found",
+    [
+        (shifted_labels, "labels"),
+        (mask_off_by_one, "causality"),
+        (dropout_in_evaluation, "decoding"),
+        (average_not_updated, "EMA"),
+        (loss_of_a_pass_alone, "gradients"),
+        (position_lost, "resumption"),
+        (weights_too_large, "loss at the start"),
+        (update_left_out, "overfitting"),
+        (letters_lost, "tokenizer"),
+    ],
+)
+def test_a_planted_bug_fails_its_own_proof_alone(run, monkeypatch, plant, found):
+    plant(monkeypatch)
+    assert failures(run) == {found}
+
+
+class Listener:
+    """A recogniser that recognises the texts `heard`, one after the other."""
+
+    input_sample_rate = 16_000
+    alphabet = "".join(sorted(set("abcdefghijklmnopqrstuvwxyz")))
+
+    def __init__(self, heard: list[str]):
+        self.heard = itertools.cycle(heard)
+
+    def encode(self, text: str):
+        ids = [self.alphabet.find(char) + 1 for char in text]
+        return torch.tensor([i for i in ids if i])
+
+    def recognize(self, waves, rate):
+        return [self.output(next(self.heard)) for _ in waves]
+
+    def output(self, text: str):
+        ids = self.encode(text)
+        frames = torch.stack([ids, torch.zeros_like(ids)], dim=1).flatten()
+        log_probs = torch.full((len(frames), len(self.alphabet) + 1), -9.0)
+        log_probs[torch.arange(len(frames)), frames] = 0.0
+        return SimpleNamespace(
+            log_probs=log_probs.log_softmax(-1), loudness=torch.zeros(len(frames))
+        )
+
+
+def test_a_swapped_text_fails_the_proof_about_the_data(run):
+    texts = ["the weather is cold", "bread and butter", "she went home", "a red fox"]
+    rows = [
+        dataclasses.replace(row, text=text)
+        for row, text in zip(read_manifest(run.folder), texts, strict=False)
+    ]
+    assert verify.text_matches_sound(Listener(texts), rows).passed
+    swapped = [dataclasses.replace(rows[0], text=texts[1]), *rows[1:]]
+    swapped[1] = dataclasses.replace(rows[1], text=texts[0])
+    proof = verify.text_matches_sound(Listener(texts), swapped)
+    assert proof.passed is False and rows[0].id in proof.measured
