@@ -131,7 +131,7 @@ class Training(TrainingPlan):
         Checks that were not made before are made now, with a line each.
         """
         for step in self.checks():
-            if step.__name__ not in self.results:
+            if step.__func__ not in self.results:
                 print(step())
         sentences = self.data.held_out_sentences(1)
         sentence = sentences[0].text if sentences else ""
@@ -162,11 +162,11 @@ class Training(TrainingPlan):
                 "(Max steps or Epochs in the panel, or MAX_STEPS) to train it further."
             )
         data = {name: getattr(work.data, name) for name in DATA_FIELDS}
-        settled = {"switches": vars(work.speed), "train": vars(work.train), "data": data}
+        plan = {"switches": vars(work.speed), "train": vars(work.train), "data": data}
         if self.verdict.tried:
             note = in_process(check_changes, self.workload(), self.verdict, work)
-            settled["notes"] = [note] if note else []
-            settled["longest_step_bytes"] = verdict_figures(self.verdict)
+            plan["notes"] = [note] if note else []
+            plan["longest_step_bytes"] = verdict_figures(self.verdict)
         self.keep(work, values)
         gpus = int(values.get(GPUS, 1))
         write_atomic(run.path(GPUS), str(gpus))
@@ -175,7 +175,7 @@ class Training(TrainingPlan):
         environment.pop("KIT_PRESET", None)  # the run has its own
         paths = (str(ROOT), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        arguments = ["train", "--run", run.name, "--plan", json.dumps(settled)]
+        arguments = ["train", "--run", run.name, "--plan", json.dumps(plan)]
         self.process.start(arguments, environment, gpus)
 
     def wait(self) -> Result:
@@ -201,23 +201,23 @@ class Training(TrainingPlan):
         return rows
 
     def fit(self) -> None:
-        """Train in this process, after `checks` or with what a panel has settled.
+        """Train in this process, after `checks` or by the plan of a panel.
 
         Ctrl-C stops with a checkpoint, and is raised again once the run is recorded.
         """
         run = self.active
-        if self.settled is None:  # started by hand: a request of an earlier run does not count
+        if self.panel_plan is None:  # started by hand: a request of an earlier run does not count
             training_runs.clear_requests(run.folder)
         limit_memory(run.hw, run.section("memory")["max_memory_fraction"])
         self.judge()
         configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
         along = TrainAlong(
             run=dataclasses.replace(run, copy=None, ranks=Ranks()),
-            settled={name: vars(config) for name, config in configs.items()},
+            plan={name: vars(config) for name, config in configs.items()},
             evaluates=self.gate is not None,
         )
         broadcast_order(run.ranks, along)  # the other processes of torchrun, if there are any
-        notes = tuple((self.settled or {}).get("notes", ()))
+        notes = tuple((self.panel_plan or {}).get("notes", ()))
         validation = validation_batches(self.data.stream("held_out"))
         self.job = self.training_run(validation, evaluate=self.gate, notes=notes)
         monitor = Monitor(run.hw)
@@ -279,8 +279,8 @@ class Training(TrainingPlan):
 
     def record(self, monitor: Monitor) -> None:
         """Record the figures that only the process which trained knows."""
-        longest = (self.settled or {}).get("longest_step_bytes")
-        if "fits" in self.results:
+        longest = (self.panel_plan or {}).get("longest_step_bytes")
+        if Training.fits in self.results:
             longest = verdict_figures(self.verdict)
         padded = self.data.padded(few_shapes=True).grid_lengths if self.pads() else None
         figures = {
@@ -296,7 +296,7 @@ class Training(TrainingPlan):
 
         With a panel's plan only the training itself. A finished run is not trained again.
         """
-        if self.settled is not None:
+        if self.panel_plan is not None:
             self.fit()
             return
         if not self.finished:
@@ -388,14 +388,14 @@ class Training(TrainingPlan):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainAlong:
-    """What the main rank has settled, for the other ranks to train along with it."""
+    """The plan of the main rank, by which the other ranks train along with it."""
 
     run: ActiveRun
-    settled: dict  # as the `plan` of a panel
+    plan: dict  # as that of a panel
     evaluates: bool  # whether the main rank has a gate
 
     def follow(self, ranks: Ranks) -> None:
-        training = Training(dataclasses.replace(self.run, ranks=ranks), plan=self.settled)
+        training = Training(dataclasses.replace(self.run, ranks=ranks), plan=self.plan)
         gate = dict if self.evaluates else None  # not called: the main rank sends its figures
         validation = validation_batches(training.data.stream("held_out"))
         training.job = training.training_run(validation, evaluate=gate)

@@ -67,13 +67,13 @@ MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_
 
 
 def once(step: Callable) -> Callable:
-    """A step whose result is kept: when it is called again it is shown, not done again."""
+    """A step that is done when it is first called; then its result is shown again."""
 
     @functools.wraps(step)
     def kept(self):
-        if step.__name__ not in self.results:
-            self.results[step.__name__] = step(self)
-        return self.results[step.__name__]
+        if kept not in self.results:
+            self.results[kept] = step(self)
+        return self.results[kept]
 
     return kept
 
@@ -82,8 +82,7 @@ class TrainingPlan:
     """The plan of a run's training.
 
     `max_steps`, or `num_train_epochs` passes over the data, is how long it trains; 0 leaves that to
-    the preset and the data. With the `plan` that a panel has settled (`start`) nothing is checked
-    again.
+    the preset and the data. With the `plan` of a panel (`start`) nothing is checked again.
     """
 
     per_step_s: float | None = None  # as `in_time` measured it
@@ -97,9 +96,9 @@ class TrainingPlan:
     ):
         self.active = run
         run.fetch_checkpoints()  # a fresh machine continues what another one left
-        self.settled = plan
+        self.panel_plan = plan
         plan = plan or {}
-        self.results: dict[str, Result] = {}  # of each step that was done, by its name
+        self.results: dict[Callable, Result] = {}  # of each step that was done
         self.finetuning = run_parts.finetuning_of(run)
         self.data = TrainingData(run)
         self.model = self.data.model

@@ -66,7 +66,7 @@ def saved(folder: Path, **sections) -> ActiveRun:
 
 def untried(training: Training) -> Training:
     """A training that takes for granted that a step fits into memory."""
-    training.results["fits"] = Result(line="It fits.")
+    training.results[Training.fits] = Result(line="It fits.")
     return training
 
 
