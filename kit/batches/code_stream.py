@@ -198,11 +198,12 @@ class CodeStream(IterableDataset):
             batches += windows * math.ceil(window / size) + math.ceil(left / size)
         return batches
 
-    def representative_batches(self, count: int) -> list:
-        """`count` batches to time steps with: of all sizes that first groups have, evenly."""
+    def representative_batches(self, count: int, steps: int) -> list:
+        """`count` batches to time a training of `steps` steps with, evenly of all their sizes."""
         epochs = [0]
         if self.spans is not None:  # rows become longer
-            epochs += [math.ceil(n * self.spans.rows / len(self.members)) for n in (0.5, 1)]
+            whole = steps / self.batches_an_epoch
+            epochs = [int(whole * (2 * n + 1) / 6) for n in range(3)]
         batches = [(epoch, batch) for epoch in epochs for batch in self.plan(epoch)]
         batches.sort(key=self._tokens)
         middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]

@@ -321,7 +321,7 @@ class TrainingPlan:
         """
         speed = dataclasses.replace(self.speed, compile=False)
         stream = self.data.stream(few_shapes=self.will_pad(speed))
-        batches = stream.representative_batches(TRIAL_STEPS)
+        batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)
         run = self.active
         rows = in_process(
             trial_rows,

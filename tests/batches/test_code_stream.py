@@ -297,7 +297,7 @@ def test_grids_may_be_padded_to_a_multiple():
 def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     every = stream()
     mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
-    some = every.representative_batches(6)
+    some = every.representative_batches(6, 100)
     codes = [sum(map(len, members(batch))) for batch in some]
     assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
