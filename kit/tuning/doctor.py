@@ -116,7 +116,7 @@ def slowdown(timed: list[dict]) -> float:
 
 
 def training_checks(rows: list[dict]) -> list[Check]:
-    """Return the checks of a log's `rows`, thinned or not, but for those that are too early."""
+    """Return the checks of a log's `rows`, thinned or not, but those that come too early."""
     checks = []
     recent = rows[-RECENT:]
 
