@@ -481,7 +481,11 @@ class SpeakingCosts:
         return self.record("real_time_factor", line, [picture], figures)
 
 
-def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
+def export_for_onnxruntime(
+    run: str,
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's export/)
+    dtype: str = "fp32",  # of the GPT's matmuls: fp32, int8 (fp32)
+) -> Result:
     """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
@@ -494,13 +498,13 @@ def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Re
 
 def speak(
     run: ActiveRun | str,
-    text: str | None = None,
-    file: Path | None = None,
-    out: Path | None = None,
-    voice: str = "",
-    dtype: str = "",
-    speaker: str = "",
-    reference: str = "",
+    text: str | None = None,  # say only this (measure every way to speak, and export)
+    file: Path | None = None,  # say its lines, a sentence each; finished ones stay
+    out: Path | None = None,  # the WAV file (spoken.wav); with --file its folder
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's)
+    dtype: str = "",  # the run's voice in this number format: fp32, bf16, int8 (fp32)
+    speaker: str = "",  # who says it (the first)
+    reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
     """Say `text` or the lines of `file`; without both, take all steps of 04_inference.
 

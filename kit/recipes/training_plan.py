@@ -94,11 +94,11 @@ class TrainingPlan:
     def __init__(
         self,
         run: ActiveRun,
-        max_steps: int = 0,
-        session_hours: float = 12.0,
-        quota_gb: float = 0,
-        plan: dict | None = None,
-        num_train_epochs: float = 0.0,
+        max_steps: int = 0,  # in total; a finished run trains on if it is raised (the preset's)
+        session_hours: float = 12.0,  # until this machine is taken away (12)
+        quota_gb: float = 0,  # how much disk the run may use (all that is free)
+        plan: dict | None = None,  # what a panel has checked, as JSON (checked here)
+        num_train_epochs: float = 0.0,  # max_steps in passes over the data (the preset's)
     ):
         self.active = run
         run.fetch_checkpoints()  # a fresh machine continues what another one left
