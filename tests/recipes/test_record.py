@@ -37,7 +37,7 @@ def folder(tmp_path):
     [
         (SENTENCE, {"gain": 0}, "silent"),
         (SENTENCE, {"gain": 40}, "clipped"),
-        (SENTENCE, {"seconds": 20}, "20.5 s"),
+        (SENTENCE, {"seconds": 20}, r"20\.\d s"),
         (SENTENCE, {"seconds": 0.5}, "short for this sentence"),
         ("", {}, "reload the page"),
     ],
