@@ -1,20 +1,24 @@
 """`python -m kit COMMAND --run NAME`: the notebooks' recipes without a notebook.
 
-Each step of a recipe prints the line that a notebook would show. Recipes are imported only when
-their command runs, so that --help does not wait for torch.
+Each step of a recipe prints the line that a notebook would show. The options of a command are the
+parameters of its recipe, and the comments beside them are their help. These are read from the
+source: recipes are imported only when their command runs, so that --help does not wait for torch.
 """
 
 import argparse
+import ast
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kit.base import extras
 from kit.base.errors import KitError
 
 INTRODUCTION = """\
@@ -41,15 +45,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVED = "later commands need not repeat it"
 
 
+def yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(text)
+    return text == "yes"
+
+
+TYPES = {"str": str, "int": int, "float": float, "bool": yes, "Path": Path, "dict": json.loads}
+
+
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help."""
+    """A subcommand."""
 
     name: str
     recipe: str  # MODULE:NAME in the package kit; it gets the run and the options
     purpose: str
     writes: str
-    options: tuple[tuple[str, Callable, str, str], ...] = ()
     example: str = ""  # options that most people need
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
@@ -77,38 +89,52 @@ class Command:
             own.add_argument("--set", action="extend", nargs="+", **value)
         own.add_argument("--tables", action="store_true", help="also print the steps' tables")
         own.add_argument("--json", action="store_true", help="only one JSON object on stdout")
-        for name, kind, metavar, help in self.options:
-            own.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
+        for name, kind, help in options_of(self.recipe):
+            option = name.strip("_").replace("_", "-")
+            how = {"dest": name, "type": TYPES[kind], "metavar": option.upper(), "help": help}
+            own.add_argument(f"--{option}", **how)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with the options given; the others are left to its defaults."""
         given = vars(options)
         recipe = pkgutil.resolve_name(f"kit.{self.recipe}")
-        steps = recipe(run, **{name: given[name] for name, *_ in self.options if name in given})
+        names = [name for name, *_ in options_of(self.recipe)]
+        steps = recipe(run, **{name: given[name] for name in names if name in given})
         if hasattr(steps, "line"):  # a single result
             return [steps]
         return steps.run() if hasattr(steps, "run") else steps
 
 
-def yes(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(text)
-    return text == "yes"
+@functools.cache
+def options_of(recipe: str) -> list[tuple[str, str, str]]:
+    """Return (name, type, help) of the parameters of MODULE:NAME in the package kit, but the run."""
+    module, _, name = recipe.partition(":")
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    source = path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    node = next(each for each in tree.body if getattr(each, "name", "") == name)
+    if isinstance(node, ast.ClassDef):
+        function = next(
+            (each for each in node.body if getattr(each, "name", "") == "__init__"), None
+        )
+        if function is None:  # it has that of its base, a class of another recipe
+            base = node.bases[0].id
+            imports = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
+            origin = next(each for each in imports if base in [alias.name for alias in each.names])
+            return options_of(f"{origin.module.removeprefix('kit.')}:{base}")
+    else:
+        function = node
+    arguments = [each for each in function.args.args if each.arg != "self"]
+    options = []
+    for argument in (*arguments[1:], *function.args.kwonlyargs):
+        kind = ast.unparse(argument.annotation).partition(" ")[0]
+        help = lines[argument.lineno - 1].partition("  # ")[2]
+        options.append((argument.arg, kind, help.replace("%", "%%")))
+    return options
 
 
-RECORDINGS = (
-    ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
-    ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
-)
-DURATION = (
-    ("max_steps", int, "N", "in total; a finished run trains on if it is raised (the preset's)"),
-    ("num_train_epochs", float, "E", "the same in passes over the data (the preset's)"),
-)
-LICENCES = "CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)"
-ACCEPT_LICENSE = ("accept_license", str, "NAME", LICENCES)
-EXPORTED = ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)")
-
-COMMANDS = (  # in the order in which they are used
+COMMANDS = [  # in the order in which they are used
     Command(
         "setup",
         "recipes.setup:Setup",
@@ -121,17 +147,6 @@ COMMANDS = (  # in the order in which they are used
         "recipes.prepare:Preparation",
         "check, tokenizer, codec, codes on disk",
         "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
-        (
-            *RECORDINGS,
-            ("max_rejected_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
-            ("max_clip_seconds", float, "S", "reject longer clips (the model's positions)"),
-            ("text", str, "FILE", "of any size, to train the tokenizer on (the recordings' texts)"),
-            ("tokenizer", str, "FILE", "a SentencePiece model, taken as it is (one is trained)"),
-            ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
-            ("base_model", str, "PATH", "a base model: an export, another run (none)"),
-            ACCEPT_LICENSE,
-            ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
-        ),
         example="--data recordings/",
         shared=True,
         own_gpu=False,
@@ -142,12 +157,6 @@ COMMANDS = (  # in the order in which they are used
         "recipes.benchmark:Benchmark",
         "which switches and micro-batch pay off here (optional)",
         "speed.yaml, what pays off, for `train` and as a --preset; finished trials are reused",
-        (
-            ("steps", int, "N", "optimiser steps timed in a round (the preset's)"),
-            ("rounds", int, "N", "interleaved; their median counts (the preset's)"),
-            ("model", str, "xtts", "the released XTTS-v2's size (the preset's)"),
-            ("goal", str, "GOAL", "speed, or memory (speed)"),
-        ),
         begins=True,
     ),
     Command(
@@ -155,10 +164,6 @@ COMMANDS = (  # in the order in which they are used
         "recipes.check:check",
         "does a training step fit here, or another GPU? (optional)",
         "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
-        (
-            ("gpu", str, "GPU", 'plan for this one instead: a T4, or "16 GiB, 7.5" (none)'),
-            ("table", Path, "FILE", "write these plans for all known GPUs (none)"),
-        ),
         takes="preset",
     ),
     Command(
@@ -166,7 +171,6 @@ COMMANDS = (  # in the order in which they are used
         "recipes.benchmark:devices",
         "what `benchmark` measured, a table a device",
         "README.md to the folder with the measurements",
-        (("folder", Path, "FOLDER", "one JSON file a device (runs/bench/devices)"),),
         takes="name",
     ),
     Command(
@@ -180,96 +184,20 @@ COMMANDS = (  # in the order in which they are used
         "recipes.train:Training",
         "the model; resumes where it stopped",
         "weights, checkpoints and the log; resumes from the newest intact checkpoint",
-        (*DURATION, ("plan", json.loads, "JSON", "what a panel has checked (checked here)")),
         shared=True,
-    ),
-    Command(
-        "finetune",
-        "extras.finetune.recipe:FineTune",
-        "prepare and train, from a released XTTS-v2 or IndexTTS2",
-        "what prepare and train do, what was forgotten, export/, coqui/ or indextts2/",
-        (
-            *RECORDINGS,
-            ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
-            ACCEPT_LICENSE,
-            ("tokenizer", str, "FILE", "a SentencePiece model in place of an IndexTTS2's (none)"),
-            *DURATION,
-        ),
-        example="--accept-license CPML",
-        begins=True,
     ),
     Command(
         "evaluate",
         "recipes.evaluate:Evaluation",
         "is it intelligible?",
         "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
-        (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
     ),
     Command(
         "speak",
         "recipes.speak:speak",
         "a sentence as a WAV file; what speech costs",
         "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
-        (
-            ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
-            ("file", Path, "FILE", "say its lines, a sentence each; finished ones stay"),
-            ("out", Path, "PATH", "of the WAV file (spoken.wav); with --file its folder"),
-            ("speaker", str, "NAME", "who says it (the first)"),
-            ("reference", str, "FILE", "a recording of another person, to sound like that"),
-            ("dtype", str, "FORMAT", "in which the run's voice says it: fp32, bf16, int8 (fp32)"),
-            ("voice", str, "FOLDER", "that says it: an exported voice, or hf://OWNER/NAME"),
-        ),
         example='--text "..."',
-    ),
-    Command(
-        "serve",
-        "extras.serve.recipe:serve",
-        "the voice in a browser, and OpenAI's speech API",
-        "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
-        (
-            EXPORTED,
-            ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
-            ("port", int, "N", "(7860)"),
-            ("api_key", str, "KEY", "that programs and the page must give (none)"),
-        ),
-        takes="name",
-    ),
-    Command(
-        "transcribe",
-        "extras.long_recordings.recipe:transcribe_with_whisper",
-        "clips and texts from recordings without text",
-        "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
-        (
-            ("data", str, "FOLDER", "the recordings, of any length; they are only read"),
-            ("out", str, "FOLDER", "an LJSpeech folder, made or continued"),
-            ("language", str, "CODE", "that is spoken, such as am, en, tr (am)"),
-            ("whisper", str, "MODEL", "a size, tiny to large-v3, or a folder (small)"),
-        ),
-        example="--data talks/ --out clips/",
-        takes="name",
-    ),
-    Command(
-        "onnx",
-        "extras.onnx.recipe:export_for_onnxruntime",
-        "the voice for onnxruntime, without torch",
-        "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
-        (EXPORTED, ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)")),
-        takes="name",
-    ),
-    Command(
-        "push",
-        "extras.serve.recipe:push",
-        "the exported voice to the Hugging Face hub",
-        "a repository on the Hugging Face hub: the voice, samples and a model card",
-        (
-            ("to", str, "OWNER/NAME", "the repository, yours; new ones are private"),
-            ("public", yes, "yes", "make a new repository public (no)"),
-            ("license", str, "ID", "of the voice, such as cc-by-4.0 (not stated)"),
-            ("consent", str, "TEXT", "who spoke, and what they agreed to (not stated)"),
-            ("space", yes, "yes", "also upload a Space: a page that speaks (no)"),
-            ("install", str, "WHAT", "for the Space: what pip installs, such as git+https://..."),
-        ),
-        example="--to OWNER/NAME",
     ),
     Command(
         "checklist",
@@ -282,11 +210,11 @@ COMMANDS = (  # in the order in which they are used
         "recipes.reports:write_comparison",
         "two runs side by side",
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
-        (("with", str, "NAME", "the other run"),),
         example="--with other",
         takes="name",
     ),
-)
+    *(Command(name, **words) for name, words in extras.offered("COMMANDS").items()),
+]
 
 
 class Answer:

@@ -1,7 +1,8 @@
 """What the extras offer: the folders in kit/extras, each of which may be deleted.
 
 An extra is a package. In its `__init__`, a dict such as CODECS maps each name that presets and
-files use to a "module:attribute", which is imported when it is chosen.
+files use to a "module:attribute", which is imported when it is chosen. COMMANDS maps the names of
+commands to the fields of a `Command` (kit/__main__.py).
 """
 
 import importlib
@@ -15,8 +16,8 @@ from kit.base.formatting import nearest, shorten
 FOLDER = Path(__file__).resolve().parents[1] / "extras"
 
 
-def offered(what: str) -> dict[str, str]:
-    """Return {name: "module:attribute"} of all extras that offer `what`, such as "CODECS"."""
+def offered(what: str) -> dict:
+    """Return what all extras offer as `what`, such as "CODECS", by name."""
     found = {}
     for extra in pkgutil.iter_modules([str(FOLDER)]):
         package = importlib.import_module(f"kit.extras.{extra.name}")

@@ -66,7 +66,12 @@ class Benchmark:
     """
 
     def __init__(
-        self, run: ActiveRun, steps: int = 0, rounds: int = 0, model: str = "", goal: str = "speed"
+        self,
+        run: ActiveRun,
+        steps: int = 0,  # optimiser steps timed in a round (the preset's)
+        rounds: int = 0,  # interleaved; their median counts (the preset's)
+        model: str = "",  # xtts: the released XTTS-v2's size (the preset's)
+        goal: str = "speed",  # speed, or memory (speed)
     ):
         if model not in ("", "xtts"):
             raise KitError(f'model = {model!r}: choose "" (the preset\'s) or "xtts".')
@@ -307,7 +312,10 @@ def read_device(path: Path) -> dict:
     return parse_object(path.read_bytes(), f"{path} (delete it if it is damaged)")
 
 
-def devices(_name: str = "", folder: Path | None = None) -> Result:
+def devices(
+    _name: str = "",
+    folder: Path | None = None,  # one JSON file a device (runs/bench/devices)
+) -> Result:
     """Merge the files of `folder`, one a device, into its table README.md; `voicekit devices`."""
     folder = folder or devices_folder()
     paths = sorted(Path(folder).glob("*.json"))

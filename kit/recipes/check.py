@@ -54,7 +54,11 @@ prints a section of it, for any GPU (`--gpu "16 GiB, 7.5"`), preset and settings
 """
 
 
-def check(run: ActiveRun, gpu: str = "", table: Path | None = None) -> Iterator[Result]:
+def check(
+    run: ActiveRun,
+    gpu: str = "",  # plan for this one instead: a T4, or "16 GiB, 7.5" (none)
+    table: Path | None = None,  # write these plans for all known GPUs (none)
+) -> Iterator[Result]:
     """Take real steps at the longest lengths. Raises KitError, with what to change.
 
     With `gpu`, which `run` is on, nothing runs: memory is planned, and time calculated. `table`

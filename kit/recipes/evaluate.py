@@ -271,7 +271,11 @@ class Evaluation:
     not run yet, and for missing or damaged files.
     """
 
-    def __init__(self, run: ActiveRun, sentences: int = 0):
+    def __init__(
+        self,
+        run: ActiveRun,
+        sentences: int = 0,  # held-out ones to speak (the preset's)
+    ):
         self.active_run = run
         over = {"sentences": sentences} if sentences else {}
         config = build(EvaluateConfig, run.section("evaluate"), **over)

@@ -100,16 +100,16 @@ class Preparation:
     def __init__(
         self,
         run: ActiveRun,
-        data: str = "",
-        language: str = "",
-        max_rejected_percent: float | None = None,
-        max_clip_seconds: float = 0.0,
-        text: str = "",
-        phonemes: str = "",
-        base_model: str = "",
-        accept_license: str = "",
-        columns: str = "",
-        tokenizer: str = "",
+        data: str = "",  # a folder, table, archive or hf:// name (espeak-ng's speech)
+        language: str = "",  # of the texts, such as am, en, tr (am)
+        max_rejected_percent: float | None = None,  # of the hours; 100: any number (5)
+        max_clip_seconds: float = 0.0,  # reject longer clips (the model's positions)
+        text: str = "",  # a file of any size, to train the tokenizer on (the recordings' texts)
+        phonemes: str = "",  # train it on phonemes of espeak-ng, such as en-us (letters)
+        base_model: str = "",  # a voice to start from: an export, another run (none)
+        accept_license: str = "",  # CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)
+        columns: str = "",  # of a table: "audio|text|speaker" (by what they hold)
+        tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")

@@ -277,13 +277,16 @@ class Compare:
         return Result(line=f"{' and '.join(self.runs)}, equally loud", sounds=sounds)
 
 
-def write_comparison(run: str, **other: str) -> Result:
-    """Write a page with the run `run` beside the one that `with` names; the command `compare`."""
-    if not other.get("with"):
+def write_comparison(
+    run: str,
+    with_: str = "",  # the other run
+) -> Result:
+    """Write a page with the run `run` beside the run `with_`; the command `compare`."""
+    if not with_:
         raise KitError("Name the run to compare with: --with NAME.")
     first = existing_run(run)
-    result = Compare(first, other["with"]).result()
-    page = first.folder / f"compare-{other['with']}.html"
+    result = Compare(first, with_).result()
+    page = first.folder / f"compare-{with_}.html"
     write_atomic(page, f"<!doctype html><meta charset='utf-8'>{result._repr_html_()}")
     line = f"{result.line}\n{text_grid(result.grid)}\nWith the loss curves: {page}"
     return dataclasses.replace(result, line=line, grid=())

@@ -480,13 +480,13 @@ class SpeakingCosts:
 
 def speak(
     run: ActiveRun | str,
-    text: str | None = None,
-    file: Path | None = None,
-    out: Path | None = None,
-    voice: str = "",
-    dtype: str = "",
-    speaker: str = "",
-    reference: str = "",
+    text: str | None = None,  # say only this (measure every way to speak, and export)
+    file: Path | None = None,  # say its lines, a sentence each; finished ones stay
+    out: Path | None = None,  # the WAV file (spoken.wav); with --file its folder
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's)
+    dtype: str = "",  # the run's voice in this number format: fp32, bf16, int8 (fp32)
+    speaker: str = "",  # who says it (the first)
+    reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
     """Say `text` or the lines of `file`; without both, take all steps of 04_inference.
 

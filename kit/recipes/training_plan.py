@@ -90,9 +90,9 @@ class TrainingPlan:
     def __init__(
         self,
         run: ActiveRun,
-        max_steps: int = 0,
-        plan: dict | None = None,
-        num_train_epochs: float = 0.0,
+        max_steps: int = 0,  # in total; a finished run trains on if it is raised (the preset's)
+        plan: dict | None = None,  # what a panel has checked, as JSON (checked here)
+        num_train_epochs: float = 0.0,  # max_steps in passes over the data (the preset's)
     ):
         self.active = run
         run.fetch_checkpoints()  # a fresh machine continues what another one left

@@ -1,7 +1,9 @@
 """`python -m kit` as a person at a terminal has it: real processes, exit codes, Ctrl-C."""
 
+import inspect
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, Terminal
 
+from kit import __main__ as command_line
 from kit.__main__ import main, parser
 
 COMMANDS = "setup prepare train finetune evaluate speak benchmark checklist".split()
@@ -55,6 +58,15 @@ def test_help_tells_the_way_without_waiting_for_torch():
         assert "python -m kit" in found.stdout
         if words == ["--help"]:
             assert all(f"python -m kit {name}" in found.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", command_line.COMMANDS, ids=lambda each: each.name)
+def test_the_options_of_a_command_are_the_parameters_of_its_recipe(command):
+    recipe = pkgutil.resolve_name(f"kit.recipes.{command.recipe}")
+    options = command_line.options_of(command.recipe)
+    assert [name for name, *_ in options] == list(inspect.signature(recipe).parameters)[1:]
+    for name, kind, help in options:
+        assert kind in command_line.TYPES and help, f"say beside {name} what it is"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_figures_curves_and_only_what_differs_in_the_settings(runs):
 
 
 def test_the_command_writes_a_page_and_wrong_runs_are_refused(runs):
-    result = write_comparison("slow", **{"with": "fast"})
+    result = write_comparison("slow", "fast")
     assert all(fact in result.line for fact in ("train.lr", "20.00%", "compare-fast.html"))
     page = (runs[0].folder / "compare-fast.html").read_text(encoding="utf-8")
     assert "<img" in page and "train.lr" in page

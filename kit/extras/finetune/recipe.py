@@ -63,13 +63,13 @@ class FineTune:
     def __init__(
         self,
         run: ActiveRun,
-        data: str = "",
-        language: str = "",
-        base_model: str = RELEASE,
-        accept_license: str = "",
-        max_steps: int = 0,
-        num_train_epochs: float = 0.0,
-        tokenizer: str = "",
+        data: str = "",  # a folder, table, archive or hf:// name (espeak-ng's speech)
+        language: str = "",  # of the texts, such as am, en, tr (am)
+        base_model: str = RELEASE,  # its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)
+        accept_license: str = "",  # CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)
+        max_steps: int = 0,  # in total (the preset's)
+        num_train_epochs: float = 0.0,  # max_steps in passes over the data (the preset's)
+        tokenizer: str = "",  # a SentencePiece model in place of an IndexTTS2's (none)
     ):
         self.base_model = base_model
         self.accept_license = accept_license

@@ -201,7 +201,11 @@ def load_whisper(name: str, language: str, runs: Path) -> WhisperRecognizer:
 
 
 def transcribe_with_whisper(
-    run: str, data: str = "", out: str = "", language: str = "am", whisper: str = "small"
+    run: str,
+    data: str = "",  # a folder of recordings of any length; they are only read
+    out: str = "",  # an LJSpeech folder, made or continued
+    language: str = "am",  # that is spoken, such as am, en, tr (am)
+    whisper: str = "small",  # a size, tiny to large-v3, or a folder (small)
 ) -> Result:
     """Transcribe the recordings in `data` into `out`, with a Whisper that all runs share."""
     if not (data and out):

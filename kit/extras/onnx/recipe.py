@@ -7,7 +7,11 @@ from kit.recipes.base_model import voice_folder
 from kit.recipes.speak import megabytes
 
 
-def export_for_onnxruntime(run: str, voice: str = "", dtype: str = "fp32") -> Result:
+def export_for_onnxruntime(
+    run: str,
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's export/)
+    dtype: str = "fp32",  # of the GPT's matmuls: fp32, int8 (fp32)
+) -> Result:
     """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.

@@ -258,8 +258,8 @@ def import_gradio():
 
 
 def run_or_show(gradio, act, *arguments) -> str:
-    """Return `act(*arguments)`; the page shows the sentence of a KitError."""
+    """Return `act(*arguments)`; the page shows the sentence of an error."""
     try:
         return act(*arguments)
-    except KitError as error:
+    except (KitError, OSError) as error:
         raise gradio.Error(str(error), print_exception=False) from error

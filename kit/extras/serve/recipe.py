@@ -103,7 +103,11 @@ class RequestError(KitError):
 
 
 def serve(
-    run: str = "", voice: str = "", host: str = "127.0.0.1", port: int = 7860, api_key: str = ""
+    run: str = "",
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's export/)
+    host: str = "127.0.0.1",  # 0.0.0.0 lets other machines in (127.0.0.1)
+    port: int = 7860,  # (7860)
+    api_key: str = "",  # that programs and the page must give (none)
 ) -> tuple:
     """Serve the exported `voice` ("": that of `run`) until Ctrl-C. Raises KitError without Gradio.
 
@@ -349,13 +353,13 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
 
 def push(
     run: Run,
-    to: str = "",
+    to: str = "",  # OWNER/NAME of the repository, yours; new ones are private
     *,
-    public: bool = False,
-    license: str = "",
-    consent: str = "",
-    space: bool = False,
-    install: str = "",
+    public: bool = False,  # yes: make a new repository public (no)
+    license: str = "",  # of the voice, such as cc-by-4.0 (not stated)
+    consent: str = "",  # who spoke, and what they agreed to (not stated)
+    space: bool = False,  # yes: also upload a Space: a page that speaks (no)
+    install: str = "",  # for the Space: what pip installs, such as git+https://...
 ) -> Result:
     """Upload the exported voice of `run` to the repository `to` (OWNER/NAME).
 
