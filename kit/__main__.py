@@ -107,7 +107,7 @@ class Command:
 
 @functools.cache
 def options_of(recipe: str) -> list[tuple[str, str, str]]:
-    """Return (name, type, help) of the parameters of MODULE:NAME in the package kit, but the run."""
+    """Return (name, type, help) of the parameters of MODULE:NAME in kit, without the run."""
     module, _, name = recipe.partition(":")
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     source = path.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ COMMANDS = {
     "transcribe": {
         "recipe": "extras.long_recordings.recipe:transcribe_with_whisper",
         "purpose": "clips and texts from recordings without text",
-        "writes": "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
+        "writes": "clips, metadata.csv, transcripts.csv (with confidences), losses.jsonl to --out",
         "example": "--data talks/ --out clips/",
         "takes": "name",
     },
