@@ -91,7 +91,8 @@ class Preparation:
     longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
     DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
     run's settings).
-    `columns` names those of a table, in order, where it does not show: "audio|text|speaker".
+    `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
+    `speakers` "folder", folders are speakers.
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
     size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
@@ -113,6 +114,7 @@ class Preparation:
         accept_license: str = "",
         columns: str = "",
         tokenizer: str = "",
+        speakers: str = "",
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
@@ -139,6 +141,8 @@ class Preparation:
             limits["max_rejected_percent"] = max_rejected_percent
         if columns:
             limits["columns"] = columns
+        if speakers:
+            limits["speakers"] = speakers
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -195,15 +199,14 @@ class Preparation:
         kept = report.kept
         # Clips that are too long count: they are cut later.
         too_long_s = sum(finding.seconds for finding in report.too_long)
-        speakers = len({row.speaker for row in kept})
-        counts = Counter(row.split for row in kept).most_common()
-        splits = ", ".join(f"{name} {count:,} clips" for name, count in counts)
+        speakers = data_report.hours_of(kept, "speaker")
+        splits = data_report.hours_of(kept, "split")
         spotless = not (report.refused or report.warned)
         lines = [
             self.source_line,
             f"recordings in {self.folder}: {report.layout}",
             *report.summary(),
-            f"speakers: {speakers}; splits: {splits}",
+            f"speakers: {speakers}; splits: {splits}; language: {self.source.language}",
             "No clip was refused, and there are no warnings." if spotless else "",
             script_warning(kept, self.source.language),
             too_few_hours(run, (report.kept_s + too_long_s) / 3600),
