@@ -44,6 +44,13 @@ from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters, unicode_script
 
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
+# What to do with files that are no tables, by their suffix.
+ADVICE = dict.fromkeys(DOCUMENTS, "is a document: export it as CSV UTF-8, a recording a line") | {
+    ".arrow": "was written by save_to_disk: make Parquet of it, datasets.load_from_disk(FOLDER)"
+    '.to_parquet("train.parquet")',
+    ".json": 'is read if it has an object a line: COLUMNS = "nemo" (--columns nemo); an array is '
+    "converted to JSON Lines once, with kit.streams.formats.array_to_lines(SOURCE, TARGET)",
+}
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
 MAX_TABLES = 100  # files called .txt in a folder; more are texts of single recordings
@@ -297,7 +304,8 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
-    is_table = not has_suffix(source.name) and source.suffix.lower() not in DOCUMENTS
+    is_nemo = config.columns.strip().lower() == "nemo"
+    is_table = not has_suffix(source.name) and (is_nemo or source.suffix.lower() not in ADVICE)
     if source.is_file() and is_table:
         return DatasetFiles(folder=source.parent, tables=[open_table(source, config)], unread=[])
     question = None
@@ -361,9 +369,8 @@ def _ljspeech_tables(paths: list[Path]) -> list[Path]:
     """Return metadata.csv, or those of splits, which it repeats: metadata_train.csv."""
     tables = [path for path in paths if re.fullmatch(r"(?i)metadata([-_].+)?", path.stem)]
     if any(split_of_table(table.stem) == "train" for table in tables):
-        return [
-            table for table in tables if split_of_table(table.stem)
-        ]  # free names of splits, too
+        # Splits may have any name here.
+        return [table for table in tables if split_of_table(table.stem)]
     usual = [t for t in tables if not split_of_table(t.stem) or has_known_split(t.stem)]
     return usual if any(not split_of_table(table.stem) for table in usual) else tables
 
@@ -419,8 +426,8 @@ def _no_dataset_message(source: Path) -> str:
     else:
         content = "no such file or folder"
     for name in names:
-        if Path(name).suffix.lower() in DOCUMENTS:
-            hint = f" {name} is a document: export it as CSV UTF-8, a recording a line."
+        if Path(name).suffix.lower() in ADVICE:
+            hint = f" {name} {ADVICE[Path(name).suffix.lower()]}."
     return (
         f"{source} is not a dataset: expected {EXPECTED}; found {as_utf8(content)}.{as_utf8(hint)}"
     )

@@ -82,28 +82,24 @@ class Recordings:
         for suffix in ("", *KNOWN_SUFFIXES):
             if os.path.isfile(plain + suffix):
                 return plain + suffix
-        folder = str(root)
-        for part in parts[:-1]:  # in another spelling
-            same = [n for n in self._names(folder).get(_key(part), []) if _key(n) == _key(part)]
-            same = [n for n in same if _nfc(n) == _nfc(part)] or same
+        path = str(root)
+        for part in parts:  # in another spelling
+            same = self._same_name(path, part)
             if len(same) != 1:
                 return ""
-            folder = os.path.join(folder, same[0])
-        same = self.same_name(folder, parts[-1])
-        return os.path.join(folder, same[0]) if len(same) == 1 else ""
+            path = os.path.join(path, same[0])
+        return path if os.path.isfile(path) else ""
 
-    def same_name(self, folder: str, name: str) -> list[str]:
-        """Return the recordings in a folder that `name` may mean: several where it is not clear."""
-        same = [n for n in self._names(folder).get(_key(_stem(name)), []) if has_suffix(n)]
+    def _same_name(self, folder: str, name: str) -> list[str]:
+        """Return what `name` means in a folder: one, unless some differ in capitals alone."""
+        same = self._names(folder).get(_key(name), [])
         spelled = [n for n in same if _nfc(_stem(n)) == _nfc(_stem(name))] or same
-        if len({_nfc(_stem(n)) for n in spelled}) > 1:
-            return spelled
-        return sorted(spelled, key=lambda n: KNOWN_SUFFIXES.index(_suffix(n)))[:1]
+        return spelled if len({_nfc(_stem(n)) for n in spelled}) > 1 else spelled[:1]
 
     def problem(self, name: str) -> tuple[str, str]:
         """Return (reason, fix) for a name that `find` does not find."""
         root = self.roots[0]
-        inside = root.name or str(root)
+        inside = root.resolve().name or str(root)
         parts = _parts(name)
         if not stays_inside(name):
             reason = f"the path must lead to a file inside {inside}/, got {name!r}"
@@ -111,32 +107,27 @@ class Recordings:
             return reason, f"give a path below it; paths start from `audio_root` ({setting})"
         if any(os.path.isdir(os.path.join(each, name)) for each in self.roots):
             return f"a folder, not a recording: {inside}/{name}", ""
-        shown = name if has_suffix(name) else f"{name}.wav"
-        reason = f"no recording {inside}/{shown}"
-        folder = os.path.join(root, *parts[:-1])
-        same = self.same_name(folder, parts[-1])
+        reason = f"no recording {inside}/{name if has_suffix(name) else f'{name}.wav'}"
+        same = self._same_name(os.path.join(root, *parts[:-1]), parts[-1])
         if len(same) > 1:
             return f"{reason}; {', '.join(same[:SHOWN])} differ in capitals", "name one of them"
-        there = sorted(n for own in self._names(str(root)).values() for n in own)
-        audio = list(filter(has_suffix, there)) or there
+        names = sorted(name for own in self._names(str(root)).values() for name in own)
+        audio = list(filter(has_suffix, names)) or names
         return f"{reason}; {inside}/ holds {join_names(audio, SHOWN) or 'nothing'}", ""
 
 
 def _names_in(folder: str) -> dict[str, list[str]]:
-    """Return the names in a folder, each by its key and, of a recording, by that of its stem."""
-    names = {}
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        for key in {_key(name), _key(_stem(name))}:
-            names.setdefault(key, []).append(name)
-    return names
+    """Return the names in a folder by their key, recordings in the order of KNOWN_SUFFIXES."""
+    order = {suffix: number for number, suffix in enumerate(KNOWN_SUFFIXES)}
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    by_key = {}
+    for name in sorted(names, key=lambda name: (order.get(_suffix(name), len(order)), name)):
+        by_key.setdefault(_key(name), []).append(name)
+    return by_key
 
 
 def _nfc(name: str) -> str:
     return unicodedata.normalize("NFC", name)
-
-
-def _key(name: str) -> str:
-    return _nfc(name).casefold()
 
 
 def _suffix(name: str) -> str:
@@ -150,6 +141,11 @@ def has_suffix(name: str) -> bool:
 
 def _stem(name: str) -> str:
     return os.path.splitext(name)[0] if has_suffix(name) else name
+
+
+def _key(name: str) -> str:
+    """Return a name without its audio suffix, in composed small letters."""
+    return _nfc(_stem(name)).casefold()
 
 
 def _parts(name: str) -> list[str]:
@@ -246,10 +242,8 @@ def part_problem(start: str, end: str, duration: str, audio: str) -> tuple[str, 
         return "", ""
     if total_s is not None and ends_s >= total_s - WHOLE_WITHIN_S:
         return "", ""
-    times = f"start {start or 0}, " + (
-        f"end {end}" if end else f"duration {duration or 'not given'}"
-    )
-    reason = f"a part of a recording ({times}), which is not cut here"
+    until = f"end {end}" if end else f"duration {duration or 'not given'}"
+    reason = f"a part of a recording (start {start or 0}, {until}), which is not cut here"
     fix = "write each part to a file of its own (ffmpeg -ss START -to END -i RECORDING PART.wav)"
     return reason, f"{fix}; if the times are of another file, leave them out: - in COLUMNS"
 
@@ -263,7 +257,7 @@ def clean_name(name: str) -> str:
 
 def speaker_folder(audio: str, folder: Path) -> str:
     """Return the first folder on the way to a recording but for wavs/, clips/ and splits, or ""."""
-    parts = Path(os.path.relpath(audio, folder)).parts[:-1]
+    parts = Path(os.path.relpath(audio, folder)).parts[:-1] if audio else ()
     names = (p for p in parts if p not in ("wavs", "clips", "..") and not has_known_split(p))
     return next(names, "")
 
