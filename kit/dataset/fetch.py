@@ -25,7 +25,7 @@ from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import as_utf8, join_names, shorten
 from kit.dataset.archive import archive_suffix, unpack
-from kit.dataset.columns import Columns, UnclearTable, roles_of, text_conflict
+from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
 from kit.dataset.manifest import write_lines
 from kit.dataset.recordings import canonical_split, has_known_split, walk
@@ -42,13 +42,14 @@ def fetch_dataset(
     archive: ArchiveConfig | None = None,
     hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
+    rules: ManifestConfig | None = None,
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
     An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
     Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
-    how much is streamed, and from which columns. Raises DatasetError when there is no dataset, or
-    several, or when `unpack` fails.
+    how much is streamed, and from which columns, `rules` what the columns of a table hold. Raises
+    DatasetError when there is no dataset, or several, or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -70,7 +71,7 @@ def fetch_dataset(
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
     try:
-        return find_dataset(source, ManifestConfig()).folder
+        return find_dataset(source, rules or ManifestConfig()).folder
     except OSError as error:
         raise DatasetError(f"Allow reading {error.filename}: {error.strerror}.") from error
     except DatasetError as error:  # its message lists what is expected, and what is there
@@ -81,15 +82,14 @@ def fetch_dataset(
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
         archives = [path for path in visible if path.is_file() and archive_suffix(path)]
         if len(visible) == len(archives) == 1:
-            return fetch_dataset(archives[0], Path(into) / "inner", archive, hub, progress)
+            inner = Path(into) / "inner"
+            return fetch_dataset(archives[0], inner, archive, hub, progress, rules)
         if archives:
             names = join_names([path.name for path in archives], 8)
             raise DatasetError(
                 f"{source} holds archives ({names}) and no dataset beside them: unpack them there, "
                 "or name one of them as DATA."
             ) from error
-        if isinstance(error, UnclearTable):
-            return source  # the reader asks what its columns hold, unless `columns` says it
         raise
 
 

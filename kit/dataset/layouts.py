@@ -428,6 +428,7 @@ def _no_dataset_message(source: Path) -> str:
     for name in names:
         if Path(name).suffix.lower() in ADVICE:
             hint = f" {name} {ADVICE[Path(name).suffix.lower()]}."
+            break
     return (
         f"{source} is not a dataset: expected {EXPECTED}; found {as_utf8(content)}.{as_utf8(hint)}"
     )

@@ -186,7 +186,7 @@ class Preparation:
         run = self.active_run
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
-        self.folder = fetch_recordings(self.source, run)
+        self.folder = fetch_recordings(self.source, run, self.rules)
         self.checked = check_dataset(
             self.folder,
             self.rules,
@@ -536,12 +536,14 @@ def script_warning(rows: list[Utterance], language: str) -> str:
     )
 
 
-def fetch_recordings(source: RunSource, run: ActiveRun) -> Path:
+def fetch_recordings(
+    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
+) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
         folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
         archive = build(ArchiveConfig, run.section("archive"))
         hub = build(HubConfig, run.section("hub"))
-        return fetch_dataset(source.data, folder, archive, hub, ticker)
+        return fetch_dataset(source.data, folder, archive, hub, ticker, rules)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

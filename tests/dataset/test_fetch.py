@@ -90,6 +90,9 @@ def test_where_there_is_none_or_several_it_says_what_was_expected_and_found(tmp_
         common_voice(tmp_path / "cv", language)
     with pytest.raises(DatasetError, match=r"cv-corpus-17\.0 holds several datasets \(am, ti\)"):
         fetch_dataset(tmp_path / "cv", tmp_path / "into")
+    rules = ManifestConfig(speakers="folder")
+    both = fetch_dataset(tmp_path / "cv", tmp_path / "into", rules=rules)
+    assert both == tmp_path / "cv/cv-corpus-17.0"
     shutil.rmtree(tmp_path / "cv")
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/readme.txt").write_text("hello")
