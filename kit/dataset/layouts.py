@@ -77,7 +77,7 @@ class Dataset:
 class DatasetFiles:
     folder: Path  # that the names of its files start from
     tables: list[Table]  # none: a text beside each recording
-    unread: list[str]  # names of tables that are left out
+    unread: list[str]  # what is left out: names of tables, and a line of names
 
     def label(self, path: Path) -> str:
         """Return a file's name, with its folder where it is in another one, as UTF-8."""
@@ -151,8 +151,14 @@ def _read_tables(
             prefix=f"{parent.name}/" if is_below and len(files.tables) > 1 else "",
         )
         recordings = Recordings(list(roots))
-        for row in table.rows():
-            yield check_row(row, table.columns, recordings, config, place)
+        for number, row in enumerate(table.rows()):
+            result = check_row(row, table.columns, recordings, config, place)
+            is_missing = isinstance(result, Finding) and result.kind == "missing"
+            if table.by_setting and number == 0 and is_missing:
+                # Names that the kit does not know.
+                files.unread.append(f"line {row.line} of {place.file}")
+            else:
+                yield result
 
 
 def _split_of(table: Path, files: DatasetFiles) -> str:

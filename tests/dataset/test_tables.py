@@ -56,6 +56,7 @@ SAID = {
     "keys of its own": ("text|-|audio", "a.jsonl", OWN_KEYS, ALL_ONE),
     "two texts": ("audio|text|text", "a.csv", lines("c{i},No. 5,{t}"), ALL_ONE),
     "a README beside it": ("audio|text", "a.csv", lines("c{i},{t}"), ALL_ONE),
+    "other names": ("audio|text", "a.csv", "klang,satz\n" + lines("c{i},{t}"), ALL_ONE),
 }
 
 
