@@ -102,8 +102,8 @@ class ArchiveConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubConfig:
     audio_column: str = "audio"
-    text_column: str = ""  # "" takes the first of TEXT_KEYS that a row has
-    speaker_column: str = ""  # "" takes the first of SPEAKER_KEYS, or names no speaker
+    text_column: str = ""  # "" takes the one with a usual name (kit/dataset/columns.py)
+    speaker_column: str = ""  # the same; without one, there is one speaker
     most_hours: float | None = None  # of audio to write; None: all
     save_every: int = 100  # rows between two saved positions
 
@@ -118,7 +118,10 @@ class ManifestConfig:
     language: str = "am"
     held_out_percent: float = 2.0  # of a folder that brings no held-out split of its own
     audio_root: str = ""  # folder that a table's paths start from and stay in; "": the table's own
-    columns: str = ""  # of a table, in order: "audio|text|speaker"; "": known by what they hold
+    # Of a table without names: in their order, "audio|text|speaker", or as a form that has a name:
+    columns: str = ""  # coqui, piper, gpt-sovits or nemo
+    speakers: str = ""  # "folder": folders are speakers; "": a column says who speaks, or it is one
+    other_languages: bool = False  # train on rows whose `language` is not the run's, too
     min_clip_s: float = 0.2
     max_clip_s: float = 14.0  # what the model's code positions hold
     most_characters: int = 157  # what its text positions hold at one letter a token
@@ -135,6 +138,7 @@ class ManifestConfig:
     max_rejected_percent: float = 5.0  # training does not start when more of the hours was refused
 
     def __post_init__(self):
+        require(self.speakers in ("", "folder"), self, "speakers", 'choose "folder", or "".')
         require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
         require_within(self, -200, 200, "least_snr_db")

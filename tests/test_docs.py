@@ -17,7 +17,7 @@ from kit.__main__ import parser
 from kit.base.config import load_preset
 from kit.base.errors import Note
 from kit.base.run import parse_settings
-from kit.dataset import layouts
+from kit.dataset.layouts import read_dataset
 from kit.recipes.open_run import check_settings
 from kit.settings import ManifestConfig, TrainConfig
 from kit.streams import formats as streams
@@ -85,23 +85,20 @@ def test_the_languages_read_their_figures(tmp_path, monkeypatch, capsys):
     text.language_rules.cache_clear()
 
 
-def test_the_layout_is_read_as_others_are(tmp_path, monkeypatch):
-    function, entry = blocks("A layout of recordings")
-    names = dict(vars(layouts))
-    exec(function, names)
-    (vctk,) = eval(f"({entry})", names)
-    monkeypatch.setattr(layouts, "LAYOUTS", (*layouts.LAYOUTS, vctk))
-    texts = {"p1/a": TEXT, "p2/b": TEXT, "p2/c": f"{TEXT}\n{TEXT}", "p2/e": "."}
+def test_a_table_of_recordings_is_written_and_read(tmp_path, monkeypatch):
+    texts = {"p1/a": TEXT, "p2/b": TEXT, "p2/e": "."}
     for name, sentence in texts.items():
-        for path in (tmp_path / "wav48" / f"{name}.wav", tmp_path / "txt" / f"{name}.txt"):
+        for path in (tmp_path / f"VCTK/wav48/{name}.wav", tmp_path / f"VCTK/txt/{name}.txt"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(sentence, encoding="utf-8")  # the WAV is only looked for
-    (tmp_path / "txt" / "p1" / "d.txt").write_text(TEXT, encoding="utf-8")
-    found = layouts.read_dataset(tmp_path, ManifestConfig(held_out_percent=0))
-    assert found.layout.startswith("VCTK: p1/a.txt, ")
-    speakers = {row.id: (row.text, row.speaker) for row in found.rows}
-    assert speakers == {"a": (TEXT, "p1"), "b": (TEXT, "p2")}
-    assert {f.id: f.kind for f in found.refused} == {"c": "row", "d": "missing", "e": "row"}
+    (tmp_path / "VCTK/txt/p1/d.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks("A table of recordings")
+    exec(script, {})
+    dataset = read_dataset(tmp_path / "VCTK", ManifestConfig(held_out_percent=0))
+    speakers = {row.id: (row.text, row.speaker) for row in dataset.rows}
+    assert speakers == {"wav48/p1/a": (TEXT, "p1"), "wav48/p2/b": (TEXT, "p2")}
+    assert sorted(finding.kind for finding in dataset.refused) == ["missing", "row"]
 
 
 def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ import numpy as np
 from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError
 from kit.base.files import disk_errors
-from kit.base.formatting import shorten
+from kit.base.formatting import join_names, shorten
 from kit.dataset.manifest import Utterance, write_lines, write_manifest
 from kit.settings import ManifestConfig
 
@@ -195,6 +195,15 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         kinds[finding.kind].append(finding)
     return dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
+
+
+def hours_of(rows: Iterable[Utterance], field: str) -> str:
+    """Say how many hours each speaker, or split, has: "anna 1.20 h, ben 0.35 h"."""
+    seconds = collections.Counter()
+    for row in rows:
+        seconds[getattr(row, field)] += row.seconds
+    parts = [f"{name} {total_s / 3600:.2f} h" for name, total_s in seconds.most_common()]
+    return join_names(parts, MAX_LISTED)
 
 
 def findings_table(findings: list[Finding]) -> list[tuple[str, ...]]:

@@ -25,11 +25,11 @@ from kit.base.errors import DatasetError, Note
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import as_utf8, join_names, shorten
 from kit.dataset.archive import archive_suffix, unpack
-from kit.dataset.layouts import recognise
+from kit.dataset.columns import Columns, roles_of, text_conflict
+from kit.dataset.layouts import find_dataset
 from kit.dataset.manifest import write_lines
-from kit.dataset.recordings import Recordings, canonical_split, has_known_split, walk
-from kit.dataset.tables import SPEAKER_KEYS, TEXT_KEYS
-from kit.settings import ArchiveConfig, HubConfig
+from kit.dataset.recordings import canonical_split, has_known_split, walk
+from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
 HUB = "hf://"
 PARQUET = ".parquet"
@@ -42,13 +42,14 @@ def fetch_dataset(
     archive: ArchiveConfig | None = None,
     hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
+    rules: ManifestConfig | None = None,
 ) -> Path:
     """Return the dataset folder in `source`, or the table `source`.
 
     An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
     Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
-    how much is streamed, and from which columns. Raises DatasetError when there is no dataset, or
-    several, or when `unpack` fails.
+    how much is streamed, and from which columns, `rules` what the columns of a table hold. Raises
+    DatasetError when there is no dataset, or several, or when `unpack` fails.
     """
     hub = hub or HubConfig()
     if str(source).startswith(HUB):
@@ -70,10 +71,10 @@ def fetch_dataset(
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
     try:
-        _, tables = recognise(source)
+        return find_dataset(source, rules or ManifestConfig()).folder
     except OSError as error:
         raise DatasetError(f"Allow reading {error.filename}: {error.strerror}.") from error
-    except DatasetError as error:  # its message lists the known layouts, and what is there
+    except DatasetError as error:  # its message lists what is expected, and what is there
         below = (Path(folder, name) for folder, names in walk(source) for name in names)
         files = sorted(path for path in below if path.suffix == PARQUET)
         if files:
@@ -81,7 +82,8 @@ def fetch_dataset(
         visible = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
         archives = [path for path in visible if path.is_file() and archive_suffix(path)]
         if len(visible) == len(archives) == 1:
-            return fetch_dataset(archives[0], Path(into) / "inner", archive, hub, progress)
+            inner = Path(into) / "inner"
+            return fetch_dataset(archives[0], inner, archive, hub, progress, rules)
         if archives:
             names = join_names([path.name for path in archives], 8)
             raise DatasetError(
@@ -89,9 +91,6 @@ def fetch_dataset(
                 "or name one of them as DATA."
             ) from error
         raise
-    folders = [table if table.is_dir() else table.parent for table in tables]
-    common = Path(os.path.commonpath(folders))
-    return common if Recordings(common).folders() else source
 
 
 def _unpack_parquet(
@@ -117,10 +116,10 @@ def _unpack_parquet(
     lines = []
     for split, parts in splits.items():
         clips = from_huggingface(_parquet_rows(parts), folder / split, hub, progress)
-        for line in (clips / "metadata.csv").read_text(encoding="utf-8").split("\n")[:-1]:
-            name, text, _, speaker = line.split("|")
-            audio = f"{split}/wavs/{name}.wav"
-            lines.append({"audio": audio, "text": text, "speaker": speaker, "split": split})
+        header, *table = (clips / "metadata.csv").read_text(encoding="utf-8").split("\n")[:-1]
+        for line in table:
+            row = dict(zip(header.split("|"), line.split("|"), strict=True))
+            lines.append(row | {"audio": f"{split}/wavs/{row.pop('id')}.wav", "split": split})
         for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
             skipped = json.loads(line)
             lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
@@ -144,6 +143,7 @@ def _parquet_rows(files: list[Path]) -> Iterator[dict]:
 
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
+COLUMNS = ("id", "text", "speaker", "language")  # of the table that is written
 PART = "rows.part"  # a JSON line for each row so far: its clip, or why it is skipped
 
 
@@ -169,7 +169,7 @@ def from_huggingface(
     """
     into = Path(into)
     make_folder(into / "wavs")
-    key = digest(dataclasses.replace(config, save_every=1))
+    key = digest(COLUMNS, dataclasses.replace(config, save_every=1))
     mark = into / "complete"
     if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return into
@@ -245,7 +245,7 @@ def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
     name = f"{number:08d}"
     require_disk(into, 2**28)  # of disk space, before each clip
     try:
-        text, speaker = _read_text(row, config)
+        text, speaker, language = _read_text(row, config)
         wave, rate = _read_audio(row, config)
     except DatasetError as error:
         return {"row": number, "reason": str(error)}
@@ -255,22 +255,30 @@ def _write_clip(row: dict, number: int, into: Path, config: HubConfig) -> dict:
     with disk_errors(part):
         part.write_bytes(file.getvalue())
         part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
-    return {"id": name, "text": text, "speaker": speaker, "seconds": len(wave) / rate}
+    words = {"text": text, "speaker": speaker, "language": language}
+    return {"id": name, **words, "seconds": len(wave) / rate}
 
 
-def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
+def _read_text(row: dict, config: HubConfig) -> tuple[str, str, str]:
+    """Return the text of a row, who says it and in which language; "" for what it does not say."""
     if not isinstance(row, Mapping):
         raise DatasetError(f"a row must be a dict of columns, got {type(row).__name__}")
-    column = config.text_column or next((c for c in TEXT_KEYS if c in row), "")
-    if not isinstance(row.get(column), str) or not row[column].strip():
-        known = config.text_column or " or ".join(TEXT_KEYS)
+    columns = Columns(names=tuple(row), by_role=roles_of(list(row)))
+    text = row.get(config.text_column) if config.text_column else columns.value(row, "text")
+    conflict = "" if config.text_column else text_conflict(columns)
+    if conflict or not isinstance(text, str) or not text.strip():
+        known = config.text_column or "a column with a usual name (text, sentence ...)"
+        reason = conflict or f"no text in {known}"
         raise DatasetError(
-            f"no text in {known}; the columns are {', '.join(map(str, row))}: name the one "
-            'with the text (--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
+            f"{reason}; the columns are {', '.join(map(str, row))}: name the one with the text "
+            '(--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
         )
-    speakers = [config.speaker_column] if config.speaker_column else SPEAKER_KEYS
-    speaker = next((row[c] for c in speakers if row.get(c) not in (None, "")), "")
-    return _one_line(row[column]), _one_line(str(speaker))[:64]
+    if config.speaker_column:
+        speaker = row.get(config.speaker_column) or ""
+    else:
+        speaker = columns.value(row, "speaker")
+    language = str(columns.value(row, "language"))
+    return _one_line(text), _one_line(str(speaker))[:64], _one_line(language)[:64]
 
 
 def _one_line(text: str) -> str:
@@ -345,7 +353,7 @@ def _save(place: Position, rows: Iterable[dict], key: str, into: Path, lines: Bi
 def _finish(into: Path, key: str) -> Path:
     rows = list(map(json.loads, (into / PART).read_text(encoding="utf-8").split("\n")[:-1]))
     skipped = [row for row in rows if "reason" in row]
-    table = ["{id}|{text}|{text}|{speaker}\n".format(**row) for row in rows if "id" in row]
+    table = ["|".join(row[name] for name in COLUMNS) + "\n" for row in rows if "id" in row]
     if not table:
         first = skipped[0]["reason"] if skipped else "none"
         (into / "position.json").unlink()  # what is missing may be installed before the next call
@@ -354,7 +362,7 @@ def _finish(into: Path, key: str) -> Path:
     if skipped:
         message = f"{len(skipped):,} rows are left out: {into / 'skipped.jsonl'} has the reasons."
         warnings.warn(message, category=Note, stacklevel=4)
-    write_atomic(into / "metadata.csv", "".join(table))
+    write_atomic(into / "metadata.csv", "".join(["|".join(COLUMNS) + "\n", *table]))
     write_atomic(into / "complete", key)
     for name in (PART, "position.json"):
         (into / name).unlink()

@@ -1,96 +1,121 @@
-"""Read datasets in the usual layouts into the same rows.
+"""Find a dataset's tables, or the texts beside its recordings, and read them into the same rows.
 
-The layout is recognised by the files in the folder; to support another one, add a `DatasetLayout`
-to `LAYOUTS`. A line that cannot be used becomes a finding that names table, line and fix. Originals
-are only read.
+What a table's columns hold is said by its first line or by the user (columns.py, tables.py). A line
+that cannot be used becomes a finding that names table, line and fix. Originals are only read.
 """
 
 import collections
 import dataclasses
-import itertools
+import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from kit.base.errors import DatasetError, KitError
-from kit.base.formatting import as_utf8, join_names, non_utf8_problem, shorten
-from kit.dataset import tables as table_files
-from kit.dataset import text_files
+from kit.base.formatting import as_utf8, join_names, non_utf8_problem
+from kit.dataset.columns import UnclearTable, columns_in_order
 from kit.dataset.data_report import Finding, Spool, rows_in_split, values_repeated
 from kit.dataset.manifest import Utterance
 from kit.dataset.recordings import (
-    Record,
+    Place,
     Recordings,
     bad_row,
     canonical_split,
-    check_record,
+    check_row,
     has_known_split,
     has_suffix,
-    is_phonemes,
-    label_of,
-    speakers_in_names,
-    speakers_of_folders,
     split_of_table,
-    stays_inside,
+    walk,
+)
+from kit.dataset.tables import (
+    JSON_SUFFIXES,
+    TABLE_SUFFIXES,
+    Row,
+    Table,
+    encoding_problem,
+    iter_lines,
+    open_table,
 )
 from kit.settings import ManifestConfig
 from kit.streams.stream import is_held_out, stable_hash
-from kit.text.normalize import letters
+from kit.text.normalize import letters, unicode_script
 
 DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
+# What to do with files that are no tables, by their suffix.
+ADVICE = dict.fromkeys(DOCUMENTS, "is a document: export it as CSV UTF-8, a recording a line") | {
+    ".arrow": "was written by save_to_disk: make Parquet of it, datasets.load_from_disk(FOLDER)"
+    '.to_parquet("train.parquet")',
+    ".json": 'is read if it has an object a line: COLUMNS = "nemo" (--columns nemo); an array is '
+    "converted to JSON Lines once, with kit.streams.formats.array_to_lines(SOURCE, TARGET)",
+}
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
-MAX_TABLES = 100  # in a folder; more are texts in files of their own
+MAX_TABLES = 100  # files called .txt in a folder; more are texts of single recordings
+# Scripts of thousands of letters, few of which recur: a held-out text may have one of its own.
+MANY_LETTERS = {"CJK", "HANGUL"}
+EXPECTED = (
+    "metadata.csv with id|text, beside wavs/ (LJSpeech); validated.tsv or train.tsv, beside clips/ "
+    "(Common Voice); a CSV, TSV or JSONL with names for its columns, such as audio and text; or "
+    "c0.txt beside c0.wav for each recording. A table without names needs COLUMNS (--columns)"
+)
+TEXT_COLUMNS = columns_in_order(["audio", "text"], ["audio", "text"])  # of texts beside recordings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
     """The rows of a dataset's tables, before any recording is opened."""
 
-    layout: str  # its name and its tables
-    rows: Spool
+    layout: str  # its kind and its tables
+    rows: Sequence[Utterance]
     refused: list[Finding]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DatasetLayout:
-    name: str
-    folder: str  # description of a folder in this layout
-    row: str  # description of a table's line
-    suffixes: tuple[str, ...] = ()  # of a table given instead of a folder
-    beside: str = "."  # folder that must be beside the tables
-    tables: Callable[[Path], list[Path]]  # in a folder; [] for another layout
-    # Reads the tables; unusable lines become findings, and a str says how a table was read.
-    read: Callable[[list[Path], ManifestConfig], Iterator[Record | Finding | str]]
+class DatasetFiles:
+    folder: Path  # that the names of its files start from
+    tables: list[Table]  # none: a text beside each recording
+    unread: list[str]  # what is left out: names of tables, and a line of names
+
+    def label(self, path: Path) -> str:
+        """Return a file's name, with its folder where it is in another one, as UTF-8."""
+        return as_utf8(path.relative_to(self.folder).as_posix())
+
+    def __str__(self) -> str:
+        parts = [] if self.tables else ["texts: a .txt beside each recording"]
+        for kind in dict.fromkeys(table.kind for table in self.tables):
+            own = [table for table in self.tables if table.kind == kind]
+            parts.append(f"{kind}: {join_names([self.label(table.path) for table in own], 8)}")
+            if kind != "LJSpeech":
+                parts += dict.fromkeys(f"columns {table.columns}" for table in own)
+        if self.unread:
+            parts.append(f"not read: {join_names(self.unread, 8)}")
+        return "; ".join(parts)
 
 
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
-    """Read the rows of a folder, or of a single table, in any known layout.
+    """Read the rows of a folder, or of a single table.
 
     Splits are those of the dataset; where none is held out, `hold_out` chooses rows. Raises
-    DatasetError when `source` is not a dataset or has no rows, a table lacks a column or it is not
-    clear which column is what, or the recordings' folder is gone.
+    DatasetError when `source` is not a dataset or has no rows, when it is not clear which column
+    is what, or when the recordings' folder is gone.
     """
     source = Path(source)
     refused: list[Finding] = []
-    notes: list[str] = []
 
-    def read_records() -> Iterator[Record]:
-        for line in layout.read(tables, config):
-            if isinstance(line, Record):
-                yield line
+    def valid_rows() -> Iterator[Utterance]:
+        read = _read_tables if files.tables else _read_texts
+        for row in read(files, config, alone=source.is_file()):
+            if isinstance(row, Finding):
+                refused.append(row)
             else:
-                (refused if isinstance(line, Finding) else notes).append(line)
+                yield row
 
     try:
-        layout, tables = recognise(source)
-        is_below = source.is_dir() and source not in (tables[0], tables[0].parent)
-        if is_below and not config.audio_root and not Recordings(tables[0].parent).folders():
-            config = dataclasses.replace(config, audio_root=str(source))
-        records = Spool(read_records())
+        files = find_dataset(source, config)
+        rows = Spool(valid_rows())
     except KitError as error:
         raise DatasetError(str(error)) from error
     except OSError as error:
@@ -98,58 +123,78 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             f"{error.filename or source} cannot be read: {error.strerror}. Is its disk mounted, "
             "and may this user read it?"
         ) from error
-    has_speakers = any(record.speaker for record in records)
-    speakers = {} if has_speakers else speakers_of_folders(record.file for record in records)
-    if not records and not refused:
-        raise DatasetError(_no_rows_message(layout, tables))
-    folders = {base: Recordings(base) for base in {record.base for record in records}}
-    for base in folders:
-        if not base.is_dir():
+    if not rows and not refused:
+        names = join_names([str(table.path) for table in files.tables])
+        raise DatasetError(f"{names} has no rows below its first line: one a recording expected.")
+    rows, repeated = without_repeats(rows)
+    return Dataset(layout=str(files), rows=hold_out(rows, config), refused=refused + repeated)
+
+
+def _read_tables(
+    files: DatasetFiles, config: ManifestConfig, alone: bool
+) -> Iterator[Utterance | Finding]:
+    for table in files.tables:
+        parent = table.path.parent
+        is_below = parent != files.folder
+        bases = [Path(config.audio_root)] if config.audio_root else [parent, files.folder]
+        if not bases[0].is_dir():
             raise DatasetError(
-                f"{base} is gone: a drive unplugged, a mount that ended, a wrong `audio_root`? "
+                f"{bases[0]} is gone: a drive unplugged, a mount that ended, a wrong `audio_root`? "
                 "Nothing was written; connect it again and run again."
             )
-    if not config.columns:
-        _require_words(records)
-
-    def valid_rows() -> Iterator[Utterance]:
-        for record in records:
-            if speakers:
-                record = dataclasses.replace(record, speaker=speakers[record.file])
-            row = check_record(record, folders[record.base], config)
-            if isinstance(row, Finding):
-                refused.append(row)
-            else:
-                yield row
-
-    rows, repeated = without_repeats(Spool(valid_rows()))
-    if not (has_speakers or speakers):
-        speakers = speakers_in_names(row.audio for row in rows)
-        if speakers:
-            rows = Spool(dataclasses.replace(row, speaker=speakers[row.audio]) for row in rows)
-    if speakers:
-        notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
-    names = join_names([label_of(table, tables) for table in tables], 8)
-    beside = sorted(set(tables[0].parent.glob("metadata*.csv")) - set(tables))
-    if beside:
-        notes.append(f"not read: {join_names([table.name for table in beside], 8)}")
-    description = "; ".join([f"{layout.name}: {names}", *notes])
-    return Dataset(layout=description, rows=hold_out(rows, config), refused=refused + repeated)
-
-
-def _require_words(records: Spool) -> None:
-    with_text = (record for record in records if record.text)
-    spoken = list(itertools.islice(with_text, table_files.SAMPLE_ROWS))
-    phonemes = [record for record in spoken if is_phonemes(record.text)]
-    if 2 * len(phonemes) > len(spoken):
-        first = phonemes[0]
-        raise DatasetError(
-            f"{first.file}, line {first.line}: the texts are phonemes or pinyin, not words: "
-            f"{shorten(first.text, 60)}. Give the words as they are written (in a table with both, "
-            "name the columns with COLUMNS or --columns). The kit makes phonemes itself: PHONEMES "
-            'or --phonemes. To train on these signs anyway, say so: COLUMNS = "audio|text" for two '
-            "columns, --set manifest.columns=..."
+        usual = [base / name for base in bases for name in ("wavs", "clips", ".")]
+        roots = dict.fromkeys(folder for folder in usual if folder.is_dir())
+        place = Place(
+            file=files.label(table.path),
+            folder=bases[-1],
+            split="" if alone else _split_of(table.path, files),
+            prefix=f"{parent.name}/" if is_below and len(files.tables) > 1 else "",
         )
+        recordings = Recordings(list(roots))
+        for number, row in enumerate(table.rows()):
+            result = check_row(row, table.columns, recordings, config, place)
+            is_missing = isinstance(result, Finding) and result.kind == "missing"
+            if table.by_setting and number == 0 and is_missing:
+                # Names that the kit does not know.
+                files.unread.append(f"line {row.line} of {place.file}")
+            else:
+                yield result
+
+
+def _split_of(table: Path, files: DatasetFiles) -> str:
+    """Return the split that a table's name, or that of its folder, says; "" for none."""
+    is_one_of_several = table.stem.lower().startswith("metadata") and len(files.tables) > 1
+    if has_known_split(table.stem) or (is_one_of_several and split_of_table(table.stem)):
+        return split_of_table(table.stem)
+    folder = table.parent.name if table.parent != files.folder else ""
+    return canonical_split(folder) if has_known_split(folder) else ""
+
+
+def _read_texts(
+    files: DatasetFiles, config: ManifestConfig, alone: bool
+) -> Iterator[Utterance | Finding]:
+    """Read the text of each recording beside it; a recording without one becomes a finding."""
+    folder = files.folder
+    recordings = Recordings([folder])
+    for parent, names in walk(folder):
+        split = Path(os.path.relpath(parent, folder)).parts[:1]
+        split = canonical_split(split[0]) if split and has_known_split(split[0]) else ""
+        for audio in (Path(parent, name) for name in names if has_suffix(name)):
+            path = audio.with_suffix(".txt")
+            if not path.is_file():
+                reason = f"no text: there is no {as_utf8(path.name)} beside it"
+                fix = "write it, or let `python -m kit transcribe` do it"
+                yield bad_row(folder.name, 1, str(audio.relative_to(folder)), reason, fix)
+                continue
+            text = " ".join("".join(iter_lines(path)).split())
+            reason, fix = encoding_problem(text)
+            if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
+                reason = "a line of a table in a text file of its own"
+                fix = "write what is said, and nothing else"
+            values = {"audio": audio.relative_to(folder).as_posix(), "text": text}
+            row = Row(line=1, values=values, problem=reason, fix=fix)
+            place = Place(file=files.label(path), folder=folder, split=split, prefix="")
+            yield check_row(row, TEXT_COLUMNS, recordings, config, place)
 
 
 def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
@@ -182,7 +227,7 @@ def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
             elif hash(row.id) in id_repeats and of_id.setdefault(row.id, row) != row:
                 first = of_id[row.id]
                 reason = f"this id is already used in {first.file}, line {first.line}"
-                fix = "give every line an id of its own"
+                fix = "give every line an id of its own, or leave the column out: - in COLUMNS"
             else:
                 yield row
                 continue
@@ -198,7 +243,8 @@ def hold_out(
 
     A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
     MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
-    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    rows before some were rejected. Rows with a letter that no other row has stay in training, but
+    for scripts of thousands of letters.
     """
     train = rows_in_split(rows, "train")
     known = collections.Counter()
@@ -235,7 +281,9 @@ def _by_hash(rows: Sequence[Utterance]) -> Iterator[Utterance]:
 
 
 def _letters(row: Utterance) -> set[str]:
-    return set(letters(row.text)) - {" "}
+    """Return the letters of a row's text that training has to know."""
+    own = set(letters(row.text)) - {" "}
+    return {letter for letter in own if unicode_script(letter) not in MANY_LETTERS}
 
 
 def require_training_rows(rows: Iterable[Utterance]) -> None:
@@ -250,213 +298,143 @@ def require_training_rows(rows: Iterable[Utterance]) -> None:
         )
 
 
-def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
-    message = ""
-    for table in tables:
-        head = table_files.read_head(table)
-        message += f"{table} has {table.stat().st_size:,} bytes and no rows"
-        if head.strip():
-            first = head.split(b"\n")[0].decode(errors="replace").strip()
-            message += f" below its first line, {shorten(repr(first), 120)}"
-        if b"\r" in head and b"\n" not in head:
-            message += "; its lines end in carriage returns alone: save it with Unix line ends"
-        message += ". "
-    return f"{message}Expected {layout.row}."
+# --- the files of a dataset -----------------------------------------------------------------------
 
 
-def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
-    """Return the layout and the tables of a folder, or of a single table.
+def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
+    """Return the tables of a folder (or in its subfolders), or a single one.
 
-    The tables may also be in subfolders: of splits, such as train/ and test/, or in any, as long as
-    all are of one layout. Raises DatasetError, which lists what was expected and what is there.
+    A folder with nothing but a folder is opened. Raises UnclearTable where a table does not say
+    what its columns hold, DatasetError where there is none, or in several folders.
     """
     problem = non_utf8_problem(source.absolute())
     if problem:
         raise DatasetError(f"{problem}.")
-    if source.is_dir():
-        result = _tables_of(source) or _tables_below(source)
-        if not result and text_files.folders_of_texts(source):
-            result = TEXTS, [source]
-        if not result:  # VITS has filelists/ beside the recordings
-            folders = [f for f in _folders_below(source) if not Recordings(f).folders()]
-            tables = [table for folder in folders for table in _other_tables(folder, source)]
-            result = (LAYOUTS[-1], tables) if tables else None
-        if result:
-            return result
-    elif source.is_file():
-        for layout in LAYOUTS:
-            known = source.suffix.lower() in layout.suffixes
-            if known and (source.parent / layout.beside).is_dir():
-                return layout, [source]
-    content = "no such file or folder"
+    is_nemo = config.columns.strip().lower() == "nemo"
+    is_table = not has_suffix(source.name) and (is_nemo or source.suffix.lower() not in ADVICE)
+    if source.is_file() and is_table:
+        return DatasetFiles(folder=source.parent, tables=[open_table(source, config)], unread=[])
+    question = None
+    folder = source
+    while folder.is_dir():
+        subfolders = [p for p in sorted(folder.iterdir()) if p.is_dir() and _is_visible(p)]
+        try:
+            files = _tables_in(folder, config) or _tables_below(folder, subfolders, config)
+        except UnclearTable as error:  # asked unless there are texts beside the recordings
+            question, files = error, None
+        if files:
+            return files
+        if question or len(subfolders) != 1:
+            break
+        folder = subfolders[0]
+    if source.is_dir() and _has_text_beside(source):
+        return DatasetFiles(folder=source, tables=[], unread=[])
+    raise question or DatasetError(_no_dataset_message(source))
+
+
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith((".", "__MACOSX")) and not non_utf8_problem(path)
+
+
+def _tables_in(folder: Path, config: ManifestConfig) -> DatasetFiles | None:
+    """Return the tables in a folder by their names, or else those with names for their columns."""
+    names = sorted(p.name for p in folder.iterdir() if _is_visible(p))
+    suffixes = (*TABLE_SUFFIXES, *JSON_SUFFIXES)
+    if config.columns.strip().lower() == "nemo":
+        suffixes = (*suffixes, ".json")
+    paths = [folder / name for name in names if Path(name).suffix.lower() in suffixes]
+    recordings = {Path(name).stem for name in names if has_suffix(name)}
+    is_text = {path for path in paths if path.suffix.lower() == ".txt" and path.stem in recordings}
+    paths = [path for path in paths if not path.is_dir() and path not in is_text]
+    if sum(path.suffix.lower() == ".txt" for path in paths) > MAX_TABLES:
+        paths = [path for path in paths if path.suffix.lower() != ".txt"]
+    named = _ljspeech_tables(paths) or (_common_voice_tables(paths) if "clips" in names else [])
+    tables = []
+    problems = []
+    for path in named or [p for p in paths if p.stem.lower() not in NOT_FOR_TRAINING]:
+        try:
+            tables.append(open_table(path, config))
+        except DatasetError as error:
+            if named or path.suffix.lower() != ".txt":
+                problems.append(error)
+    if not named:  # a README may look like a table: a .txt without names needs the user's word
+        plain = [t for t in tables if t.path.suffix.lower() == ".txt" and not t.has_header]
+        others = [table for table in tables if table not in plain]
+        tables = others or (plain if config.columns else [])
+    if problems and (named or not tables):
+        raise problems[0]
+    if any(canonical_split(table.path.stem) == "train" for table in tables) and not named:
+        # A list of all rows beside them would repeat them.
+        tables = [table for table in tables if has_known_split(table.path.stem)]
+    read = {table.path.name for table in tables}
+    unread = [path.name for path in paths if path.name not in read]
+    return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
+
+
+def _ljspeech_tables(paths: list[Path]) -> list[Path]:
+    """Return metadata.csv, or those of splits, which it repeats: metadata_train.csv."""
+    tables = [path for path in paths if re.fullmatch(r"(?i)metadata([-_].+)?", path.stem)]
+    if any(split_of_table(table.stem) == "train" for table in tables):
+        # Splits may have any name here.
+        return [table for table in tables if split_of_table(table.stem)]
+    usual = [t for t in tables if not split_of_table(t.stem) or has_known_split(t.stem)]
+    return usual if any(not split_of_table(table.stem) for table in usual) else tables
+
+
+def _common_voice_tables(paths: list[Path]) -> list[Path]:
+    """Return the splits where there are any; validated.tsv repeats their rows."""
+    by_name = {path.name: path for path in paths}
+    names = ("train.tsv", "dev.tsv", "test.tsv") if "train.tsv" in by_name else ("validated.tsv",)
+    return [by_name[name] for name in names if name in by_name]
+
+
+def _tables_below(
+    folder: Path, subfolders: list[Path], config: ManifestConfig
+) -> DatasetFiles | None:
+    """Return the tables in subfolders: in one, in those of splits, or in those of speakers."""
+    found = [files for files in (_tables_in(p, config) for p in subfolders) if files]
+    names = [files.folder.name for files in found]
+    if len(found) > 1 and not (config.speakers or all(map(has_known_split, names))):
+        raise DatasetError(
+            f"{folder} holds several datasets ({join_names(names, 8)}): name one of them. Where "
+            'each folder is a speaker, say so: SPEAKERS = "folder" in 01_data_prep, --speakers.'
+        )
+    tables = [table for files in found for table in files.tables]
+    unread = [f"{files.folder.name}/{name}" for files in found for name in files.unread]
+    return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
+
+
+def _has_text_beside(folder: Path) -> bool:
+    for _, names in walk(folder):
+        stems = {Path(name).stem for name in names if has_suffix(name)}
+        if any(name.endswith(".txt") and name[:-4] in stems for name in names):
+            return True
+    return False
+
+
+def _no_dataset_message(source: Path) -> str:
+    names = []
+    hint = ""
     if source.is_dir():
         names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in source.iterdir())
+        recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
+        if recordings:
+            hint = (
+                f" There are {recordings:,} recordings, but no text was found for them: write "
+                "metadata.csv with a line `name|text` for each, or let Whisper write it: python -m "
+                f"kit transcribe --data {shlex.quote(str(source))} --out clips/."
+            )
         content = join_names(names, 8) or "an empty folder"
-    elif source.exists():
+    elif source.is_file():
+        names = [source.name]
         content = f"a file {source.name}"
-    content = as_utf8(content)
-    expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in (*LAYOUTS, TEXTS))
-    raise DatasetError(
-        f"{source} is not a dataset in a known layout (docs/extending.md shows how to add "
-        f"one): expected {expected}; found {content}.{_hint(source)}"
+        hint = " Name the folder, or the table with its text."
+    else:
+        content = "no such file or folder"
+    for name in names:
+        if Path(name).suffix.lower() in ADVICE:
+            hint = f" {name} {ADVICE[Path(name).suffix.lower()]}."
+            break
+    return (
+        f"{source} is not a dataset: expected {EXPECTED}; found {as_utf8(content)}.{as_utf8(hint)}"
     )
-
-
-def _hint(source: Path) -> str:
-    if source.is_file() and has_suffix(source.name):
-        return " That is a single recording: name the folder or the table with its text."
-    folder = source if source.is_dir() else source.parent
-    if not folder.is_dir():
-        return ""
-    recordings = Recordings(folder)
-    for path in sorted(folder.iterdir()) if source.is_dir() else [source]:
-        suffix = path.suffix.lower()
-        if suffix in DOCUMENTS:
-            return f" {path.name} is a document: export it as CSV UTF-8, a recording a line."
-        if suffix not in table_files.TABLE_SUFFIXES or not path.is_file():
-            continue
-        try:
-            lines = list(table_files.iter_lines(path, table_files.HEAD_BYTES))
-        except (DatasetError, OSError) as error:
-            return f" {error}"
-        for line in lines:
-            names = (cell.strip(' "') for cell in re.split(r"[|;,\t]", line))
-            problem, fix = table_files.encoding_problem(line)
-            if problem and any(map(recordings.lists, names)):
-                return f" A line of {path.name} has this problem: {problem}. So {fix}."
-    count = len(recordings.paths()) if source.is_dir() else 0
-    if count:
-        return (
-            f" There are {count:,} recordings, but no text was found for them: write metadata.csv "
-            "with a line `name|text` for each, or let Whisper write it: python -m kit transcribe "
-            f"--data {shlex.quote(str(source))} --out clips/."
-        )
-    return ""
-
-
-def _tables_of(folder: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    children = [c for c in sorted(folder.iterdir()) if has_known_split(c.name) and c.is_dir()]
-    for folders in ([folder], children):
-        for layout in LAYOUTS:
-            beside = [f for f in folders if (f / layout.beside).is_dir()]
-            tables = [table for f in beside for table in layout.tables(f)]
-            if tables:
-                return layout, tables
-    return None
-
-
-def _tables_below(source: Path) -> tuple[DatasetLayout, list[Path]] | None:
-    """Return the tables in subfolders. Raises DatasetError where they are several datasets."""
-    datasets = {}
-    for folder in _folders_below(source):
-        result = _tables_of(folder) if datasets.keys().isdisjoint(folder.parents) else None
-        if result:
-            datasets[folder] = result
-    layouts = {layout for layout, _ in datasets.values()}
-    languages = len(datasets) > 1 and any(layout.read is _common_voice for layout in layouts)
-    if len(layouts) > 1 or languages:
-        names = join_names([str(folder.relative_to(source)) for folder in datasets], 8)
-        raise DatasetError(f"{source} holds several datasets ({names}): name one of them.")
-    tables = [table for _, own in datasets.values() for table in own]
-    return (layouts.pop(), tables) if tables else None
-
-
-def _folders_below(source: Path, depth: int = 6) -> Iterator[Path]:
-    for child in sorted(source.iterdir()):
-        hidden = child.name.startswith((".", "__MACOSX")) or non_utf8_problem(child)
-        if depth and child.is_dir() and not hidden:
-            yield child
-            yield from _folders_below(child, depth - 1)
-
-
-def _ljspeech_tables(folder: Path) -> list[Path]:
-    """Return the splits, or the table of all rows, which repeats them, without its copies."""
-    tables = sorted(folder.glob("metadata*.csv"))
-    if any(split_of_table(table.stem) == "train" for table in tables):
-        return [table for table in tables if table.stem != "metadata"]  # free names of splits, too
-    usual = [t for t in tables if t.stem == "metadata" or has_known_split(t.stem)]
-    return usual if folder / "metadata.csv" in tables else tables
-
-
-def _common_voice_tables(folder: Path) -> list[Path]:
-    """Return the splits where there are any; validated.tsv repeats their rows."""
-    has_splits = (folder / "train.tsv").is_file()
-    names = ("train.tsv", "dev.tsv", "test.tsv") if has_splits else ("validated.tsv",)
-    return [folder / name for name in names if (folder / name).is_file()]
-
-
-def _common_voice(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
-    """Read tables; an id is the clip's name, a speaker 12 of 128 hex digits: enough to tell."""
-    for line in table_files.read_tables(tables, config):
-        if isinstance(line, Record):
-            name = line.audio.rsplit(".", 1)[0] if stays_inside(line.audio) else ""
-            yield dataclasses.replace(line, id=name, speaker=line.speaker[:12])
-        elif isinstance(line, Finding):
-            yield line
-
-
-def _other_tables(folder: Path, audio_root: Path | None = None) -> list[Path]:
-    """Return the tables in a folder that name recordings there, or in `audio_root`."""
-    files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in table_files.TABLE_SUFFIXES]
-    files = [path for path in files if path.is_file() and path.stem.lower() not in NOT_FOR_TRAINING]
-    if len(files) > MAX_TABLES or text_files.has_own_texts(files, folder):
-        return []
-    tables = table_files.tables_of_recordings(files, audio_root)
-    # If some are splits, those alone: a list of all rows would repeat them.
-    splits = [path for path in tables if has_known_split(path.stem)]
-    return splits if any(canonical_split(p.stem) == "train" for p in splits) else tables
-
-
-# Tried last: the tables of other layouts are texts, too.
-TEXTS = DatasetLayout(
-    name="texts",
-    folder="a text file for each recording (c0.wav and c0.txt), or a list of `id text`",
-    row="a text for each recording",
-    tables=text_files.folders_of_texts,
-    read=text_files.read_text_files,
-)
-# In the order in which they are tried.
-LAYOUTS = (
-    DatasetLayout(
-        name="LJSpeech",
-        folder="metadata.csv with id|text, and wavs/",
-        row="id|text in every line",
-        suffixes=(".csv",),
-        beside="wavs",
-        tables=_ljspeech_tables,
-        read=table_files.read_tables,
-    ),
-    DatasetLayout(
-        name="Common Voice",
-        folder="validated.tsv or train.tsv, and clips/",
-        row="a header with `path` and `sentence`, then a line for each recording",
-        suffixes=(".tsv",),
-        beside="clips",
-        tables=_common_voice_tables,
-        read=_common_voice,
-    ),
-    DatasetLayout(
-        name="JSONL",
-        folder="manifest.jsonl with {audio, text} a line",
-        row="{audio, text} in every line",
-        suffixes=(".jsonl", ".json"),
-        tables=table_files.json_tables,
-        read=table_files.read_json,
-    ),
-    DatasetLayout(
-        name="Kaldi",
-        folder="wav.scp and text",
-        row="`id path` in every line of wav.scp",
-        suffixes=(".scp",),
-        tables=text_files.kaldi_tables,
-        read=text_files.read_kaldi,
-    ),
-    DatasetLayout(
-        name="table",
-        folder="a CSV, TSV or | table that names recordings beside it",
-        row="a recording and its text in every line",
-        suffixes=table_files.TABLE_SUFFIXES,
-        tables=_other_tables,
-        read=table_files.read_tables,
-    ),
-)

@@ -1,6 +1,6 @@
 """Make a speech corpus without a download: espeak-ng speaks random sentences of everyday words.
 
-`make_corpus` writes an LJSpeech folder (`metadata_SPLIT.csv` with `id|text|normalised|speaker`, and
+`make_corpus` writes an LJSpeech folder (`metadata_SPLIT.csv` with `id|text|speaker`, and
 `wavs/`), the same byte for byte for the same configuration.
 """
 
@@ -23,6 +23,7 @@ from kit.base.formatting import shorten
 from kit.settings import WORDS, CorpusConfig
 from kit.text.espeak import SAMPLE_RATE, Espeak, run_module
 
+HEADER = "id|text|speaker\n"  # of its tables
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 AGREEING = ("subject", "verb")  # slots with one row of words for each grammatical form
 MAX_FREE_WORDS = 8  # in a sentence of words in random order
@@ -181,7 +182,8 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     """
     folder = Path(folder).resolve()
     mark = folder / "complete"
-    key = digest(dataclasses.replace(config, workers=1))  # the number of workers changes nothing
+    # The number of workers changes nothing.
+    key = digest(HEADER, dataclasses.replace(config, workers=1))
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
     started = folder / "begun"
@@ -200,7 +202,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         for i, text in enumerate(texts):
             name, speaker = f"{split}_{i:06d}", i % config.speakers
             rows[speaker].append((name, text))
-            tables[split].append(f"{name}|{text}|{text}|voice{speaker}\n")
+            tables[split].append(f"{name}|{text}|voice{speaker}\n")
     jobs = []
     for speaker, own in sorted(rows.items()):
         common = {"folder": str(wavs), "language": config.language, "speaker": speaker}
@@ -211,7 +213,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
             done += count
             progress(done, sum(map(len, rows.values())))
     for split, lines in tables.items():
-        write_atomic(folder / f"metadata_{split}.csv", "".join(lines))
+        write_atomic(folder / f"metadata_{split}.csv", "".join([HEADER, *lines]))
     write_atomic(mark, key)
     return folder
 

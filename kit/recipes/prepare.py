@@ -88,7 +88,8 @@ class Preparation:
     longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
     DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
     run's settings).
-    `columns` names those of a table, in order, where it does not show: "audio|text|speaker".
+    `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
+    `speakers` "folder", folders are speakers.
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
     size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
@@ -108,8 +109,9 @@ class Preparation:
         phonemes: str = "",  # train it on phonemes of espeak-ng, such as en-us (letters)
         base_model: str = "",  # a voice to start from: an export, another run (none)
         accept_license: str = "",  # CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)
-        columns: str = "",  # of a table: "audio|text|speaker" (by what they hold)
+        columns: str = "",  # audio|text|speaker, coqui, piper ... (as its first line says)
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
+        speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
     ):
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
@@ -136,6 +138,8 @@ class Preparation:
             limits["max_rejected_percent"] = max_rejected_percent
         if columns:
             limits["columns"] = columns
+        if speakers:
+            limits["speakers"] = speakers
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -176,7 +180,7 @@ class Preparation:
         run = self.active_run
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
-        self.folder = fetch_recordings(self.source, run)
+        self.folder = fetch_recordings(self.source, run, self.rules)
         self.checked = check_dataset(
             self.folder,
             self.rules,
@@ -189,15 +193,14 @@ class Preparation:
         kept = report.kept
         # Clips that are too long count: they are cut later.
         too_long_s = sum(finding.seconds for finding in report.too_long)
-        speakers = len({row.speaker for row in kept})
-        counts = Counter(row.split for row in kept).most_common()
-        splits = ", ".join(f"{name} {count:,} clips" for name, count in counts)
+        speakers = data_report.hours_of(kept, "speaker")
+        splits = data_report.hours_of(kept, "split")
         spotless = not (report.refused or report.warned)
         lines = [
             self.source_line,
             f"recordings in {self.folder}: {report.layout}",
             *report.summary(),
-            f"speakers: {speakers}; splits: {splits}",
+            f"speakers: {speakers}; splits: {splits}; language: {self.source.language}",
             "No clip was refused, and there are no warnings." if spotless else "",
             script_warning(kept, self.source.language),
             too_few_hours(run, (report.kept_s + too_long_s) / 3600),
@@ -522,12 +525,14 @@ def script_warning(rows: list[Utterance], language: str) -> str:
     )
 
 
-def fetch_recordings(source: RunSource, run: ActiveRun) -> Path:
+def fetch_recordings(
+    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
+) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
         folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
         archive = build(ArchiveConfig, run.section("archive"))
         hub = build(HubConfig, run.section("hub"))
-        return fetch_dataset(source.data, folder, archive, hub, ticker)
+        return fetch_dataset(source.data, folder, archive, hub, ticker, rules)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

@@ -1,4 +1,4 @@
-"""Formats of records: plain text, JSON Lines, tables (CSV, TSV, LJSpeech's "|"), JSON arrays.
+"""Formats of records: plain text, JSON Lines, tables (CSV, TSV, LJSpeech's "|").
 
 Lines end at "\\n" or "\\r\\n" and nowhere else: a lone "\\r" or U+2028 is an ordinary character. A
 line belongs to the block that holds its first byte, so it is located by the newline before it.
@@ -8,26 +8,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-from orjson import loads
+from orjson import OPT_APPEND_NEWLINE, dumps, loads
 
 from kit.base.errors import DatasetError
-from kit.base.files import digest
+from kit.base.files import atomic_path, digest
 from kit.streams.stream import BadRecord, FileStream, StreamConfig
 
 TAIL_BYTES = 4096  # first read past a block: where its last record usually ends
 NOT_CLOSED = "a double quote is never closed"
 LONE_RETURN = "there is a carriage return outside quotes that ends no line"
 STRAY = "there is a double quote inside a field that does not begin with one"
-# Of JSON arrays.
-QUOTE = ord('"')
-COMMA = ord(",")
-# The change of depth at each byte; 0 for a comma, too.
-STEP = np.zeros(256, dtype=np.int8)
-STEP[[ord("["), ord("{")]] = 1
-STEP[[ord("]"), ord("}")]] = -1
-STRUCTURAL = STEP != 0
-STRUCTURAL[[QUOTE, COMMA]] = True
 
 
 def require_valid(ok: bool, reason: str = "not that simple: parse each record alone") -> None:
@@ -143,7 +133,7 @@ class TextLines(LineStream):
 def parse_array(array: bytes) -> list[dict]:
     """The elements of a JSON array, all of them objects; ValueError if one is not."""
     records = loads(array)
-    require_valid(set(map(type, records)) <= {dict})
+    require_valid(isinstance(records, list) and set(map(type, records)) <= {dict})
     return records
 
 
@@ -285,135 +275,6 @@ def insert_quoted(field: str, quoted: Iterator[bytes]) -> str:
     return b'"'.join([next(quoted) for _ in field]).decode()
 
 
-class BracketScanner:
-    """Tracks depth and quotes through JSON text that comes in pieces."""
-
-    def __init__(self, depth: int = 0):
-        self.depth = depth
-        self.in_string = 0
-        self.held = b""
-
-    def feed(self, data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(offset in `data`, byte, depth after it) of brackets and commas outside strings."""
-        held_bytes = len(self.held)
-        data = self.held + data
-        end = len(data.rstrip(b"\\"))  # what the backslashes behind it escape is in the next piece
-        self.held = data[end:]
-        data = data[:end]
-        # Escaped backslashes, then escaped quotes, become as many bytes without a meaning.
-        plain = data.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in data else data
-        codes = np.frombuffer(plain, dtype=np.uint8)
-        offsets = np.flatnonzero(STRUCTURAL[codes])
-        codes = codes[offsets]
-        quotes = np.cumsum(codes == QUOTE) + self.in_string
-        outside = (quotes % 2 == 0) & (codes != QUOTE)
-        offsets = offsets[outside]
-        codes = codes[outside]
-        depths = np.cumsum(STEP[codes], dtype=np.int64) + self.depth
-        self.in_string = int(quotes[-1]) % 2 if len(quotes) else self.in_string
-        self.depth = int(depths[-1]) if len(depths) else self.depth
-        return offsets - held_bytes, codes, depths
-
-
-class JsonArray(FileStream):
-    """The objects of a JSON array as `dict`; DatasetError for a file that is not one array.
-
-    One pass over brackets, commas and quotes finds where the first element of each block begins;
-    the file is never loaded as a whole. ijson 3.6 took 2.2 times as long, ended at the first broken
-    element and gave no line numbers.
-    """
-
-    format = "JSON array"
-
-    def __init__(self, path: Path, config: StreamConfig | None = None, **hooks):
-        super().__init__(path, config, **hooks)
-        self.closed = False
-        self._skip_bracket()
-        self._index()
-        if not self.closed and not self.on_bad_record:
-            raise DatasetError(
-                f"{self.file.path}, byte {self.end}: the file ends before its array does. Get the "
-                "complete file, or pass an `on_bad_record=` function to use what is there."
-            )
-
-    def _skip_bracket(self) -> None:
-        for chunk in self.file.chunks(self.begin, self.end):
-            content = chunk.lstrip()
-            self.begin += len(chunk) - len(content)
-            if content:
-                if content[:1] != b"[":
-                    raise self._no_array(f"it begins with {content[:20]!r}")
-                self.begin += 1
-                return
-        raise self._no_array("it is empty")
-
-    def _no_array(self, reason: str) -> DatasetError:
-        return DatasetError(
-            f"{self.file.path} is not a JSON array: {reason}. If it has one object a line, it is "
-            "JSON Lines: name it .jsonl, or open it with JsonLines."
-        )
-
-    def _index(self) -> None:
-        """Find where the array ends and, for each block, where its first element begins."""
-        size = self.config.block_bytes
-        scanner = BracketScanner(depth=1)
-        offset = self.begin
-        first = {0: self.begin}
-        for chunk in self.file.chunks(self.begin, self.end):
-            offsets, codes, depths = scanner.feed(chunk)
-            is_start = (codes == COMMA) & (depths == 1)
-            ends = np.flatnonzero(depths == 0)
-            if ends.size:
-                self._close(offset + int(offsets[ends[0]]))
-                is_start[ends[0] :] = False
-            starts = offset + 1 + offsets[is_start]
-            blocks, indices = np.unique((starts - self.begin) // size, return_index=True)
-            for block, start in zip(blocks.tolist(), starts[indices].tolist()):
-                first.setdefault(block, start)
-            if self.closed:
-                break
-            offset += len(chunk)
-        self._blocks = np.array(list(first))
-        self._starts = np.array([*first.values(), self.end])
-
-    def _close(self, end: int) -> None:
-        self.closed = True
-        for chunk in self.file.chunks(end + 1, self.end):
-            if chunk.strip():
-                raise self._no_array(f"something follows its end at byte {end}")
-        self.end = end
-
-    def span(self, read: Callable, block: int) -> tuple[int, bytes]:
-        i = int(np.searchsorted(self._blocks, block))
-        if i == len(self._blocks) or self._blocks[i] != block:
-            return self.begin, b""
-        start, end = self._starts[i : i + 2].tolist()
-        max_bytes = self.config.block_bytes + self.config.longest_record_bytes + 2
-        data = read(start, min(end - start, max_bytes))
-        # An array that is not closed lacks a last element: these commas make an empty, bad one.
-        return start, data if self.closed or end < self.end else data + b",,"
-
-    def parse_all(self, data: bytes) -> list[dict]:
-        return parse_array(b"[" + data.removesuffix(b",") + b"]")
-
-    def split_records(self, offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-        data = data.removesuffix(b",")
-        offsets, codes, depths = BracketScanner().feed(data)
-        ends = [*offsets[(codes == COMMA) & (depths == 0)].tolist(), len(data)]
-        start = 0
-        for end in ends if data.strip() else ():
-            raw = data[start:end]
-            yield offset + start + len(raw) - len(raw.lstrip()), raw.strip()
-            start = end + 1
-
-    def parse(self, raw: bytes) -> dict:
-        try:
-            return parse_object(raw)
-        except ValueError as error:
-            truncated = "" if self.closed else ": the file ends before its array does"
-            raise ValueError(f"{error}{truncated}") from error
-
-
 # The class that reads files with this suffix; one more format is one more line.
 FORMATS: dict[str, type[FileStream]] = {
     ".txt": TextLines,
@@ -421,7 +282,6 @@ FORMATS: dict[str, type[FileStream]] = {
     ".tsv": Table,
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
-    ".json": JsonArray,
 }
 
 
@@ -436,6 +296,13 @@ def open_source(path: Path, config: StreamConfig | None = None, **settings) -> F
 def require_known_format(path: Path) -> None:
     """Raise DatasetError for a file whose suffix has no format."""
     suffix = Path(path).suffix.lower()
+    if suffix == ".json":
+        lines = Path(path).with_suffix(".jsonl").name
+        raise DatasetError(
+            f"{path}: JSON is read with one object a line, as {lines}. An array is converted once: "
+            f'python -c "from kit.streams.formats import array_to_lines as convert; convert('
+            f"'{path}', '{lines}')\""
+        )
     if suffix not in FORMATS:
         raise DatasetError(
             f"{path}: unknown format `{suffix}`. Known: {' '.join(FORMATS)}. Save the file as one "
@@ -446,3 +313,17 @@ def require_known_format(path: Path) -> None:
 def rows(path: Path) -> Iterator[tuple[int, dict | str | BadRecord]]:
     """(line number, record or BadRecord) in the order of the file, in constant memory."""
     return open_source(path, on_bad_record=lambda record: None).rows()
+
+
+def array_to_lines(source: Path, target: Path) -> None:
+    """Write the objects of a JSON array as JSON Lines, which is read without loading all of it.
+
+    Raises DatasetError for a file that is not an array of objects.
+    """
+    try:
+        records = parse_array(Path(source).read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise DatasetError(f"{source} is not a JSON array of objects: {error}.") from error
+    with atomic_path(Path(target)) as part, open(part, "wb") as file:
+        for record in records:
+            file.write(dumps(record, option=OPT_APPEND_NEWLINE))

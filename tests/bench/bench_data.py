@@ -26,7 +26,7 @@ from rows import apart, record, result, take_turns
 from kit.audio.clip import measure_clip
 from kit.batches.batching import padding_waste
 from kit.settings import DataConfig
-from kit.streams.formats import JsonArray, JsonLines, Table, TextLines
+from kit.streams.formats import JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
@@ -76,15 +76,12 @@ def table_file(folder: Path, rows: int, quoted: bool) -> Path:
     return made(folder / f"{rows}{'-quoted' * quoted}.csv", write)
 
 
-def json_file(folder: Path, rows: int, suffix: str) -> Path:
+def json_file(folder: Path, rows: int) -> Path:
     def write(file):
-        before, between, after = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
-        for i, each in enumerate(records(rows, quoted=False)):
-            file.write(between if i else before)
-            file.write(json.dumps(each, ensure_ascii=False))
-        file.write(after)
+        for each in records(rows, quoted=False):
+            file.write(json.dumps(each, ensure_ascii=False) + "\n")
 
-    return made(folder / f"{rows}{suffix}", write)
+    return made(folder / f"{rows}.jsonl", write)
 
 
 # --- contestants: each returns how many records it went through ------------------------------
@@ -217,9 +214,8 @@ def resume_rows(folder: Path, options) -> list[dict]:
 def format_rows(folder: Path, options) -> list[dict]:
     many = options.rows
     plain, quoted = (table_file(folder, many, quoted) for quoted in (False, True))
-    lines, array = (json_file(folder, many, suffix) for suffix in (".jsonl", ".json"))
+    lines = json_file(folder, many)
     reader, orjson_name = ("csv.reader", csv_reader), "orjson.loads a line"
-    whole = lambda path: len(json.loads(path.read_text(encoding="utf-8")))  # noqa: E731
     in_order = StreamConfig()
     kinds = {
         "CSV": (Table, in_order, plain, *reader),
@@ -227,7 +223,6 @@ def format_rows(folder: Path, options) -> list[dict]:
         "CSV, a fifth quoted": (Table, in_order, quoted, *reader),
         "JSONL": (JsonLines, in_order, lines, orjson_name, orjson_lines),
         "JSONL, shuffled": (JsonLines, SHUFFLED, lines, orjson_name, orjson_lines),
-        "JSON array": (JsonArray, in_order, array, "json.load of it all", whole),
     }
     rows = []
     for name, (kind, config, path, peer, read) in kinds.items():

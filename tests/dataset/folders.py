@@ -57,9 +57,11 @@ def read(folder: Path, **over):
 CSV = lines("c{i}|{t}").splitlines(True)
 
 
-def require_rows(root: Path, recordings: list[str], files: dict, speakers: list[str]) -> None:
+def require_rows(
+    root: Path, recordings: list[str], files: dict, speakers: list[str], **over
+) -> None:
     """A folder of these `files` has the ten texts of its ten recordings, spoken by `speakers`."""
-    dataset = read(folder_of(root, recordings, **files))
+    dataset = read(folder_of(root, recordings, **files), **over)
     assert not dataset.refused
     rows = sorted(dataset.rows, key=lambda row: TEXTS.index(row.text))
     assert [row.text for row in rows] == TEXTS and len({row.id for row in rows}) == 10

@@ -88,8 +88,11 @@ def test_a_folder_or_a_table_is_taken_as_it_stands(tmp_path):
 def test_where_there_is_none_or_several_it_says_what_was_expected_and_found(tmp_path):
     for language in ("am", "ti"):
         common_voice(tmp_path / "cv", language)
-    with pytest.raises(DatasetError, match=r"several datasets \(cv-corpus-17\.0/am, .*/ti\)"):
+    with pytest.raises(DatasetError, match=r"cv-corpus-17\.0 holds several datasets \(am, ti\)"):
         fetch_dataset(tmp_path / "cv", tmp_path / "into")
+    rules = ManifestConfig(speakers="folder")
+    both = fetch_dataset(tmp_path / "cv", tmp_path / "into", rules=rules)
+    assert both == tmp_path / "cv/cv-corpus-17.0"
     shutil.rmtree(tmp_path / "cv")
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/readme.txt").write_text("hello")
@@ -119,7 +122,8 @@ def rows(count: int) -> list[dict]:
 
 
 def table(folder: Path) -> list[list[str]]:
-    lines = (folder / "metadata.csv").read_text(encoding="utf-8").split("\n")
+    header, *lines = (folder / "metadata.csv").read_text(encoding="utf-8").split("\n")
+    assert header == "id|text|speaker|language"
     return [line.split("|") for line in lines if line]
 
 
@@ -174,6 +178,7 @@ BAD = {
     "a bomb": ({"audio": {"bytes": BOMB}}, "declare 2.16e+04 s in 1 channels"),
     "no text": ({"text": " "}, "no text in"),
     "text of another kind": ({"text": 7}, "no text in"),
+    "two texts": ({"sentence": "ሌላ"}, "`text` and `sentence` could both be what is spoken"),
     "no audio": ({"audio": None}, "no audio bytes or array"),
     "a decoder": ({"audio": object()}, "decode=False"),
     "junk bytes": ({"audio": {"bytes": b"junk" * 99}}, "396 bytes cannot be decoded"),
@@ -204,14 +209,17 @@ def test_text_cannot_break_the_table_and_columns_can_be_named(tmp_path):
     good = {"audio": {"bytes": clip(0)}, "text": "ሰላም \ud800", "speaker": "a\udce9"}
     bad = {"audio": None, "text": "ሰላም", "\ud800": 1}
     folder = from_huggingface([good, {"\ud800": 1}, bad], tmp_path / "half", CONFIG)
-    assert table(folder) == [["00000000", "ሰላም ?", "ሰላም ?", "a?"]]
+    assert table(folder) == [["00000000", "ሰላም ?", "a?", ""]]
     assert len((folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     row = {"audio": {"bytes": clip(0)}, "text": "ሰላም|x\r\nb|c\u2028d\0", "speaker_id": "a|b\n"}
     folder = from_huggingface([row], tmp_path / "out", CONFIG)
-    assert table(folder) == [["00000000", "ሰላም x b c d", "ሰላም x b c d", "a b"]]
+    assert table(folder) == [["00000000", "ሰላም x b c d", "a b", ""]]
+    row = {"audio": {"bytes": clip(0)}, "transcription": "ሰላም", "raw_transcription": "no"}
+    (line,) = table(from_huggingface([row | {"locale": "am"}], tmp_path / "three", CONFIG))
+    assert line[1:] == ["ሰላም", "", "am"]
     row = {"clip": {"bytes": clip(0)}, "said": "ሰላም", "text": "no", "who": 7}
     config = HubConfig(audio_column="clip", text_column="said", speaker_column="who")
-    assert table(from_huggingface([row], tmp_path / "two", config))[0][1:] == ["ሰላም", "ሰላም", "7"]
+    assert table(from_huggingface([row], tmp_path / "two", config))[0][1:] == ["ሰላም", "7", ""]
 
 
 def breaking(all_rows: list[dict], after: int):

@@ -6,12 +6,26 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import folders
 import pytest
 from clips import TEXT, encoded, voice
-from folders import CSV, TEXTS, folder_of, lines, parts, read, wavs
+from folders import (
+    ALL_ONE,
+    CSV,
+    TEXTS,
+    TWO,
+    folder_of,
+    half,
+    lines,
+    parts,
+    read,
+    rows_of,
+    texts,
+    wavs,
+)
 from helpers import dataset, in_time, speech
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding
 from kit.dataset.layouts import hold_out, read_dataset
@@ -38,7 +52,6 @@ def common_voice(folder, **tables: str | bytes):
 # --- LJSpeech -----------------------------------------------------------------------------------
 
 ROWS = {
-    "one column": ("a\n", "2 to 4 columns expected"),
     "no recording": (f"b|{TEXT}\n", "no recording wavs/b.wav"),
     "no id": (f"|{TEXT}\n", "inside wavs/, got ''"),
     "no text": ("a|\n", "the text is empty"),
@@ -73,8 +86,8 @@ def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):
 
 # No newline at the end, a byte order mark, empty lines, ids with a suffix, normalised texts ...
 HARMLESS = [f"a|{TEXT}", f"\ufeffa|{TEXT}\n", f"a|{TEXT}\r\n", f"\r\n\n  \na|{TEXT}\r\n\n"]
-HARMLESS += [f"a.wav|{TEXT}\n", f"a|not this|{TEXT}\n", f"a|{TEXT}| |\n", f" a |{TEXT}||v\n"]
-HARMLESS += [f"a,{TEXT}\n", f"a;{TEXT}\n", f"a|{TEXT}\n".encode("utf-16")]
+HARMLESS += [f"a.wav|{TEXT}\n", f"a|not {TEXT}|{TEXT}\n", f"a|{TEXT}| |\n"]
+HARMLESS += [f"a|{TEXT}\n".encode("utf-16")]
 
 
 @pytest.mark.parametrize("table", HARMLESS, ids=repr)
@@ -122,7 +135,8 @@ def test_splits_come_from_the_names_of_the_tables(tmp_path):
 def test_a_common_voice_folder(tmp_path):
     rows = f'cafe{"0" * 124}\ta.mp3\t"ሰላም" ለሁሉ ሰው\t2\nbeef{"1" * 124}\tb.mp3\t{TEXT}\t2\n'
     result = read_dataset(common_voice(tmp_path, validated=HEADER + rows), LOOSE)
-    assert result.layout == "Common Voice: validated.tsv" and not result.refused
+    assert result.layout.startswith("table: validated.tsv; columns speaker|audio|text|-")
+    assert not result.refused
     rows = [(row.id, row.text, row.line, row.split) for row in result.rows]
     assert rows == [("a", TEXT, 2, "train"), ("b", TEXT, 3, "train")]
     assert [row.speaker for row in result.rows] == ["cafe00000000", "beef11111111"]
@@ -135,7 +149,8 @@ def test_common_voice_splits_are_kept_and_a_table_can_be_asked_for(tmp_path):
     folder = common_voice(tmp_path, **{name: row(clip) for name, clip in tables.items()})
     result = read_dataset(folder, ManifestConfig(held_out_percent=100))
     assert {r.id: r.split for r in result.rows} == {"a": "train", "b": "held_out", "c": "test"}
-    assert result.layout == "Common Voice: train.tsv, dev.tsv, test.tsv"
+    assert result.layout.startswith("table: train.tsv, dev.tsv, test.tsv; columns ")
+    assert result.layout.endswith("not read: validated.tsv")
     assert [r.id for r in read_dataset(folder / "validated.tsv", LOOSE).rows] == ["d"]
 
 
@@ -170,30 +185,18 @@ def test_a_text_column_without_a_name_is_asked_about(tmp_path, column):
     assert [row.text[-1] for row in read_dataset(folder, answer).rows] == list("abcd")
 
 
-def test_texts_with_the_separator_in_them_are_asked_about_with_both_ways_out(tmp_path):
-    texts = ["the train leaves, it rains", "he bought a coat, snow fell", "open it, my friend"]
-    texts += ["she reads, and he writes", "the bread is warm, eat it", "we saw a boat, a small one"]
-    table = "".join(f"c{i},{text}\n" for i, text in enumerate(texts))
-    with pytest.raises(DatasetError, match=r"(?s)3 columns.*COLUMNS = .*quote .*\|"):
-        read(folder_of(tmp_path, wavs(6), **{"metadata.csv": table}))
-
-
 # --- any layout ---------------------------------------------------------------------------------
 
-NO_DATASET = {"missing": "no such file or folder", "file": "a file mine", "": "an empty folder"}
+NO_DATASET = {"missing": "no such file or folder", "": "an empty folder"}
 
 
-@pytest.mark.parametrize("kind", [*NO_DATASET, "metadata.csv", "wavs/", "validated.tsv"])
+@pytest.mark.parametrize("kind", [*NO_DATASET, "wavs/"])
 def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, kind):
     folder = tmp_path / "mine"
-    if kind == "file":
-        folder.write_text("?")
-    elif "." in kind:
-        folder_of(folder, [], **{kind: "a|b\n"})
-    elif kind != "missing":
+    if kind != "missing":
         (folder / kind).mkdir(parents=True)
     content = NO_DATASET.get(kind, kind)
-    with pytest.raises(DatasetError, match=rf"mine is not a dataset .*expected.* found {content}"):
+    with pytest.raises(DatasetError, match=rf"mine is not a dataset: expected.* found {content}"):
         read_dataset(folder, LOOSE)
 
 
@@ -202,15 +205,16 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
     [
         ({"wavs/a.wav": b"", "wavs/b.wav": b""}, "2 recordings.*transcribe"),
         ({"a.wav": b"", "a": b"some words"}, "1 recordings.*metadata.csv"),
-        ({"a.wav": b"", "t.csv": "a.wav;für;x\n".encode("cp1252")}, "t.csv.*UTF-8.*save"),
         ({"a.wav": b"", "t.csv": b"PK\x03\x04zip"}, "t.csv.*export it as CSV"),
         ({"a.wav": b"", "t.xlsx": b"PK\x03\x04zip"}, "t.xlsx.*export it as CSV"),
+        ({"a.wav": b"", "m.json": b'[{"audio": "a"}]'}, "m.json.*nemo.*array_to_lines"),
+        ({"data-00000.arrow": b"", "state.json": b"{}"}, "data-00000.arrow.*to_parquet"),
         ({"a.wav": b"", "readme.txt": "für".encode("cp1252")}, "1 recordings.*metadata.csv"),
     ],
 )
 def test_a_folder_without_texts_says_what_to_do(tmp_path, files, facts):
     folder = folder_of(tmp_path / "my clips", [], **files)
-    with pytest.raises(DatasetError, match=rf"not a dataset.*(?s:{facts})"):
+    with pytest.raises(DatasetError, match=rf"(?s){facts}"):
         read_dataset(folder, LOOSE)
 
 
@@ -247,8 +251,8 @@ def test_a_pipe_or_a_device_is_no_table_and_not_waited_for(tmp_path, name):
 NOTHING = {
     "an empty LJSpeech table": ("metadata.csv", "wavs", b"", "has 0 bytes and no rows"),
     "empty lines": ("metadata.csv", "wavs", b"\r\n \n", "has 4 bytes and no rows"),
-    "a header and no rows": ("validated.tsv", "clips", HEADER.encode(), "its first line, 'client"),
-    "an empty JSONL": ("manifest.jsonl", "x", b"\n\n", "Expected {audio, text} in every line"),
+    "a header and no rows": ("validated.tsv", "clips", HEADER.encode(), "has no rows below"),
+    "an empty JSONL": ("manifest.jsonl", "x", b"\n\n", "has 2 bytes and no rows"),
 }
 
 
@@ -279,11 +283,11 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported_in_printable_text(tmp_path
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode there")
 def test_recordings_and_lists_whose_names_are_not_utf_8_can_be_reported(tmp_path):
     odd = os.fsdecode(b"caf\xe9")
-    files = {"a.txt": TEXT, f"{odd}.txt": TEXT, f"{odd}.list": f"b {TEXT}\n"}
+    files = {"a.txt": TEXT, f"{odd}.txt": TEXT}
     files |= {f"{name}.wav": encoded(speech(0.5 + i)) for i, name in enumerate(("a", "b", odd))}
     report = check_dataset(folder_of(tmp_path / "in", [], **files), LOOSE, tmp_path)
-    assert {(row.id, row.file) for row in report.kept} == {("a", "a.txt"), ("b", "caf?.list")}
-    assert [f.id for f in report.refused if "not UTF-8" in f.reason] == ["caf?.wav"]
+    assert {(row.id, row.file) for row in report.kept} == {("a", "a.txt")}
+    assert sorted(f.id for f in report.refused) == ["b.wav", "caf?"]
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
@@ -297,8 +301,8 @@ def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named
     result = read(folder_of(tmp_path / "mine", wavs(), **tables))
     assert [row.text for row in result.rows] == TEXTS[:5]
     assert result.layout == "LJSpeech: metadata.csv; not read: metadata_more.csv"
-    train, held_out = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
-    tables = {"anna.jsonl": train, "ben.jsonl": held_out}
+    first, second = parts("c{i}|{t}")
+    tables = {"metadata_anna.csv": first, "metadata_ben.csv": second}
     with pytest.raises(DatasetError, match=r"`anna` \(8 rows\), `ben` \(2 rows\).*train\.csv"):
         check_dataset(folder_of(tmp_path / "a", wavs(), **tables), ManifestConfig(), tmp_path / "b")
 
@@ -331,13 +335,79 @@ def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp
     assert again.id != chosen.id
 
 
+def test_held_out_rows_of_a_script_with_thousands_of_letters_may_have_letters_of_their_own():
+    texts = [chr(0x4E00 + 3 * i) + chr(0x4E00 + 3 * i + 1) for i in range(40)]
+    rows = hold_out([utterance(i, t) for i, t in enumerate(texts)], ManifestConfig())
+    assert sum(row.split == "held_out" for row in rows) >= 4
+
+
 def test_texts_of_something_else_are_no_dataset(tmp_path):
     files = {"README.txt": "All of it is free.\n", "config.json": '{"audio": "yes", "text": "no"}'}
     with pytest.raises(DatasetError, match=r"c0\.txt"):
         read(folder_of(tmp_path, wavs(), **files))
-    with pytest.raises(DatasetError, match=r"c0\.wav is not a dataset.*single recording"):
+    with pytest.raises(DatasetError, match=r"c0\.wav is not a dataset.*the table with its text"):
         read(tmp_path / "wavs/c0.wav")
-    (tmp_path / "text").write_text("none of it\nis a name\n")
-    (tmp_path / "wav.scp").mkdir()
-    with pytest.raises(DatasetError):
+    header = "path\tsentence\n"
+    folder_of(tmp_path, [], **{"invalidated.tsv": header + lines("c{i}.wav\t{t}")})
+    with pytest.raises(DatasetError, match="not a dataset"):
         read(tmp_path)
+
+
+# --- a text beside each recording -----------------------------------------------------------------
+
+
+def test_a_text_is_that_of_the_recording_beside_it(tmp_path):
+    folders.require_rows(tmp_path / "a", rows_of("c{i}.m4a"), texts("c{i}.txt"), ALL_ONE)
+    files = texts("s{n}/c{i}.txt") | {"notes.csv": "one,two\n"}
+    folders.require_rows(tmp_path / "b", rows_of("s{n}/c{i}.wav"), files, ALL_ONE)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/speaker").symlink_to(tmp_path / "a")
+    assert len(read(tmp_path / "linked").rows) == 10
+    folder_of(tmp_path / "c", rows_of("{i}/a.wav"), **texts("{i}/a.txt"))
+    (tmp_path / "c/9").rename(tmp_path / "c/dev-clean")
+    assert [r.split for r in read(tmp_path / "c").rows if r.text == TEXTS[9]] == ["held_out"]
+
+
+def test_what_has_no_text_or_something_else_in_it_is_reported(tmp_path):
+    files = texts("c{i}.txt") | {"c5.txt": f"c5: {TEXTS[5]}", "c6.txt": "x|words"}
+    files |= {"c7.txt": "1\n00:00:00,000 --> 00:00:02,000\nhello\n"}
+    files |= {"c8.txt": "0.000\t1.200\thello\n", "c9.txt": b"\xff\xff"}
+    dataset = read(folder_of(tmp_path, [*rows_of("c{i}.wav"), "x.wav"], **files))
+    reasons = {finding.file: finding.reason for finding in dataset.refused}
+    assert reasons.keys() == {tmp_path.name, *(f"c{i}.txt" for i in range(5, 10))}
+    assert "x.txt" in reasons[tmp_path.name] and "UTF-8" in reasons["c9.txt"]
+    assert len(dataset.rows) == 5
+
+
+# --- speakers -------------------------------------------------------------------------------------
+
+# What folders look like, and the speaker of each recording where folders are speakers.
+FOLDERS = {
+    "below wavs/": ("wavs/s{n}/c{i}.wav", {"metadata.csv": lines("s{n}/c{i}|{t}")}),
+    "with a text each": ("s{n}/book {h}/c{i}.wav", texts("s{n}/book {h}/c{i}.txt")),
+    "below splits": ("train-clean/s{n}/c{i}.wav", texts("train-clean/s{n}/c{i}.txt")),
+    "with a table each": (
+        "s{n}/wavs/c{i}.wav",
+        {f"s{n}/metadata.csv": half("c{i}|{t}", n) for n in (0, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_folders_are_speakers_only_where_the_user_says_so(tmp_path, kind):
+    recordings, files = FOLDERS[kind]
+    folder = folder_of(tmp_path, rows_of(recordings), **files)
+    if "table" in kind:
+        with pytest.raises(DatasetError, match=r"several datasets \(s0, s1\).*--speakers"):
+            read(folder)
+    else:
+        assert {row.speaker for row in read(folder).rows} == {"speaker"}
+    rows = sorted(read(folder, speakers="folder").rows, key=lambda row: TEXTS.index(row.text))
+    assert [row.speaker for row in rows] == TWO and len({row.id for row in rows}) == 10
+
+
+def test_a_recording_in_no_folder_has_no_speaker(tmp_path):
+    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": "".join(CSV)}), speakers="folder")
+    assert not result.rows and "SPEAKERS" in result.refused[0].cure
+    with pytest.raises(KitError, match=r"speakers.*folder"):
+        ManifestConfig(speakers="folders")

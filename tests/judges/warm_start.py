@@ -77,13 +77,13 @@ def write_folder(folder: Path, *parts: tuple[Path, GeneratedCodes]) -> None:
     """An LJSpeech folder of rows whose sound is in other files, the source of each part."""
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines = ["id|text|speaker\n"]
     for source, rows in parts:
         for name, text, speaker in rows:
             link = wavs / f"{name}.wav"
             if not link.exists():
                 link.symlink_to((source / "wavs" / link.name).resolve())
-            lines.append(f"{name}|{text}|{text}|{speaker}\n")
+            lines.append(f"{name}|{text}|{speaker}\n")
     write_atomic(folder / "metadata.csv", "".join(lines))
 
 
@@ -103,10 +103,11 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
 
 
 def ready_base(source: Path, count: int) -> GeneratedCodes:
-    """The first `count` rows of an LJSpeech folder, with their voices where it tells them."""
-    lines = (source / "metadata.csv").read_text(encoding="utf-8").splitlines()[:count]
-    rows = [line.split("|") for line in lines]
-    return [(row[0], row[1], row[3] if len(row) > 3 else "voice0") for row in rows]
+    """The first `count` rows of a folder, with their voices where its table names them."""
+    lines = (source / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    named = lines[0] == "id|text|speaker"
+    rows = [line.split("|") for line in lines[named : named + count]]
+    return [(row[0], row[1], row[2] if named else "voice0") for row in rows]
 
 
 def kit(folder: Path, run: str, command: str, *words: object) -> None:

@@ -401,7 +401,7 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
     hub = {"text_column": "said", "most_hours": 3.0 / 3600}
     run = start("hub", settings={"hub": hub})
     folder = fetch_recordings(RunSource(data="hf://somebody/voices/default/train"), run)
-    assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 2
+    assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 3  # with a header
 
     clips = {f"c{i}": speech(1.0) for i in range(5)}
     table = "".join(f"c{i}|ሰላም ለሁሉ {i}\n" for i in range(5))

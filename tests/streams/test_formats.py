@@ -10,8 +10,15 @@ import re
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.formats import JsonArray, JsonLines, Table, TextLines, open_source, rows
-from kit.streams.stream import BadRecord, ByteFile, Split, StreamConfig
+from kit.streams.formats import (
+    JsonLines,
+    Table,
+    TextLines,
+    array_to_lines,
+    open_source,
+    rows,
+)
+from kit.streams.stream import BadRecord, Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
 
@@ -118,8 +125,6 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
 
 UNUSABLE = [(TextLines, "ሰ".encode("utf-16"), "UTF-16"), (TextLines, b"\x1f\x8b\x08", "gzip")]
 UNUSABLE += [(Table, head, "header") for head in ("", "a,a\n", "a,,c\n", "\n")]
-NO_ARRAYS = ["", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n']
-UNUSABLE += [(JsonArray, text, "not a JSON array") for text in NO_ARRAYS]
 
 
 @pytest.mark.parametrize("kind, data, reason", UNUSABLE, ids=ascii)
@@ -235,53 +240,24 @@ def test_json_lines(tmp_path, block_bytes, ascii):
         assert everything(JsonLines(path, small(block_bytes))) == objects
 
 
-@pytest.mark.parametrize("block_bytes", [1, 7, 64, 65536])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_arrays(tmp_path, block_bytes, indent):
-    objects = some_objects(8 if block_bytes == 1 else 30)
-    for ascii in (True, False):
-        text = " \n" + json.dumps(objects, ensure_ascii=ascii, indent=indent) + "\n"
-        path = write(tmp_path, "a.json", text)
-        assert everything(JsonArray(path, small(block_bytes, shuffle=False))) == objects
-    for text in ("[]", " [ ] ", "[\n]\n"):
-        assert everything(JsonArray(write(tmp_path, "a.json", text), small(block_bytes))) == []
-
-
-def test_json_arrays_read_in_small_pieces(tmp_path, monkeypatch):
-    """Escapes and strings that lie across two pieces of the first pass."""
-    objects = [{"a": '\\"' * n + "," + "\\" * n} for n in range(12)]
-    path = write(tmp_path, "a.json", json.dumps(objects))
-    chunks = ByteFile.chunks
-    for size in (1, 2, 3, 5):
-        monkeypatch.setattr(ByteFile, "chunks", lambda *span, size=size: chunks(*span[:3], size))
-        assert list(JsonArray(path, small(16))) == objects
+def test_a_json_array_is_converted_once(tmp_path, indent):
+    objects = some_objects(30)
+    path = write(tmp_path, "a.json", "\ufeff" + json.dumps(objects, indent=indent))
+    with pytest.raises(DatasetError, match=r"a\.json.*array_to_lines"):
+        open_source(path)
+    array_to_lines(path, tmp_path / "a.jsonl")
+    assert list(open_source(tmp_path / "a.jsonl")) == objects
+    for text in ("", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n', '[{"a": 1}', "[1]"):
+        with pytest.raises(DatasetError, match=r"b\.json is not a JSON array"):
+            array_to_lines(write(tmp_path, "b.json", text), tmp_path / "b.jsonl")
+    assert not (tmp_path / "b.jsonl").exists()
 
 
 def test_halves_of_an_object_on_two_lines_are_two_bad_records(tmp_path):
     bad = []
     path = write(tmp_path, "a.jsonl", '{"a": 1\n"b": 2}\n{"c": 3}\n')
     assert list(JsonLines(path, on_bad_record=bad.append)) == [{"c": 3}] and len(bad) == 2
-
-
-@pytest.mark.parametrize("cut", range(2, 40))
-def test_an_array_cut_in_the_middle_is_reported(tmp_path, cut):
-    whole = '[{"a": "x,]}"}, {"a": [{"b": 1}]}, {"c": 3}]'
-    path = write(tmp_path, "a.json", whole[:cut])
-    with pytest.raises(DatasetError, match="ends before its array does"):
-        JsonArray(path)
-    bad = []
-    records = list(JsonArray(path, small(8), on_bad_record=bad.append))
-    assert records == json.loads(whole)[: len(records)] and bad
-    assert len(records) == (cut > 13) + (cut > 32) + (cut > 42)
-
-
-def test_an_array_is_read_on_after_a_broken_element(tmp_path):
-    path = write(tmp_path, "a.json", '[{"a": 1},\n {a: 2},\n {"a": 3}, 4]')
-    with pytest.raises(DatasetError, match=r"line 2, byte 12"):
-        list(JsonArray(path))
-    lines, records = zip(*rows(path))
-    assert lines == (1, 2, 3, 3)
-    assert [isinstance(record, BadRecord) for record in records] == [False, True, False, True]
 
 
 def test_a_split_goes_by_a_column(tmp_path):
@@ -295,7 +271,7 @@ def test_a_split_goes_by_a_column(tmp_path):
 
 
 def test_the_suffix_decides(tmp_path):
-    kinds = {"txt": TextLines, "csv": Table, "tsv": Table, "jsonl": JsonLines, "json": JsonArray}
+    kinds = {"txt": TextLines, "csv": Table, "tsv": Table, "jsonl": JsonLines}
     for suffix, kind in kinds.items():
         assert type(open_source(write(tmp_path, f"a.{suffix}", "[]"))) is kind
     assert list(open_source(write(tmp_path, "A.TSV", "a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]

@@ -164,7 +164,7 @@ def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
 
 
 class MoreText:
-    """Train a tokenizer on a file of any size: lines, CSV, TSV, JSONL or a JSON array.
+    """Train a tokenizer on a file of any size: lines, CSV, TSV or JSONL.
 
     `path` is streamed; in a table the column `text` is read. "" takes the run's own manifest.
     """
