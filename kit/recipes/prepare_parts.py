@@ -156,7 +156,7 @@ def train_or_load_codec(
         return codec, REUSED
     torch.manual_seed(0)
     codec = make_codec(config)
-    origin = codec.load_release(Ticker("bytes"))
+    origin = codec.load_release()
     if not origin:
         held_out = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
         fit_schedule = codec.fit_schedule(held_out)
@@ -280,7 +280,7 @@ def whisper_recognizer(
     run: ActiveRun, name: str, rows: list[Utterance], language: str
 ) -> tuple[whisper.WhisperRecognizer, str]:
     """The Whisper `name`; its error rate and speed on held-out recordings are recorded."""
-    folder = whisper.whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
+    folder = whisper.whisper_folder(name, run.folder.parent / WHISPERS)
     train = rows_in_split(rows, "train")
     alphabet = recognizer.alphabet_of([row.text for row in train])
     model = whisper.new_whisper(folder, language, alphabet)
