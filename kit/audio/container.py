@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import soundfile
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, DiskError
 from kit.base.files import disk_errors, special_file_kind
 
 if TYPE_CHECKING:
@@ -51,20 +51,24 @@ def open_audio(
 
     PyAV decodes no more than about `max_s` seconds; `expected` then says that there is more. Raises
     DatasetError with the path for what is no recording; its cause is an OSError if the file could
-    not be opened or read.
+    not be opened or read. Raises DiskError if the disk has no room for what PyAV decodes.
     """
     path = os.fspath(path)
     with contextlib.ExitStack() as stack:
         try:
-            require_content(path)
+            _require_content(path)
             sound = _opened_by_soundfile(path)
-            if sound:
+            if sound is not None:
                 stack.enter_context(sound)
                 length = _length(sound.frames, _declared_frames(path, sound), sound.samplerate)
             else:
                 sound, length = stack.enter_context(_decoded_by_av(path, max_s))
+        except DiskError:
+            raise
         except (soundfile.LibsndfileError, OSError) as error:
-            raise unreadable(path, error) from error
+            # Without the path, which libraries and the system repeat.
+            reason = getattr(error, "error_string", None) or error.strerror or error
+            raise DatasetError(f"{path} cannot be read as audio: {reason}") from error
         yield sound, length
 
 
@@ -74,7 +78,7 @@ def duration_s(path: str) -> float:
         return length.expected / sound.samplerate
 
 
-def require_content(path: str) -> None:
+def _require_content(path: str) -> None:
     """Raise DatasetError for a pipe, a device or an empty file, OSError if it cannot be opened."""
     kind = special_file_kind(path)
     if kind:
@@ -82,12 +86,6 @@ def require_content(path: str) -> None:
     with open(path, "rb") as file:
         if not file.read(1):
             raise DatasetError(f"{path} is empty (0 bytes)")
-
-
-def unreadable(path: str, error: Exception) -> DatasetError:
-    # Without the path, which libraries and the system repeat.
-    reason = getattr(error, "error_string", None) or getattr(error, "strerror", None) or error
-    return DatasetError(f"{path} cannot be read as audio: {reason}")
 
 
 # --- soundfile ------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from unittest.mock import Mock, call
 
 import pytest
 from clips import encoded, voice
+from crashing import crash_at_80
 from shared_work import PretendedGroup
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.errors import DatasetError
 from kit.dataset import clip_stats as measures
-from kit.dataset.clip_stats import measure_clips, measure_line
+from kit.dataset.clip_stats import measure_clips
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,12 +159,6 @@ def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
     result = measure_clips(clips, cache)
     assert sorted(read) == sorted(set(clips) - before)
     assert result == measure_clips(clips, tmp_path / "fresh.jsonl")
-
-
-def crash_at_80(path: str, decode_s: float) -> str:
-    if path.endswith("080.wav"):
-        os._exit(139)  # as a decoder does on a damaged file that it trips over
-    return measure_line(path, decode_s)
 
 
 def test_a_decoder_that_crashes_ends_it_with_the_files_that_were_read(clips, tmp_path, monkeypatch):
