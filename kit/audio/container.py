@@ -216,8 +216,8 @@ def _decode(
                     f"and {now[0]:,} Hz in {now[1]}: split it, or convert it to WAV"
                 )
                 break
-            with disk_errors(tempfile.gettempdir()):
-                for block in resampler.resample(frame):
+            for block in resampler.resample(frame):
+                with disk_errors(tempfile.gettempdir()):
                     samples.write(block.to_ndarray().tobytes())
             frames += frame.samples
             if frames > max_s * first.sample_rate:
@@ -266,4 +266,6 @@ def _declared_s(container: "InputContainer", stream: "AudioStream") -> float:
 
     if stream.duration:
         return float(stream.duration * stream.time_base)
+    if len(container.streams) > 1:  # of a film, it may be the length of the picture
+        return 0.0
     return (container.duration or 0) / av.time_base
