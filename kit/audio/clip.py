@@ -1,7 +1,7 @@
 """One recording: read it with every check, or measure it for the data report.
 
-libsndfile silently reads truncated files, bare headers and NaN samples. Libraries that read and
-resample are imported when they are first needed: a voice speaks without them.
+Libraries that read and resample are imported when they are first needed: a voice speaks without
+them.
 
 Shapes: L samples, C channels, F frames of 20 ms.
 """
@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kit.base.errors import DatasetError, KitError, Note
-from kit.base.files import special_file_kind
 from kit.base.formatting import shorten
 
 if TYPE_CHECKING:
     from soundfile import SoundFile
     from torch import Tensor
 
-    from kit.audio.container import AudioLength
-
 FRAME_S = 0.02
 KEPT_SILENCE_S = 0.1  # before and after speech; more is neither trained on nor generated
 MAX_FILTER_TAPS = 2**21  # of resampling, 16 MB: 44,101 Hz to 22,050 Hz needs a thousand times it
+MAX_CLIP_S = 3600.0
+MAX_SAMPLES = 2**28  # of all channels of a clip, 1 GiB
 MAX_SAMPLE = 2.0**31  # times full scale: larger floats are garbage
 # Channels cancel if their mean has less than this of the power that unrelated channels would leave:
 # two of equal level from a correlation of -0.75 on.
@@ -48,7 +47,7 @@ class ClipMeasure:
 
     rate_hz: int
     channels: int
-    subtype: str  # libsndfile's name of the coding: PCM_16, PCM_24, FLOAT, VORBIS ...
+    subtype: str  # soundfile's name of the coding: PCM_16, VORBIS ...; FLOAT of what PyAV decodes
     seconds: float
     peak: float | None = None  # of any channel
     mono_peak: float | None = None  # of `to_mono`, about its mean
@@ -109,8 +108,8 @@ def import_torchaudio() -> ModuleType:
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
     """Return mono samples (L,), scaled down to [-1, 1] if beyond, and the rate; DatasetError."""
-    with _open_checked(path) as (file, length):
-        wave = _read_samples(file, length, path, "float32")
+    with _open_checked(path, MAX_CLIP_S) as (file, seconds):
+        wave = _read_samples(file, seconds, path, "float32")
         rate_hz = file.samplerate
     peak = max(float(np.abs(wave).max()), 1.0)
     return to_mono(wave) / np.float32(peak), rate_hz
@@ -137,17 +136,17 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 
     Raises DatasetError as `read_clip` does; its cause is an OSError if it could not be opened.
     """
-    with _open_checked(path) as (file, length):
+    with _open_checked(path, min(decode_s, MAX_CLIP_S)) as (file, seconds):
         header = {
             "rate_hz": file.samplerate,
             "channels": file.channels,
             "subtype": file.subtype,
-            "seconds": length.expected / file.samplerate,
+            "seconds": seconds,
         }
-        if header["seconds"] > decode_s:
+        if seconds > decode_s:
             return ClipMeasure(**header)
         dtype = "int16" if file.subtype in _INT16_SUBTYPES else "float32"
-        wave = _read_samples(file, length, path, dtype)
+        wave = _read_samples(file, seconds, path, dtype)
     scale = 1 / 32768 if wave.dtype == np.int16 else 1.0
     peak = max(float(wave.max()), -float(wave.min()))
     level = _FULL_SCALE.get(header["subtype"], 0.999) / scale
@@ -176,38 +175,31 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 
 
 @contextlib.contextmanager
-def _open_checked(path: str) -> Iterator[tuple["SoundFile", "AudioLength"]]:
-    """Open a recording whose size fits its header; errors name the path."""
-    import soundfile
-
+def _open_checked(path: str, max_s: float) -> Iterator[tuple["SoundFile", float]]:
+    """Open a recording of which nothing is missing; yield its seconds, too."""
     from kit.audio.container import open_audio
 
-    try:
-        kind = special_file_kind(path)
-        if kind:
-            raise DatasetError(f"{path} is {kind}, not a recording")
-        with open_audio(path) as (file, length):
-            if length.problem:
-                raise DatasetError(f"{path} is {length.problem}")
-            yield file, length
-    except (soundfile.LibsndfileError, OSError, RuntimeError) as error:
-        # Without the path, which libsndfile and the system repeat.
-        reason = getattr(error, "error_string", None) or getattr(error, "strerror", None) or error
-        raise DatasetError(f"{path} cannot be read as audio: {reason}") from error
+    with open_audio(path, max_s) as (file, length):
+        if length.problem:
+            raise DatasetError(f"{path} is {length.problem}")
+        yield file, length.expected / file.samplerate
 
 
-def _read_samples(file: "SoundFile", length: "AudioLength", path: str, dtype: str) -> np.ndarray:
-    """Read all samples (L, C); their number must be that of the header, and floats finite."""
-    expected = length.expected
-    wave = file.read(expected + 1, dtype=dtype, always_2d=True)
-    if len(wave) == 0:
-        raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
-    if len(wave) < expected:
-        raise DatasetError(f"{path} is truncated: it has {len(wave):,} of {expected:,} samples")
-    if len(wave) > expected:
+def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> np.ndarray:
+    """Read all samples (L, C), which must be finite."""
+    import soundfile
+
+    if seconds > MAX_CLIP_S or seconds * file.samplerate * file.channels > MAX_SAMPLES:
         raise DatasetError(
-            f"{path} has a damaged header: it says {expected:,} samples, and there are more"
+            f"{path} is too long to be read at once ({seconds / 60:,.0f} minutes in "
+            f"{file.channels} channels): split it"
         )
+    try:
+        wave = file.read(dtype=dtype, always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise DatasetError(f"{path} is damaged: {error.error_string}") from error
+    if len(wave) < file.frames:
+        raise DatasetError(f"{path} is damaged: {len(wave):,} of {file.frames:,} samples were read")
     if dtype == "float32":
         peak = max(float(wave.max()), -float(wave.min()))
         if not math.isfinite(peak):

@@ -5,7 +5,7 @@ Shapes: B batch, L samples, N codes, M mels, T mel frames.
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -88,7 +88,7 @@ class Codec(Protocol):
         """Codes after a code that can influence its samples."""
         return self.context
 
-    def load_release(self, progress: Callable) -> str:
+    def load_release(self) -> str:
         """Fill it with released weights and describe them; "" for a codec that is trained here."""
         return ""
 

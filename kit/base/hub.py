@@ -1,29 +1,23 @@
 """Download files of a Hugging Face repository, at one revision, into a folder.
 
-`huggingface_hub` lists the files; their bytes are read here, because the library restarts a killed
-download from byte 0: what it has fetched stays beside the file, which gets its name once size and
-SHA-256 are as expected. HF_ENDPOINT names another hub, as for the library.
+`huggingface_hub` lists and downloads them. A file gets its name once its size and SHA-256 are as
+expected; what a killed download has fetched stays beside it and is resumed. HF_ENDPOINT names
+another hub, as for the library.
 """
 
 import dataclasses
-import http.client
 import json
 import os
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from kit.base.errors import DiskError, KitError
+from kit.base.errors import KitError
 from kit.base.files import disk_errors, file_digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
 MAX_CARD_BYTES = 2**24
-PIECE_BYTES = 2**20
-TRIES = 3  # in a row that fetched nothing
-PAUSE_S = 2.0  # between them
-TIMEOUT_S = 60.0  # without a byte from the server
+REFUSED = (401, 403)  # of HTTP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,40 +44,48 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def fetch_file(
-    address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
-) -> Iterator[int]:
-    """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are."""
+    address: str, file: RemoteFile, folder: Path, source: DownloadSource, with_token: bool = False
+) -> None:
+    """Fetch `file` into `folder`, resuming where it stopped; a progress bar shows it.
+
+    `with_token` sends the hub's token, to the host of `address` alone. Raises KitError with the
+    fix, DiskError if it cannot be written.
+    """
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
     path = folder / file.name
     part = folder / f"{file.name}.part"
     if bytes_on_disk(path) == file.size_bytes:
-        yield file.size_bytes
         return
+    make_folder(path.parent)
     with disk_errors(path):
         path.unlink(missing_ok=True)
-    make_folder(path.parent)
-    tries = 0
-    while bytes_on_disk(part) != file.size_bytes or not part.exists():
-        before_bytes = bytes_on_disk(part)
-        reason = "it ended early"
-        try:
-            yield from _append(address, part, file.size_bytes, token)
-        except DiskError:
-            raise
-        except (OSError, http.client.HTTPException) as error:  # URLError and its kind are OSErrors
-            reason = error
-            if getattr(error, "code", 0) in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-                raise KitError(
-                    f"{source.name} refuses {file.name} ({error}): a gated repository needs "
-                    "HF_TOKEN of somebody to whom its page has given access."
-                ) from error
-        tries = 0 if bytes_on_disk(part) > before_bytes else tries + 1
-        if tries == TRIES:
-            raise KitError(
-                f"{file.name} is incomplete: {bytes_on_disk(part):,} of {file.size_bytes:,} bytes "
-                f"have arrived. {source.unreachable(reason)}"
+        if bytes_on_disk(part) > file.size_bytes:  # of another file
+            part.unlink()
+    try:
+        with open(part, "ab") as target:
+            http_get(
+                address,
+                target,
+                resume_size=bytes_on_disk(part),
+                headers=build_hf_headers(token=None if with_token else False),
+                expected_size=file.size_bytes,
             )
-        if tries:
-            time.sleep(PAUSE_S)
+    except Exception as error:  # of the library below, which differs from version to version
+        if isinstance(error, OSError) and error.errno:  # not from the network
+            with disk_errors(part):
+                raise
+        answer = getattr(error, "response", None)
+        if getattr(answer, "status_code", 0) in REFUSED:
+            raise KitError(
+                f"{source.name} refuses {file.name} ({shorten(error)}): a gated repository needs "
+                "HF_TOKEN of somebody to whom its page has given access."
+            ) from error
+        raise KitError(
+            f"{file.name} is incomplete: {bytes_on_disk(part):,} of {file.size_bytes:,} bytes "
+            f"have arrived. {source.unreachable(error)}"
+        ) from error
     sha256 = file_digest(part) if file.sha256 else ""
     if sha256 != file.sha256:
         part.unlink()
@@ -95,39 +97,11 @@ def fetch_file(
         os.replace(part, path)
 
 
-def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
-    """Append to `part` what it lacks of `size_bytes`; yield how many bytes there are."""
-    done_bytes = bytes_on_disk(part)
-    if done_bytes > size_bytes:  # of another file
-        part.unlink()
-        done_bytes = 0
-    request = urllib.request.Request(address)
-    if token:  # for the host of `address` alone
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    if done_bytes:
-        request.add_header("Range", f"bytes={done_bytes}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        if answer.status != http.client.PARTIAL_CONTENT:  # the server sends the whole file again
-            done_bytes = 0
-        with disk_errors(part):
-            part.touch()
-        with open(part, "ab" if done_bytes else "wb") as file:
-            while done_bytes < size_bytes:
-                piece = answer.read(min(PIECE_BYTES, size_bytes - done_bytes))
-                if not piece:
-                    return
-                with disk_errors(part):
-                    file.write(piece)
-                done_bytes += len(piece)
-                yield done_bytes
-
-
 def fetch_model(
     repository: str,
     revision: str,
     names: Sequence[str],
     folder: Path,
-    progress: Callable = lambda *_: None,
     optional: Sequence[str] = (),
     listing: tuple[str, dict[str, RemoteFile]] | None = None,
 ) -> dict:
@@ -137,7 +111,7 @@ def fetch_model(
     `listing` is an earlier answer of `list_files`. Raises KitError with the fix, and DiskError
     before the first byte where there is no room.
     """
-    from huggingface_hub import get_token, hf_hub_url
+    from huggingface_hub import hf_hub_url
 
     folder = Path(folder)
     card = fetched(folder, names)
@@ -150,18 +124,14 @@ def fetch_model(
             f"{repository} at revision {revision} has no {join_names(missing)}; it has "
             f"{join_names(sorted(files), 8)}. Name a repository and a revision that have them."
         )
-    token = get_token() or ""
     requested = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
     total_bytes = sum(file.size_bytes for file in requested)
     paths = [folder / f"{file.name}{end}" for file in requested for end in ("", ".part")]
     require_disk(folder, max(0, total_bytes - sum(map(bytes_on_disk, paths))))
-    done_bytes = 0
     for file in requested:
         address = hf_hub_url(repository, file.name, revision=commit, endpoint=endpoint())
-        for size_bytes in fetch_file(address, file, folder, hub_source(), token):
-            progress(done_bytes + size_bytes, total_bytes)
-        done_bytes += file.size_bytes
+        fetch_file(address, file, folder, hub_source(), with_token=True)
     card = {"repository": repository, "revision": revision, "commit": commit}
     card["files"] = {
         file.name: {"bytes": file.size_bytes, "sha256": file_digest(folder / file.name)}

@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
-from kit.audio.container import count_decodable, open_seekable
+from kit.audio.container import MAX_S, open_audio
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
@@ -263,17 +264,21 @@ class WindowReader(contextlib.ExitStack):
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
         super().__init__()
         self.recognizer = recognizer
-        self.extent = count_decodable(path)
-        self.sound = self.enter_context(open_seekable(path, self.extent.frames))
+        self.sound, self.extent = self.enter_context(open_audio(path))
         self.rate = self.sound.samplerate  # Hz
+        if self.extent.expected > MAX_S * self.rate and not self.extent.problem:
+            raise DatasetError(f"{path} is longer than {MAX_S / 3600:.0f} hours: split it")
         self.total_s = self.extent.frames / self.rate
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Return mono samples (L,) at the recording's own rate."""
         first = round(start_s * self.rate)
         stop = min(round(end_s * self.rate), self.extent.frames)
-        self.sound.seek(first)
-        wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
+        try:
+            self.sound.seek(first)
+            wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise DatasetError(f"damaged after {start_s:.1f} s: {error.error_string}") from error
         if not np.isfinite(wave).all():
             raise DatasetError(f"samples that are not finite numbers after {start_s:.1f} s")
         return to_mono(wave)

@@ -5,7 +5,6 @@ the folder appears by one rename once everything is unpacked.
 """
 
 import bz2
-import errno
 import glob
 import gzip
 import lzma
@@ -19,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, DiskError
 from kit.base.files import digest, disk_errors, require_disk, write_atomic
 from kit.base.lock import held
 from kit.settings import ArchiveConfig
@@ -27,10 +26,10 @@ from kit.settings import ArchiveConfig
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # a file in every finished folder: which archive it came from
 CHUNK_BYTES = 2**20
+BLOCK_BYTES = 512  # of a tar
 DISK_STEP_BYTES = 2**28  # how often free disk space is checked
 RATIO_FROM_BYTES = 2**26  # small archives of repetitive tables may exceed the ratio
 OPENERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-BAD_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # What the libraries raise for a damaged archive, also for numbers that cannot be.
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError)
 DAMAGE += (ValueError, OverflowError, struct.error)
@@ -66,7 +65,7 @@ def unpack(
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
         try:
             temporary.chmod(0o755)  # mkdtemp lets only its owner in
-            _unpack_into(Member(archive, temporary, config), progress)
+            _unpack_into(Limits(archive, temporary, config), progress)
             lock.confirm()  # while this machine slept, another may have removed `temporary`
             write_atomic(temporary / MARK, key)
             with disk_errors(folder):
@@ -88,8 +87,8 @@ def _is_unpacked(folder: Path, key: str) -> bool:
     return False
 
 
-class Member:
-    """The member of an archive that is unpacked now; raises DatasetError for what is unsafe."""
+class Limits:
+    """What may be unpacked from an archive: nothing outside its folder, and no bomb."""
 
     def __init__(self, archive: Path, folder: Path, config: ArchiveConfig):
         self.archive = archive
@@ -98,7 +97,6 @@ class Member:
         self.archive_bytes = archive.stat().st_size
         self.unpacked_bytes = 0
         self.checked_bytes = 0  # unpacked when free disk space was last checked
-        self.name = ""
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
@@ -110,11 +108,8 @@ class Member:
             )
         raise DatasetError(f"{self.archive} holds {what}: {fix}. Nothing was unpacked.")
 
-    def begin(self, name: str, size_bytes: int) -> None:
-        """Check a member's name, and all bytes so far. Raises DiskError for a full disk."""
-        self.name = name
-        if not name:
-            self.refuse("a member without a name")
+    def check(self, name: str, size_bytes: int) -> None:
+        """Check the next member's name, and the bytes of all so far."""
         path = PurePosixPath(name)
         leads_out = path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts
         if leads_out or "\\" in name or "\0" in name:
@@ -130,23 +125,21 @@ class Member:
             require_disk(self.folder, max(size_bytes, DISK_STEP_BYTES))
 
 
-def _unpack_into(member: Member, progress: Callable) -> None:
-    archive = member.archive
+def _unpack_into(limits: Limits, progress: Callable) -> None:
+    archive = limits.archive
     try:
-        for read_bytes in _unzip(member) if archive_suffix(archive) == ".zip" else _untar(member):
-            progress(min(read_bytes, member.archive_bytes), member.archive_bytes)
-    except DatasetError:
+        for read_bytes in _unzip(limits) if archive_suffix(archive) == ".zip" else _untar(limits):
+            progress(min(read_bytes, limits.archive_bytes), limits.archive_bytes)
+    except (DatasetError, DiskError):
         raise
     except (*DAMAGE, OSError) as error:
         if getattr(error, "errno", None) is None:  # gzip and bz2 raise OSErrors without one
             raise _damaged(archive, error) from error
-        if error.errno in BAD_NAME:
-            member.refuse(f"{member.name[:200]!r}, which cannot be written here ({error.strerror})")
-        with disk_errors(member.folder / member.name[:200]):
+        with disk_errors(limits.folder):
             raise
     except RuntimeError as error:  # zipfile: a password, a rare method
         raise DatasetError(f"{archive} cannot be unpacked: {error}. Unpack it by hand.") from error
-    progress(member.archive_bytes, member.archive_bytes)
+    progress(limits.archive_bytes, limits.archive_bytes)
 
 
 def _damaged(archive: Path, reason: object) -> DatasetError:
@@ -156,40 +149,38 @@ def _damaged(archive: Path, reason: object) -> DatasetError:
     )
 
 
-def _unzip(member: Member) -> Iterator[int]:
+def _unzip(limits: Limits) -> Iterator[int]:
     """Unpack a zip's members, yielding the bytes of the archive read so far."""
     # zipfile never writes more of a member than its entry declares, so the declared sizes count.
-    with zipfile.ZipFile(member.archive) as packed:
+    with zipfile.ZipFile(limits.archive) as packed:
         for entry in packed.infolist():
             entry.filename = entry.filename.replace("\\", "/")  # as some tools of Windows write it
-            member.begin(entry.filename, entry.file_size)
-        require_disk(member.folder, member.unpacked_bytes)
+            limits.check(entry.filename, entry.file_size)
+        require_disk(limits.folder, limits.unpacked_bytes)
         read_bytes = 0
         for entry in packed.infolist():
-            member.name = entry.filename
-            packed.extract(entry, member.folder)
+            packed.extract(entry, limits.folder)
             read_bytes += entry.compress_size
             yield read_bytes
 
 
-def _untar(member: Member) -> Iterator[int]:
-    opener = OPENERS.get(member.archive.suffix.lower(), lambda raw: raw)
-    with open(member.archive, "rb") as raw, opener(raw) as stream:
-        with tarfile.open(fileobj=stream, mode="r:", copybufsize=CHUNK_BYTES) as packed:
-            # Since Python 3.11.4; before (Debian 12 has 3.11.2), the checks below must do.
-            packed.extraction_filter = getattr(tarfile, "data_filter", None)
-            while entry := packed.next():
-                packed.members.clear()  # tarfile would keep a million of them
-                # tar names the packed folder itself "./", or nothing.
-                member.begin(entry.name or ("." if entry.isdir() else ""), entry.size)
+def _untar(limits: Limits) -> Iterator[int]:
+    """Unpack a tar's members, yielding the bytes of the archive read so far."""
+    opener = OPENERS.get(limits.archive.suffix.lower(), lambda raw: raw)
+    # Since Python 3.11.4; before (Debian 12 has 3.11.2), the checks here must do.
+    safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with open(limits.archive, "rb") as raw, opener(raw) as stream:
+        with tarfile.open(fileobj=stream, mode="r:") as packed:
+            for entry in packed:
+                limits.check(entry.name, entry.size)
                 # A sparse file of a few bytes may be petabytes.
                 if not (entry.isdir() or entry.isreg()) or entry.issparse():
-                    member.refuse(f"{entry.name!r}, which is a link, a device or a sparse file")
-                packed.extract(entry, member.folder, set_attrs=False)
+                    limits.refuse(f"{entry.name!r}, which is a link, a device or a sparse file")
+                packed.extract(entry, limits.folder, set_attrs=False, **safely)
                 yield raw.tell()
-        # tarfile takes a broken header for the end; the true end is a block of zeros.
-        stream.seek(packed.offset)
-        if stream.read(512) != bytes(512):
-            raise _damaged(member.archive, "it has no end mark, or a broken header before it")
+        # tarfile takes a broken header for the end; the true end is two blocks of zeros.
+        stream.seek(max(0, stream.tell() - BLOCK_BYTES))
+        if stream.read(2 * BLOCK_BYTES) != bytes(2 * BLOCK_BYTES):
+            raise _damaged(limits.archive, "it has no end mark, or a broken header before it")
         while stream.read(CHUNK_BYTES):
             """Read to the end, where gzip and xz compare the checksum."""

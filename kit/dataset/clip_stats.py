@@ -1,35 +1,29 @@
-"""Measure every clip of a dataset, in parallel, with a cache: a line a clip.
+"""Measure every clip of a dataset, in parallel, with a cache: a line a clip."""
 
-Large datasets are measured by processes, so that a decoder that crashes on a damaged file does not
-take the notebook with it. They are plain subprocesses: with multiprocessing, each would import the
-caller's script again, and in a pool one crash would break it for all.
-"""
-
+import collections
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
-from kit.base.config import ROOT
 from kit.base.errors import DatasetError, Note
 from kit.base.files import append_lines, disk_errors, make_folder, write_atomic
+from kit.base.formatting import join_names
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 
-FORMAT = 3  # of a cache line; lines of another format are measured again
+FORMAT = 4  # of a cache line; lines of another format are measured again
 CHUNK = 64  # clips written to the cache at a time
-READY = "ready\n"  # the first line that a process prints
-# One process measures 4,000 clips in 1.2 s. Two on the hardware threads of one core need 1.05 s, of
-# which 0.25 s to start, so they pay from about this many clips on.
-PROCESSES_FROM_CLIPS = 1000
+AHEAD = 2  # clips given to each process at a time: the one it reads, and the next
+PROCESSES_FROM_CLIPS = 1000  # fewer are measured while processes start
 
 
 def measure_clips(
@@ -83,7 +77,7 @@ def _measure_share(
 ) -> dict[str, ClipMeasure | str]:
     lines = (measure_line(path, decode_s) for path in paths)
     if processes:
-        lines = by_processes(paths, processes, decode_s)
+        lines = _by_processes(paths, min(processes, len(paths)), decode_s)
     results = {}
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
     with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
@@ -192,67 +186,44 @@ def measure_line(path: str, decode_s: float) -> str:
         row["measure"] = vars(measure_clip(path, decode_s))
     except DatasetError as error:
         row["problem"] = str(error).removeprefix(path).lstrip(": ")
-        if isinstance(error.__cause__, OSError | ImportError):  # a library may be installed
+        if isinstance(error.__cause__, OSError):
             row["size"] = -1
     return json.dumps(row)
 
 
-def by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]:
-    """Yield cache lines of `paths` from `count` processes; a crash costs only its clip."""
-    started = []
+def _by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]:
+    """Yield cache lines of `paths`, in their order, from `count` processes.
 
-    def start(share: list[str]) -> subprocess.Popen:
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a pipe would block when full
-            json.dump({"paths": share, "decode_s": decode_s}, job)
-            job.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kit.dataset.clip_stats"],
-                stdin=job,
-                stdout=subprocess.PIPE,
-                encoding="utf-8",
-                cwd=ROOT,
-            )
-        started.append(process)
-        return process
-
-    def measured(share: list[str], process: subprocess.Popen) -> Iterator[str]:
-        at = 0
-        while at < len(share):
-            if process.stdout.readline() != READY:
-                raise RuntimeError(
-                    "A process that measures recordings could not start (exit code "
-                    f"{process.wait()}): see its error above, free memory, and run again."
-                )
-            while at < len(share) and (line := process.stdout.readline()).endswith("\n"):
-                yield line.rstrip("\n")
-                at += 1
-            if at < len(share):
-                yield json.dumps(_entry(share[at]) | {"problem": "crashes the audio decoder"})
-                at += 1
-                process = start(share[at:])
-
-    shares = [paths[number::count] for number in range(min(count, len(paths)))]
+    Raises DatasetError with the clips that were being read if one of the processes dies.
+    """
+    spawn = multiprocessing.get_context("spawn")  # this process may run threads, so no fork
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=spawn,
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C reaches them, too
+    )
+    started = collections.deque()  # (path, its future), the oldest first
+    left = iter(paths)
     try:
-        lines = [measured(share, start(share)) for share in shares]
-        # Takes a line of each in turn; the others continue until their pipes are full.
-        yield from filter(None, itertools.chain.from_iterable(itertools.zip_longest(*lines)))
+        while True:
+            for path in itertools.islice(left, AHEAD * count - len(started)):
+                started.append((path, pool.submit(measure_line, path, decode_s)))
+            if not started:
+                return
+            yield started[0][1].result()
+            started.popleft()
+    except BrokenProcessPool as error:
+        unread = [path for path, future in started if not _has_result(future)]
+        raise DatasetError(
+            "A process that measures recordings ended while one of these was read: "
+            f"{join_names(unread, len(unread))}. Either a damaged file crashes the audio decoder, "
+            "or memory ran out. Move them elsewhere, or free memory, and run again: what was "
+            "measured before is kept."
+        ) from error
     finally:
-        for process in started:
-            process.kill()
-            process.stdout.close()
-            process.wait()
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve() -> None:
-    """Read paths from standard input; write cache lines to standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    if hasattr(signal, "SIGPIPE"):  # end quietly when the parent was killed
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    job = json.load(sys.stdin)
-    print(READY, end="", flush=True)
-    for path in job["paths"]:
-        print(measure_line(path, job["decode_s"]), flush=True)  # before the next may crash
-
-
-if __name__ == "__main__":
-    _serve()
+def _has_result(future: Future) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

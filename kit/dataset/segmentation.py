@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import soundfile
-
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base import files
@@ -253,7 +251,7 @@ def seconds_of(audio: Path) -> float:
     """Return the seconds of a recording by its header; 0 where it cannot be read."""
     try:
         return duration_s(audio)
-    except (soundfile.LibsndfileError, DatasetError, OSError):
+    except DatasetError:
         return 0.0
 
 
@@ -397,17 +395,13 @@ def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: C
             text = recording.text
             if text is None:
                 text = _read_transcript(audio.with_suffix(".txt"))
-            try:
-                reader = stack.enter_context(WindowReader(audio, recognizer))
-                tokens = alignment.read_tokens(text, recognizer, recording.language)
-                aligned = alignment.LongAligner(reader, tokens).run(progress)
-            except (soundfile.LibsndfileError, DatasetError) as error:
-                cause = error.__cause__ or error
-                raise DatasetError(f"cannot be read as audio: {error}") from cause
+            reader = stack.enter_context(WindowReader(audio, recognizer))
+            tokens = alignment.read_tokens(text, recognizer, recording.language)
+            aligned = alignment.LongAligner(reader, tokens).run(progress)
             clips, losses = plan_segments(aligned, tokens, reader.total_s, recording.cuts)
             losses += missing_audio(reader)
         except (DatasetError, OSError) as error:
-            if isinstance(error.__cause__ or error, OSError | ImportError):  # it would stay a loss
+            if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
                 raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
             clips = []
             losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]

@@ -25,7 +25,6 @@ from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, model_settings, save_model
-from kit.notebook.progress import Ticker
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
 from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
@@ -276,8 +275,7 @@ def fetch_once(
         return record
     lock = make_folder(folder.parent) / f".{folder.name}.lock"
     with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
-        progress = Ticker("bytes downloaded")
-        return fetch_model(repository, revision, names, folder, progress, optional, listing)
+        return fetch_model(repository, revision, names, folder, optional, listing)
 
 
 def copy_of(repository: str, revision: str, runs: Path) -> Path:

@@ -155,7 +155,7 @@ def train_or_load_codec(
         return codec, REUSED
     torch.manual_seed(0)
     codec = make_codec(config)
-    origin = codec.load_release(Ticker("bytes"))
+    origin = codec.load_release()
     if not origin:
         held_out = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
         fit_schedule = codec.fit_schedule(held_out)

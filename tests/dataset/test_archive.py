@@ -129,6 +129,7 @@ def test_a_bomb_is_refused_by_its_ratio_and_its_size(tmp_path, monkeypatch, suff
     refused(archive, tmp_path / "into", "more than 0.001 GiB", ArchiveConfig(most_gib=0.001))
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
 def test_a_tar_comes_out_of_a_python_without_filters_too(tmp_path, monkeypatch):
     """Debian 12's 3.11.2; what leads out is refused there as well."""
     monkeypatch.delattr(tarfile, "data_filter")
@@ -196,12 +197,6 @@ def test_a_broken_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(tmp_pat
     data[1024:1030] = b"junk!!"
     archive.write_bytes(data)
     refused(archive, tmp_path / "into", "broken header")
-
-
-@pytest.mark.parametrize("names", [("a", "a/b"), ("a" * 400,)], ids=["file and folder", "long"])
-def test_a_name_that_the_disk_cannot_have_is_refused(tmp_path, names):
-    archive = pack(tmp_path / "evil.tar", dict.fromkeys(names, b""))
-    refused(archive, tmp_path / "into", f"'{names[-1][:200]}', which cannot be written here")
 
 
 def test_a_folder_of_the_users_own_is_never_replaced_and_what_is_no_archive_reported(tmp_path):

@@ -175,15 +175,14 @@ BOMB = encoded(np.zeros(6 * 3600 * 4000, np.int16), 4000, format="FLAC")  # some
 
 BAD = {
     "no row": (None, "a row must be a dict of columns, got NoneType"),
-    "a bomb": ({"audio": {"bytes": BOMB}}, "declare 2.16e+04 s in 1 channels"),
+    "a bomb": ({"audio": {"bytes": BOMB}}, "360 minutes in 1 channels"),
     "no text": ({"text": " "}, "no text in"),
     "text of another kind": ({"text": 7}, "no text in"),
     "two texts": ({"sentence": "ሌላ"}, "`text` and `sentence` could both be what is spoken"),
     "no audio": ({"audio": None}, "no audio bytes or array"),
     "a decoder": ({"audio": object()}, "decode=False"),
-    "junk bytes": ({"audio": {"bytes": b"junk" * 99}}, "396 bytes cannot be decoded"),
+    "junk bytes": ({"audio": {"bytes": b"junk" * 99}}, "396 bytes cannot be read as audio"),
     "truncated": ({"audio": {"bytes": clip(1)[:9000]}}, "truncated"),
-    "two joined": ({"audio": {"bytes": clip(1) + clip(2)}}, "joined"),
     "no rate": ({"audio": {"array": [0.1] * 9, "sampling_rate": None}}, "rate is None"),
     "a wild rate": ({"audio": {"array": [0.1] * 9, "sampling_rate": 10**9}}, "rate is 10"),
     "empty": ({"audio": {"array": [], "sampling_rate": RATE}}, "empty"),
@@ -348,20 +347,14 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
         open_huggingface(str(tmp_path / "nowhere"), None, "train")
 
 
-@pytest.mark.parametrize("data", [b"", b'{"key": "', b"[]", b"\xff", b"[" * 99_999, b"bad rows"])
-def test_a_damaged_position_is_named_with_its_fix(tmp_path, data):
-    config = HubConfig(save_every=1)
+def test_a_saved_position_that_a_kill_cut_short_is_left_out(tmp_path):
     with pytest.raises(DatasetError, match="stream of rows failed"):
-        from_huggingface(breaking(rows(3), 3), tmp_path / "out", config)
-    position = tmp_path / "out" / "position.json"
-    if data == b"bad rows":
-        saved = json.loads(position.read_bytes())
-        data = json.dumps(saved | {"position": {"rows": "three"}}).encode()
-    position.write_bytes(data)
-    with pytest.raises(DatasetError, match=r"position\.json is damaged.*Delete it"):
-        from_huggingface(rows(5), tmp_path / "out", config)
-    position.unlink()
-    assert len(table(from_huggingface(rows(5), tmp_path / "out", config))) == 5
+        from_huggingface(breaking(rows(9), 9), tmp_path / "out", FIVE)
+    part = tmp_path / "out" / "rows.part"
+    part.write_bytes(part.read_bytes()[:-20] + b'{"key": "')
+    from_huggingface(rows(12), tmp_path / "out", FIVE)
+    from_huggingface(rows(12), tmp_path / "whole", FIVE)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def row_of(i: int) -> dict:

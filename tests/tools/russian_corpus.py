@@ -52,7 +52,7 @@ def russian_corpus(
     """Write the recordings to the LJSpeech folder `into`, unless they are there; returns it.
 
     `package` is Debian's file, None to download it. An interrupted call resumes.
-    `progress(done, total)` counts bytes of the package. Raises KitError, DatasetError or
+    `progress(done, total)` counts unpacked bytes of the package. Raises KitError, DatasetError or
     DiskError.
     """
     into = Path(into)
@@ -61,8 +61,7 @@ def russian_corpus(
     work = make_folder(into / ".unpacking")
     if package is None:
         files.require_disk(into, NEEDED_BYTES)
-        for size_bytes in fetch_file(address + file.name.replace("+", "%2B"), file, work, DEBIAN):
-            progress(size_bytes, file.size_bytes)
+        fetch_file(address + file.name.replace("+", "%2B"), file, work, DEBIAN)
         package = work / file.name
     else:
         package = Path(package)

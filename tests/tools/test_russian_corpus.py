@@ -10,7 +10,6 @@ import russian_corpus as recipe
 from hub import COMMIT, serving
 from russian_corpus import corpus_command, extract_debian_data, move_to_ljspeech, russian_corpus
 
-from kit.base import hub
 from kit.base.errors import DatasetError, KitError
 from kit.base.hub import RemoteFile
 from kit.dataset.archive import unpack
@@ -64,9 +63,7 @@ def file(package):
 
 
 @pytest.fixture
-def server(package, monkeypatch):
-    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
-    monkeypatch.setattr(hub, "PIECE_BYTES", 512)
+def server(package):
     with serving(package.parent, "debian/pool") as server:
         yield server
 
@@ -86,31 +83,26 @@ def require_whole(folder) -> None:
 
 
 def test_fetched_unpacked_and_left_as_a_dataset(tmp_path, server, file):
-    reported = []
     into = tmp_path / "into"
-    russian_corpus(into, None, address(server), file, lambda *seen: reported.append(seen))
-    require_whole(into)
-    assert (file.size_bytes, file.size_bytes) in reported
+    require_whole(russian_corpus(into, None, address(server), file))
     asked = len(server.asked)
     assert russian_corpus(into, None, address(server), file) == into
     assert len(server.asked) == asked
 
 
-def test_killed_anywhere_it_resumes(tmp_path, server, file):
+def test_killed_anywhere_it_resumes(tmp_path, server, file, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt
+
     into = tmp_path / "into"
-    for after in (1, 5, 1000):  # while it is fetched, a little later, while it is unpacked
-        calls = []
-
-        def kill(done, total, calls=calls, after=after):
-            calls.append(done)
-            if len(calls) == after or (after == 1000 and done == total):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            russian_corpus(into, None, address(server), file, kill)
+    server.cut = 3000
+    for place in ("huggingface_hub.file_download.time.sleep", "russian_corpus.unpack"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(place, kill)  # while it is fetched, and while it is unpacked
+            russian_corpus(into, None, address(server), file)
         assert not (into / "metadata.csv").exists()
     require_whole(russian_corpus(into, None, address(server), file))
-    assert any(wanted for _, wanted in server.asked)
+    assert [wanted for _, wanted in server.asked] == [None, "bytes=3000-"]
 
 
 def test_a_kill_among_the_recordings(tmp_path, package, file, monkeypatch):
@@ -139,8 +131,7 @@ def test_another_file_is_refused(tmp_path, package, file):
         russian_corpus(tmp_path / "into", package, file=file)
 
 
-def test_no_network_is_a_sentence(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+def test_no_network_is_a_sentence(tmp_path, file):
     with pytest.raises(KitError, match=r"Debian's server .*could not be reached.*PACKAGE=FI"):
         russian_corpus(tmp_path / "into", None, "http://127.0.0.1:9/", file)
 

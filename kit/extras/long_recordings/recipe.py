@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
@@ -194,7 +193,7 @@ def load_whisper(name: str, language: str, runs: Path) -> WhisperRecognizer:
     """Return Whisper `name` (a size or a folder), fetched once into `runs`/whisper."""
     if whisper_unavailable():
         raise KitError(f"Whisper writes down recordings, but {whisper_unavailable()}.")
-    folder = whisper_folder(name, Path(runs) / "whisper", Ticker("bytes"))
+    folder = whisper_folder(name, Path(runs) / "whisper")
     recognizer = new_whisper(folder, language_code(language), "")
     _ = recognizer.model  # raises now, not after an hour, if it does not know the language
     return recognizer
@@ -252,7 +251,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
                     tick(done_s + part["clips"][-1]["end_s"], max(total_s, 1.0))
         except DiskError:
             raise
-        except (soundfile.LibsndfileError, DatasetError, OSError) as error:  # tried again next time
+        except (DatasetError, OSError) as error:  # tried again next time
             reason = f"cannot be read as audio: {error}"
             rows = []
             lost = [{"start_s": 0.0, "end_s": length_s, "reason": reason}]

@@ -114,7 +114,7 @@ class NeuCodec(nn.Module, Codec):
     def lookahead(self) -> int:
         return BESIDE + self.config.block - 1 + self.config.after
 
-    def release(self, progress: Callable = lambda *_: None) -> tuple[Path, str]:
+    def release(self) -> tuple[Path, str]:
         """Return the folder of the release, fetched if missing, and the SHA-256 of its file.
 
         Raises KitError without transformers, or for a file that is damaged or of another model;
@@ -126,14 +126,14 @@ class NeuCodec(nn.Module, Codec):
                 f"NeuCodec encodes recordings with the transformers library, but {why}. Or choose "
                 "`codec.kind: mel`. Speaking does not need the library."
             )
-        folder = neucodec_folder(self.config, progress)
+        folder = neucodec_folder(self.config)
         sha256 = require_version(folder, self.config)
         require_release_tensors(folder, library_tensors(self.config))
         return folder, sha256
 
-    def load_release(self, progress: Callable) -> str:
+    def load_release(self) -> str:
         """Load the weights of the `release`; return a description of them."""
-        folder, sha256 = self.release(progress)
+        folder, sha256 = self.release()
         self.load_state_dict(read_tensors(folder / WEIGHTS_FILE, self.state_dict()))
         self.config = dataclasses.replace(self.config, sha256=sha256)
         return f"the released NeuCodec ({LICENCE}, SHA-256 {sha256[:12]}) in {folder}"
@@ -385,7 +385,7 @@ def encode_clip(encoder: nn.Module, wave: Tensor) -> Tensor:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None) -> Path:
+def neucodec_folder(config: NeuCodecConfig) -> Path:
     """Return `config.folder`, or the folder of the release, which is fetched once.
 
     All runs of this machine share it, in `HF_HOME`. Raises KitError for a folder without it,
@@ -409,7 +409,7 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
     lock = make_folder(folder.parent) / f".{name}.lock"
     licence = ("LICENSE", "README.md")  # if they exist, to be kept with the weights
     with held(lock, f"fetching {config.repository}", math.inf, print):
-        fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, progress, licence)
+        fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, licence)
     return folder
 
 

@@ -13,7 +13,6 @@ from kit.extras.whisper.recognizer import (
     whisper_folder,
     whisper_unavailable,
 )
-from kit.notebook.progress import Ticker
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.prepare_parts import HELD_OUT_CLIPS, REUSED, held_out_rows
 
@@ -30,7 +29,7 @@ def whisper_recognizer(
     missing = whisper_unavailable()
     if missing:
         return None, missing
-    folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
+    folder = whisper_folder(name, run.folder.parent / WHISPERS)
     train = rows_in_split(rows, "train")
     alphabet = recognizer.alphabet_of([row.text for row in train])
     model = new_whisper(folder, language, alphabet)

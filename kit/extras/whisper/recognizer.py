@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 import math
 import unicodedata
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def whisper_unavailable() -> str:
     return 'faster-whisper is not installed (pip install "faster-whisper>=1.1")'
 
 
-def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) -> Path:
+def whisper_folder(name: str, into: Path) -> Path:
     """Return the folder of the model `name`: a size such as `base`, or a local folder.
 
     A size is fetched once, under `into`, and checked against the SHA-256 of the hub. Raises
@@ -56,7 +55,7 @@ def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) 
     if name in SIZES:
         model = f"faster-whisper-{name}"
         folder = Path(into) / model
-        fetch_model(f"Systran/{model}", "main", FILES, folder, progress, VOCABULARIES)
+        fetch_model(f"Systran/{model}", "main", FILES, folder, VOCABULARIES)
     else:
         folder = Path(name).expanduser().absolute()
     require_whisper(folder)

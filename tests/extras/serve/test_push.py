@@ -24,7 +24,6 @@ SETTINGS = GenerateConfig(temperature=0.7, exact_codes=6)
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.base.hub.PAUSE_S", 0.0)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "hub").mkdir()
