@@ -309,7 +309,7 @@ def require_known_format(path: Path) -> None:
         lines = Path(path).with_suffix(".jsonl").name
         raise DatasetError(
             f"{path}: JSON is read with one object a line, as {lines}. An array is converted once: "
-            f"python -c \"from kit.streams.formats import array_to_lines as convert; convert("
+            f'python -c "from kit.streams.formats import array_to_lines as convert; convert('
             f"'{path}', '{lines}')\""
         )
     if suffix not in FORMATS:
