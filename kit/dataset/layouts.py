@@ -304,7 +304,7 @@ def require_training_rows(rows: Iterable[Utterance]) -> None:
 def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     """Return the tables of a folder (or in its subfolders), or a single one.
 
-    A folder with nothing but a folder is opened. Raises UnclearTable where a table does not say
+    A folder that holds only a folder is opened. Raises UnclearTable where a table does not say
     what its columns hold, DatasetError where there is none, or in several folders.
     """
     problem = non_utf8_problem(source.absolute())
