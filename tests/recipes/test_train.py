@@ -192,7 +192,7 @@ def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypa
     path = tmp_path / "settings.yaml"
     text = path.read_text()
     path.write_text(text.replace("  max_steps:", "  steps:"))
-    with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*`max_steps`.*version"):
+    with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*_steps`.*version"):
         start(tmp_path.name)
     path.write_text(text + "time_budgets:\n  minutes: 2\n")
     with pytest.raises(KitError, match=r"settings\.yaml .*`time_budgets`.*`time_budget`"):

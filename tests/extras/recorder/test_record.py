@@ -108,7 +108,7 @@ def test_archives_are_unpacked_beside_each_other_and_other_files_are_refused(tmp
     (tmp_path / "virus.exe").write_bytes(b"MZ")
     with pytest.raises(DatasetError, match=r"virus\.exe.*\.wav"):
         add_files(uploads, [tmp_path / "a.wav", tmp_path / "virus.exe"])
-    assert len(list(uploads.iterdir())) == 2, "nothing of that upload is saved"
+    assert len(list(uploads.iterdir())) == 2, "that upload is not saved in part"
 
 
 def test_sentences_with_most_letters_come_first_and_own_lines_are_split(tmp_path):
