@@ -31,7 +31,7 @@ ALLOWED = {
 ALLOWED["recipes"] = set(ALLOWED)  # the wiring; of the core nothing may import it
 ALLOWED["extras"] = set(ALLOWED)  # no room of the core may name one of them
 EXTRAS = sorted(path.parent.name for path in (ROOT / "kit" / "extras").glob("*/__init__.py"))
-BUILT_ON = {"indextts2": "xtts_v2"}  # an extra that needs another
+BUILT_ON = {"indextts2": "xtts_v2", "long_recordings": "whisper"}  # an extra that needs another
 DRAWING = {"matplotlib", "ipywidgets", "IPython"}  # only the room notebook may import these
 
 

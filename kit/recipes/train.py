@@ -617,7 +617,7 @@ def learn_sound(data: TrainingData) -> Result:
     If that cannot be done, the result says why, and the voice sounds as its codec alone does.
     """
     run = data.run
-    config = build(DecoderFinetuneConfig, run.section("decoder_finetune"))
+    config = build(DecoderFinetuneConfig, section_for_run(run, "decoder_finetune"))
     if not config.steps:
         return Result(line="The sound is made of codes alone: `decoder_finetune.steps` is 0.")
     codec = data.codec.with_state_inputs(data.model.width)

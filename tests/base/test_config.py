@@ -47,7 +47,7 @@ def test_every_preset_builds_all_its_sections(name):
 def test_what_recordings_of_people_get_is_laid_over_a_section_that_there_is(name):
     preset = load_preset(name)
     people = preset.get("recordings", {})
-    names = ("model", "generate", "time_budget", "codec", "data", "train", "recognizer", "reader")
+    names = "model generate time_budget codec data train recognizer reader decoder_finetune".split()
     assert set(people) <= set(names)
     merged = {name: merge(preset.get(name, {}), people.get(name, {})) for name in names}
     codec = codec_config(merged.pop("codec"))

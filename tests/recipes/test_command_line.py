@@ -62,7 +62,7 @@ def test_help_tells_the_way_without_waiting_for_torch():
 
 @pytest.mark.parametrize("command", command_line.COMMANDS, ids=lambda each: each.name)
 def test_the_options_of_a_command_are_the_parameters_of_its_recipe(command):
-    recipe = pkgutil.resolve_name(f"kit.recipes.{command.recipe}")
+    recipe = pkgutil.resolve_name(f"kit.{command.recipe}")
     options = command_line.options_of(command.recipe)
     assert [name for name, *_ in options] == list(inspect.signature(recipe).parameters)[1:]
     for name, kind, help in options:
