@@ -188,7 +188,7 @@ class _Decoded(NamedTuple):
     channels: int
     subtype: str  # soundfile's name of the samples' type
     frames: int
-    at_end: bool  # False: there is more than was asked for
+    at_end: bool  # False: it is longer than `max_s`
     damage: str  # why it ends, as a phrase
 
 

@@ -33,9 +33,10 @@ class DownloadSource:
     otherwise: str  # what to do without a network, the end of a sentence
 
     def unreachable(self, reason: object) -> str:
+        first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
         return (
-            f"{self.name} could not be reached ({shorten(reason)}). Is this machine online? Run "
-            f"this again: it resumes where it stopped. Without a network, {self.otherwise}."
+            f"{self.name} could not be reached ({shorten(first_line)}). Is this machine online? "
+            f"Run this again: it resumes where it stopped. Without a network, {self.otherwise}."
         )
 
 

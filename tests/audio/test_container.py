@@ -134,18 +134,21 @@ def test_opus_keeps_its_beginning_and_its_end(tmp_path):
     assert np.corrcoef(samples, wave)[0, 1] > 0.9
 
 
-CODECS = {  # what PyAV writes: codec, container and rate
-    "a.m4a": ("aac", "ipod", 44_100),
-    "a.aac": ("aac", "adts", 44_100),
-    "a.wma": ("wmav2", "asf", 44_100),
-    "a.webm": ("libopus", "webm", 48_000),
-    "a.amr": ("libopencore_amrnb", "amr", 8000),
+CODECS = {  # what PyAV writes: codec, container, bits a second and rate
+    "a.m4a": ("aac", "ipod", 64_000, 44_100),
+    "a.aac": ("aac", "adts", 64_000, 44_100),
+    "a.wma": ("wmav2", "asf", 64_000, 44_100),
+    "a.webm": ("libopus", "webm", 64_000, 48_000),
+    "a.amr": ("libopencore_amrnb", "amr", 12_200, 8000),
 }
 
 
-def written_by_av(path: str, wave: np.ndarray, codec: str, format: str, rate: int) -> bytes:
+def written_by_av(
+    path: str, wave: np.ndarray, codec: str, format: str, bit_rate: int, rate: int
+) -> bytes:
     with av.open(path, "w", format=format) as file:
         stream = file.add_stream(codec, rate=rate, layout="mono")
+        stream.bit_rate = bit_rate
         frame = av.AudioFrame.from_ndarray(wave[None], format="fltp", layout="mono")
         frame.sample_rate = rate
         for part in (frame, None):

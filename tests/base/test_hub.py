@@ -23,6 +23,7 @@ def hub(tmp_path, monkeypatch):
     folder.mkdir()
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100_000)  # of 10 MB
     with serving(folder, NAME, "v2") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)
         yield server

@@ -95,14 +95,15 @@ def test_killed_anywhere_it_resumes(tmp_path, server, file, monkeypatch):
         raise KeyboardInterrupt
 
     into = tmp_path / "into"
-    server.cut = 3000
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100)  # of 10 MB
+    server.cut = 500
     for place in ("huggingface_hub.file_download.time.sleep", "russian_corpus.unpack"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, kill)  # while it is fetched, and while it is unpacked
             russian_corpus(into, None, address(server), file)
         assert not (into / "metadata.csv").exists()
     require_whole(russian_corpus(into, None, address(server), file))
-    assert [wanted for _, wanted in server.asked] == [None, "bytes=3000-"]
+    assert [wanted for _, wanted in server.asked] == [None, "bytes=500-"]
 
 
 def test_a_kill_among_the_recordings(tmp_path, package, file, monkeypatch):
