@@ -314,35 +314,38 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     is_table = not has_suffix(source.name) and (is_nemo or source.suffix.lower() not in ADVICE)
     if source.is_file() and is_table:
         return DatasetFiles(folder=source.parent, tables=[open_table(source, config)], unread=[])
-    question = None
     folder = source
-    while folder.is_dir():
-        subfolders = [p for p in sorted(folder.iterdir()) if p.is_dir() and _is_visible(p)]
-        try:
-            files = _tables_in(folder, config) or _tables_below(folder, subfolders, config)
-        except UnclearTable as error:  # asked unless there are texts beside the recordings
-            question, files = error, None
+    children = _visible(folder)
+    while len(children) == 1 and children[0].is_dir():
+        folder = children[0]
+        children = _visible(folder)
+    question = None
+    try:
+        files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
         if files:
             return files
-        if question or len(subfolders) != 1:
-            break
-        folder = subfolders[0]
+    except UnclearTable as error:  # asked unless there are texts beside the recordings
+        question = error
     if source.is_dir() and _has_text_beside(source):
         return DatasetFiles(folder=source, tables=[], unread=[])
     raise question or DatasetError(_no_dataset_message(source))
 
 
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith((".", "__MACOSX")) and not non_utf8_problem(path)
+def _visible(folder: Path) -> list[Path]:
+    """Return what is in a folder, without hidden files; [] where there is none."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        p for p in paths if not p.name.startswith((".", "__MACOSX")) and not non_utf8_problem(p)
+    ]
 
 
-def _tables_in(folder: Path, config: ManifestConfig) -> DatasetFiles | None:
+def _tables_in(folder: Path, children: list[Path], config: ManifestConfig) -> DatasetFiles | None:
     """Return the tables in a folder by their names, or else those with names for their columns."""
-    names = sorted(p.name for p in folder.iterdir() if _is_visible(p))
+    names = [path.name for path in children]
     suffixes = (*TABLE_SUFFIXES, *JSON_SUFFIXES)
     if config.columns.strip().lower() == "nemo":
         suffixes = (*suffixes, ".json")
-    paths = [folder / name for name in names if Path(name).suffix.lower() in suffixes]
+    paths = [path for path in children if path.suffix.lower() in suffixes]
     recordings = {Path(name).stem for name in names if has_suffix(name)}
     is_text = {path for path in paths if path.suffix.lower() == ".txt" and path.stem in recordings}
     paths = [path for path in paths if not path.is_dir() and path not in is_text]
@@ -389,10 +392,12 @@ def _common_voice_tables(paths: list[Path]) -> list[Path]:
 
 
 def _tables_below(
-    folder: Path, subfolders: list[Path], config: ManifestConfig
+    folder: Path, children: list[Path], config: ManifestConfig
 ) -> DatasetFiles | None:
     """Return the tables in subfolders: in one, in those of splits, or in those of speakers."""
-    found = [files for files in (_tables_in(p, config) for p in subfolders) if files]
+    subfolders = [path for path in children if path.is_dir()]
+    found = [_tables_in(path, _visible(path), config) for path in subfolders]
+    found = [files for files in found if files]
     names = [files.folder.name for files in found]
     if len(found) > 1 and not (config.speakers or all(map(has_known_split, names))):
         raise DatasetError(
