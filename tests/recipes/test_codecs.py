@@ -188,7 +188,7 @@ def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
 def test_an_export_needs_its_codec_but_not_the_encoder(run_of):
     with patch.dict(CODECS):
         del CODECS["tones"]
-        with pytest.raises(SpeechError, match=r"There is no codec `tones`"):
+        with pytest.raises(SpeechError, match=r"'tones' is none of the codecs"):
             load_export(run_of("tones").folder / "export")
     run = run_of("neucodec")
     codec = load_export(run.folder / "export").codec
@@ -252,7 +252,7 @@ def test_a_kind_is_chosen_by_name_saved_without_weights_and_must_be_complete(tmp
     check_settings({"codec": {"kind": "tones", "tones": 4}}, demo)
     with pytest.raises(KitError, match="codec has no setting `levels`"):
         check_settings({"codec": {"kind": "tones", "levels": [2, 2]}}, demo)
-    for kind, why in (("tnes", r"no codec `tnes`\. Did you mean `tones`"), (None, "codec `None`")):
+    for kind, why in (("tnes", "'tnes'.*Did you mean `tones`"), (None, "'None' .*codecs")):
         with pytest.raises(KitError, match=why):
             codec_config({"kind": kind})
     assert build(ToneConfig, {"kind": "tones"}) == ToneConfig()

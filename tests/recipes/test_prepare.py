@@ -104,7 +104,7 @@ def test_a_run_keeps_its_language_however_it_is_spelt():
 def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
     run = start("in_time", "cpu")
     built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
-    assert people == built_in | {"minutes": 30, "min_steps": 0} and built_in["minutes"] < 20
+    assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
     own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
     assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
     run = start("drawn", "cpu")
@@ -262,7 +262,7 @@ def test_the_step_before_is_named_and_a_run_keeps_its_recordings(prepared, tmp_p
 def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
     (tmp_path / "empty").mkdir()
     for data in (tmp_path / "gone", tmp_path / "empty"):
-        with pytest.raises(ValueError, match=r"There is no|not a dataset .*extending\.md"):
+        with pytest.raises(ValueError, match=r"There is no|not a dataset"):
             Preparation(start("misspelt"), str(data)).check()
     assert Preparation(start("misspelt")).source.data == str(tmp_path / "empty")
     for text in ("gone.txt", "texts.xlsx"):

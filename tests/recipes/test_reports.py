@@ -84,7 +84,7 @@ class OneNote:
 
 def test_both_voices_are_played_equally_loud(runs, monkeypatch):
     monkeypatch.setattr(reports, "Speaking", OneNote)
-    monkeypatch.setattr(reports, "active_run", lambda run: run)
+    monkeypatch.setattr(reports, "activate", lambda run: run)
     sounds = Compare(*runs).listen(2).sounds
     assert [sound.caption for sound in sounds] == [
         f"{run}: sentence {n}" for n in (0, 1) for run in ("slow", "fast")

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from kit.__main__ import Answer, Interrupts, parser, run_command
+from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
@@ -90,7 +91,8 @@ def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatc
     assert "steps of" in str(Setup(run).time())
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
     message = str(Setup(start("own", "cpu")).time())
-    assert "recordings of your own, training gets 30 minutes" in message
+    minutes = load_preset("cpu")["recordings"]["time_budget"]["minutes"]
+    assert f"recordings of your own, training gets {minutes} minutes" in message
     setup = Setup(start("other", "tiny"))
     assert str(setup.use()) == "use: none, the preset as it is"
     assert setup.active.report()["setup"]["use"] == "none"

@@ -138,6 +138,7 @@ class Listener:
     """A recogniser that recognises the texts `heard`, one after the other."""
 
     input_sample_rate = 16_000
+    frame_s = 0.02
     alphabet = "".join(sorted(set("abcdefghijklmnopqrstuvwxyz")))
 
     def __init__(self, heard: list[str]):
