@@ -53,6 +53,7 @@ ADVICE = dict.fromkeys(DOCUMENTS, "is a document: export it as CSV UTF-8, a reco
 }
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
+UPLOADED = re.compile(r"batch-\d+")  # folders that the page for uploads makes
 MAX_TABLES = 100  # files called .txt in a folder; more are texts of single recordings
 # Scripts of thousands of letters, few of which recur: a held-out text may have one of its own.
 MANY_LETTERS = {"CJK", "HANGUL"}
@@ -399,7 +400,8 @@ def _tables_below(
     found = [_tables_in(path, _visible(path), config) for path in subfolders]
     found = [files for files in found if files]
     names = [files.folder.name for files in found]
-    if len(found) > 1 and not (config.speakers or all(map(has_known_split, names))):
+    is_known = all(map(has_known_split, names)) or all(map(UPLOADED.fullmatch, names))
+    if len(found) > 1 and not (config.speakers or is_known):
         raise DatasetError(
             f"{folder} holds several datasets ({join_names(names, 8)}): name one of them. Where "
             'each folder is a speaker, say so: SPEAKERS = "folder" in 01_data_prep, --speakers.'

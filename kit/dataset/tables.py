@@ -10,9 +10,11 @@ import csv
 import dataclasses
 import io
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
 from kit.base.files import special_file_kind
 from kit.dataset.columns import (
@@ -141,9 +143,16 @@ def open_table(path: Path, config: ManifestConfig) -> Table:
     widest = max(SEPARATORS, key=lambda separator: len(_split_line(head[0], separator)))
     rows = [_split_line(line, widest) for line in head]
     root = Path(config.audio_root or path.parent)
-    if "|" in head[0] and widest == "|" and (root.name == "wavs" or (root / "wavs").is_dir()):
+    in_wavs = root.name == "wavs" or (root / "wavs").is_dir()
+    is_ljspeech = in_wavs or (path.stem.lower().startswith("metadata") and _has_recordings(root))
+    if "|" in head[0] and widest == "|" and is_ljspeech:
         return _open_ljspeech(path, rows)
     raise unclear_table(path, rows, reasons[widest])
+
+
+def _has_recordings(folder: Path) -> bool:
+    names = os.listdir(folder) if folder.is_dir() else []
+    return any(Path(name).suffix.lower() in SUFFIXES for name in names)
 
 
 def _open_by_setting(path: Path, head: list[str], form: Form, setting: str) -> Table:

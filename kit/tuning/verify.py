@@ -260,7 +260,7 @@ def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tens
 
 
 def overfitting(subject: Subject) -> Proof:
-    """A few rows must be learnt by heart."""
+    """A few rows must be memorised."""
     trainer = subject.trainer(OVERFIT_STEPS, lr=5e-3, sdpa=True)
     batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
     loss = math.inf

@@ -135,21 +135,21 @@ def test_a_planted_bug_fails_its_own_proof_alone(run, monkeypatch, plant, found)
 
 
 class Listener:
-    """A recogniser that recognises the texts `heard`, one after the other."""
+    """A recogniser that recognises the texts `transcripts`, one after the other."""
 
     input_sample_rate = 16_000
     frame_s = 0.02
     alphabet = "".join(sorted(set("abcdefghijklmnopqrstuvwxyz")))
 
-    def __init__(self, heard: list[str]):
-        self.heard = itertools.cycle(heard)
+    def __init__(self, transcripts: list[str]):
+        self.transcripts = itertools.cycle(transcripts)
 
     def encode(self, text: str):
         ids = [self.alphabet.find(char) + 1 for char in text]
         return torch.tensor([i for i in ids if i])
 
     def recognize(self, waves, rate):
-        return [self.output(next(self.heard)) for _ in waves]
+        return [self.output(next(self.transcripts)) for _ in waves]
 
     def output(self, text: str):
         ids = self.encode(text)
