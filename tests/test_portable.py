@@ -89,7 +89,7 @@ if __name__ == "__main__":
     assert (unpack(packed, folder / "out", ArchiveConfig()) / "metadata.csv").is_file()
     text = folder / "lines.txt"
     text.write_bytes(b"".join(b"line %d\\n" % i for i in range(100)) + b"\\xff\\xfe bad\\n")
-    multiprocessing.set_start_method("spawn", force=True)
+    multiprocessing.set_start_method("spawn", force=True)  # starting processes has set one
     bad = []
     stream = formats.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
     assert sorted(stream) == sorted(f"line {i}" for i in range(100))

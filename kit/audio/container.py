@@ -190,20 +190,23 @@ class _Decoded(NamedTuple):
     rate_hz: int
     channels: int
     subtype: str  # soundfile's name of the samples' type
-    frames: int
-    at_end: bool  # False: it is longer than `max_s`
+    frames: int  # that were written
+    all_frames: int  # more, if it is longer than `max_s`
     damage: str  # why it ends, as a phrase
 
 
 def _decode(
     container: "InputContainer", stream: "AudioStream", samples: BinaryIO, max_s: float
 ) -> _Decoded | None:
-    """Write all there is, or a little over `max_s` seconds, to `samples`; None for no sound."""
+    """Write all there is, or a little over `max_s` seconds, to `samples`; None for no sound.
+
+    Where the header does not tell the length, the rest is counted.
+    """
     import av
 
+    has_length = _declared_s(container, stream) > 0
     first = None
-    frames = 0
-    at_end = True
+    frames = all_frames = 0
     damage = ""
     try:
         for frame in _frames(container, stream):
@@ -219,19 +222,21 @@ def _decode(
                     f"and {now[0]:,} Hz in {now[1]}: split it, or convert it to WAV"
                 )
                 break
+            all_frames += frame.samples
+            if frames > max_s * first.sample_rate:
+                if has_length:
+                    break
+                continue
             for block in resampler.resample(frame):
                 with disk_errors(tempfile.gettempdir()):
                     samples.write(block.to_ndarray().tobytes())
             frames += frame.samples
-            if frames > max_s * first.sample_rate:
-                at_end = False
-                break
     except av.error.InvalidDataError as error:
         damage = f"truncated or damaged ({error.strerror})"
     if first is None:
         return None
     subtype = "PCM_16" if is_int16 else "FLOAT"
-    return _Decoded(first.sample_rate, channels, subtype, frames, at_end, damage)
+    return _Decoded(first.sample_rate, channels, subtype, frames, all_frames, damage)
 
 
 def _frames(container: "InputContainer", stream: "AudioStream") -> Iterator["AudioFrame"]:
@@ -251,15 +256,16 @@ def _decoded_length(
     path: str, container: "InputContainer", stream: "AudioStream", decoded: _Decoded
 ) -> AudioLength:
     declared_s = _declared_s(container, stream)
-    if decoded.at_end and container.format.name in ESTIMATED:
+    if decoded.all_frames > decoded.frames:
+        expected = max(decoded.all_frames, round(declared_s * decoded.rate_hz))
+        return AudioLength(decoded.frames, expected)
+    if container.format.name in ESTIMATED:
         declared_s = 0.0
         # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads; FFmpeg
         # takes it for an estimate where the size of the file does not fit.
         if container.format.name == "mp3" and stream.start_time:
             declared_s = soundfile.info(path).duration
     length = _length(decoded.frames, round(declared_s * decoded.rate_hz), decoded.rate_hz)
-    if not decoded.at_end:
-        return length._replace(problem="")
     return length._replace(problem=length.problem or decoded.damage)
 
 

@@ -226,7 +226,9 @@ def test_of_a_truncated_recording_the_part_that_is_there_can_be_read(tmp_path, f
 def test_what_is_longer_than_asked_for_is_not_decoded_further(tmp_path, monkeypatch):
     path = str(tmp_path / "a.m4a")
     written_by_av(path, speech(30, rate=44_100), *CODECS["a.m4a"])
-    for given in (path, at(tmp_path, mp3(speech(30)), "a.mp3")):
+    mp3_path = at(tmp_path, mp3(speech(30)), "a.mp3")
+    flac_path = at(tmp_path, flac_telling(0, 30), "a.flac")  # of unknown length
+    for given in (path, mp3_path, flac_path):
         with open_audio(given, max_s=2.0) as (sound, length):
             assert 2 <= length.frames / sound.samplerate < 2.2 and not length.problem
             assert length.expected / sound.samplerate == pytest.approx(30, abs=0.1)
