@@ -39,8 +39,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The notebooks begin, as they take longest."""
+    """The notebooks begin, as they take longest; those for special tasks are long tests."""
     items.sort(key=lambda item: item.path.suffix != ".ipynb")
+    for item in items:
+        if item.path.suffix == ".ipynb" and item.path.name >= "05":
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,8 @@ import gpu_training  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
 from rows import result  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 SETTING = Setting(hw=CPU, steps=3, codes=4)
 EXACT = ("parity", "recovery", "resume", "variants", "codec", "recogniser")  # on any device
 KEYS = {"row", "value", "unit", "peer", "peer_value", "ratio"}

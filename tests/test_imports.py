@@ -117,6 +117,7 @@ for each in sys.argv[1].split():
 """
 
 
+@pytest.mark.long
 def test_each_extra_can_be_deleted():
     """The others, and the core, are imported, and what they offer is there."""
     files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
@@ -159,6 +160,7 @@ print(json.dumps({module: changed for module, changed in found.items() if change
 """
 
 
+@pytest.mark.long
 def test_importing_changes_nothing():
     files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]

@@ -12,6 +12,8 @@ import matrix
 import pytest
 from matrix import Row
 
+pytestmark = pytest.mark.long
+
 # Between them: weights without an average and with one, gate and none, muon and adamw, passes that
 # add up, dropout, both kinds of schedule, recomputed layers, every number format of the presets.
 WHY = "it takes half a minute; KIT_SLOW=1 runs it, too"

@@ -184,6 +184,7 @@ def test_it_holds_what_it_needs_and_names_its_licence(wheel):
     assert any(name.endswith("licenses/NOTICE") for name in names)
 
 
+@pytest.mark.long
 def test_the_command_runs_away_from_the_repository(wheel, tmp_path):
     environment = tmp_path / "venv"
     venv.create(environment, symlinks=True)

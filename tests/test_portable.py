@@ -106,6 +106,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_machine_like_a_mac_uses_every_room(tmp_path):
     """The kit alone does not see them: torch and the standard library keep what they need."""
     script = tmp_path / "mac.py"

@@ -279,6 +279,7 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.long
 def test_workers_make_the_same_batches_in_the_same_order(workers):
     made = itertools.islice(prefetched(stream(), workers), 12)
     for (parts, position), (plain, place) in zip(made, stream()):

@@ -154,6 +154,7 @@ def peak_bytes(folder, rows: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_a_row_costs_few_bytes_until_it_is_in_the_manifest(tmp_path, monkeypatch):
     monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", 1)
     monkeypatch.setattr(checks, "measure_clips", lambda *_, **__: MadeMeasures())

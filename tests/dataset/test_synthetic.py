@@ -77,6 +77,7 @@ def test_an_interrupted_make_resumes_to_the_same_bytes(made, tmp_path):
     assert contents(make_corpus(SMALL, tmp_path / "cut")) == contents(made)
 
 
+@pytest.mark.long
 def test_going_back_to_an_earlier_configuration_makes_it_again(tmp_path):
     configs = (SMALL, dataclasses.replace(SMALL, seed=1), SMALL)
     tables = [contents(make_corpus(each, tmp_path))["metadata_train.csv"] for each in configs]

@@ -230,6 +230,7 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.long
 def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     decoder, eager = Decoder(one_layer, COMPILED), Decoder(one_layer)
     texts, codes, cond = rows(3)
@@ -264,6 +265,7 @@ def check_compiled_int8(model, count: int) -> None:
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
+@pytest.mark.long
 def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, compiler):
     check_compiled_int8(one_layer, 8)
     # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come

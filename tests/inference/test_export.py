@@ -90,6 +90,7 @@ def test_the_reader_of_an_earlier_export_goes(voice, tmp_path):
     assert not (export_voice(voice, tmp_path) / export.READER).exists()
 
 
+@pytest.mark.long
 def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
     lines = re.findall(r"^    (.*)$", (folder / "README.md").read_text(), re.M)
     needless = "torchaudio", "soundfile", "yaml", "orjson", "psutil", "matplotlib", "ipywidgets"
@@ -174,6 +175,7 @@ def export_killed(folder: str, moved: int) -> None:
 
 
 @pytest.mark.parametrize("moved", range(5))
+@pytest.mark.long
 def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, processes, tmp_path, moved):
     export_voice(voice, tmp_path, "fp16")
     child = processes.Process(target=export_killed, args=(str(tmp_path), moved))

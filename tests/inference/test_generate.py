@@ -458,6 +458,7 @@ def test_a_graphs_states_are_not_written_over(model, monkeypatch):
     require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
 
 
+@pytest.mark.long
 def test_a_compiled_decoder_keeps_them_too(monkeypatch):
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")

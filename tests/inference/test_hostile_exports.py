@@ -191,6 +191,7 @@ def speak(folder: Path) -> None:
     assert torch.isfinite(speech.wave).all()
 
 
+@pytest.mark.long
 def test_no_export_of_a_stranger_ends_in_a_stack_trace_or_fills_the_memory(exports, tmp_path):
     speak(exports[0])
     if PEAK_RESET.exists():

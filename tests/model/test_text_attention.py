@@ -99,6 +99,7 @@ def trained_with(guide: float) -> SpeechGPT:
     return trained.model
 
 
+@pytest.mark.long
 def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
     models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
     unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]

@@ -45,6 +45,7 @@ def executed(*cells: str) -> list:
     return notebook.cells
 
 
+@pytest.mark.long
 def test_a_notebook_without_a_front_end(log):
     cells = executed(cell(log), "panel.run()", "print(process.done)")
     outputs = cells[1].outputs

@@ -51,6 +51,7 @@ def test_small_charts_are_pictures():
         assert width > 600 and height > 200
 
 
+@pytest.mark.long
 def test_the_curves_of_a_run_are_a_picture_whatever_the_rows():
     many = [row(s, val_loss=1.0 if s % 50 == 0 else None) for s in range(1, 900)]
     skipped = row(1, loss=None, memory_bytes=0, lr=0.0, note="skipped")

@@ -41,7 +41,7 @@ def trained_run(folder, **sections) -> ActiveRun:
 
 
 def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_times(tmp_path):
-    run = active(tmp_path)
+    run = active(tmp_path, recordings={"data": {"speeds": []}})
     assert TrainingData(run).model.text_dropout == 0
     run.record(data={"source": {"data": "my/recordings", "language": "am"}})
     data = TrainingData(run)
@@ -53,7 +53,7 @@ def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_
     message = str(learn_sound(TrainingData(run)))
     assert "0 of the recordings are here, and it takes 20" in message
     assert "run this again" in message and not (run.folder / SOUND).exists()
-    off = active(tmp_path, decoder_finetune={"steps": 0})
+    off = active(tmp_path, recordings={"decoder_finetune": {"steps": 0}})
     assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))
 
 

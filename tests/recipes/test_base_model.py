@@ -247,6 +247,7 @@ def test_an_indextts2_needs_its_package():
         SpeechGPT(GPTConfig(conformers=(16, 24, 2, 1, 2) * 2))
 
 
+@pytest.mark.long
 def test_it_stays_with_the_run_learns_the_letters_and_is_trained(release):
     run = start("from a release", settings=FEW)
     preparation = prepare(run, release, str(corpus()))
@@ -390,6 +391,7 @@ def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(a
     assert alone.stat().st_size < (run.folder / "model-ema.safetensors").stat().st_size / 2
 
 
+@pytest.mark.long
 def test_embeddings_and_heads_first_and_then_all(release):
     run = adapting("two phases", release, finetune={"tables_first": 3})
     training = Training(run)
@@ -450,6 +452,7 @@ def test_what_a_person_or_a_use_has_set_wins_over_it():
         tuned(gpu_run("t4", data={"micro_batch": 64}))
 
 
+@pytest.mark.long
 def test_the_other_method_is_offered_with_what_it_takes(release):
     for method, other, times in (("lora", "full", "1.5x"), ("full", "lora", "0.7x")):
         run = adapting(f"offers {other}", release, finetune={"method": method})

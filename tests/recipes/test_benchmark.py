@@ -49,6 +49,7 @@ def calls(monkeypatch, sizes) -> list:
     return made
 
 
+@pytest.mark.long
 def test_what_pays_is_written_and_is_not_measured_again(run, calls):
     assert measured_effects(run) == {}
     list(Benchmark(run).run())

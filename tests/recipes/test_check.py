@@ -46,6 +46,7 @@ def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_pat
         list(check(dataclasses.replace(preset, hw=small, preset=sections)))
 
 
+@pytest.mark.long
 def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, processes):
     terminal = Terminal(tmp_path, processes)
     share = "memory.max_memory_fraction=0.000001"
@@ -61,6 +62,7 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
     assert not list(tmp_path.glob("[!.]*"))
 
 
+@pytest.mark.long
 def test_the_committed_table_is_what_the_command_writes(preset, tmp_path):
     write_table(preset, tmp_path / "planned.md")
     assert (tmp_path / "planned.md").read_text() == COMMITTED.read_text()

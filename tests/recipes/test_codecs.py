@@ -157,6 +157,7 @@ def run_of(neucodec_folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     run = run_of(kind)
     _, codec_class, rate_hz = KINDS[kind]
@@ -186,10 +187,11 @@ def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
 
 
 def test_an_export_needs_its_codec_but_not_the_encoder(run_of):
+    folder = run_of("tones").folder / "export"
     with patch.dict(CODECS):
         del CODECS["tones"]
         with pytest.raises(SpeechError, match=r"'tones' is none of the codecs"):
-            load_export(run_of("tones").folder / "export")
+            load_export(folder)
     run = run_of("neucodec")
     codec = load_export(run.folder / "export").codec
     assert codec.config.sha256

@@ -129,6 +129,7 @@ def test_make_voice_fails_with_the_voice_but_prints_the_checklist(code, checklis
     assert (f"Error {code}" in done.stderr) == bool(code)
 
 
+@pytest.mark.long
 def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     words = ("DEMO=00_setup", "PRESET=tiny", "RUN=setup", f"KIT_RUNS={tmp_path}")
     done = make("demo", *words, f"BIN={Path(sys.executable).parent}")
@@ -136,6 +137,7 @@ def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     assert "Training: " in done.stdout and "It fits." in done.stdout
 
 
+@pytest.mark.long
 def test_json_is_all_that_stdout_gets(terminal, runs):
     answer = json.loads(terminal.done("setup", "--run", "plain", "--json"))
     assert (answer["command"], answer["run"], answer["exit_code"]) == ("setup", "plain", 0)
@@ -176,6 +178,7 @@ def test_names_that_the_terminal_or_utf8_cannot_write_are_answered(capfd):
     assert "\u12f5" in json.loads(ran.stdout)["error"]
 
 
+@pytest.mark.long
 def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal, runs):
     words = ("setup", "--run", "looked", "--use", "quality", "--tables")
     out = terminal.done(*words, afresh=True)
@@ -191,6 +194,7 @@ def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal
     assert "codec step" not in again and "recogniser step" not in again
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_a_benchmark_which_then_resumes(terminal, runs):
     words = ("benchmark", "--run", "timed", "--steps", "2", "--rounds", "1")
     # Where bf16 does not pay few are left to try; some must still be to come after the third.
@@ -209,6 +213,7 @@ def test_ctrl_c_stops_a_benchmark_which_then_resumes(terminal, runs):
     assert report(runs, "timed")["settings"]["trials"]["leave_out"][0] == "compile"
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_resumes(terminal, runs):
     words = ("train", "--run", "mine", "--max-steps", "3000")
     code, out, err = terminal.interrupt(has_lines(runs, "mine/train.jsonl"), *words, afresh=True)
@@ -223,6 +228,7 @@ def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_resumes(termina
     assert report(runs, "mine")["settings"]["train"] == {"lr": 2e-3}
 
 
+@pytest.mark.long
 def test_evaluate_speak_and_checklist_follow(terminal, runs):
     code, out, err = terminal.run("evaluate", "--run", "mine", "--sentences", "2", "--json")
     answer = json.loads(out)

@@ -198,6 +198,7 @@ def test_again_trains_nothing_and_ends_with_the_same_codes(prepared, monkeypatch
     assert after["data"]["codes"] == before["data"]["codes"]
 
 
+@pytest.mark.long
 def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch):
     run = start("interrupted")
     settings = {"width": 16, "blocks": 1, "steps": 2, "minutes": 0, "sharpen_steps": 2}
@@ -425,6 +426,7 @@ def folder_of(recordings, into: Path, joined: int) -> Path:
     return dataset(into, "\n".join(table) + "\n", clips)
 
 
+@pytest.mark.long
 def test_what_is_too_long_is_cut_at_its_pauses_and_counts_as_lost_only_then(tmp_path, recordings):
     folder = folder_of(recordings, tmp_path / "data", joined=16)
     prep = Preparation(start("long", settings={"recognizer": EAR}), str(folder))
@@ -441,6 +443,7 @@ def test_what_is_too_long_is_cut_at_its_pauses_and_counts_as_lost_only_then(tmp_
     assert len(said) > 0.8 * len(" ".join(recordings[0][-16:]))
 
 
+@pytest.mark.long
 def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
     """From 01 to 04: what cannot be checked is said and left out, in the record, too."""
     folder = folder_of(recordings, tmp_path / "data", joined=10)

@@ -21,6 +21,8 @@ ASKED = (
     "data.shard=5 codec.steps=8 codec.sharpen_steps=1 recognizer.steps=8"
 )
 
+pytestmark = pytest.mark.long
+
 
 def prepare(runs: Path, processes: int) -> subprocess.Popen:
     """`kit prepare`, by torchrun where there are several processes; what it says goes to a file."""

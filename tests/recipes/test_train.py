@@ -132,6 +132,7 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
+@pytest.mark.long
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     tmp_path, capsys, monkeypatch
 ):
@@ -204,6 +205,7 @@ def watched(monkeypatch):
     monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
 
 
+@pytest.mark.long
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     training = Training(saved(tmp_path))
     training.panel()
@@ -246,6 +248,7 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert not fits and "too much" in words
 
 
+@pytest.mark.long
 def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     tmp_path, monkeypatch, watched
 ):
@@ -376,6 +379,7 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     assert training.gate is not None
 
 
+@pytest.mark.long
 def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path, monkeypatch):
     steps = {"train": {"max_steps": 8, "eval_steps": 2}}
     folder = tmp_path / "evaluated"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import unchecked, until
 from paths import python_path
 from test_train import active, saved
@@ -91,6 +92,7 @@ def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
     assert process.process.wait(timeout=120) == 0 and process.error() is None
 
 
+@pytest.mark.long
 def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
     folder = tmp_path / "mine"
@@ -125,6 +127,7 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
     assert "Profile of steps" in (folder / "profile" / STATUS).read_text()
 
 
+@pytest.mark.long
 def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(tmp_path, monkeypatch):
     folder = tmp_path / "together"
     folder.mkdir()
@@ -186,6 +189,7 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
     assert "SIGKILL" in str(process.error())
 
 
+@pytest.mark.long
 def test_what_several_processes_cannot_share_is_refused_and_the_readmes_command_is_taken(tmp_path):
     words = ["--standalone", "--nproc-per-node=2", "-m", "--", "kit", "evaluate", "--run", "none"]
     ended = subprocess.run(

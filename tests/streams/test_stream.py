@@ -244,6 +244,7 @@ def test_a_mix_reports_what_does_not_fit(tmp_path):
         Mix(mixed.sources, [1, 0, 1])
 
 
+@pytest.mark.long
 def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path):
     path, lines = lines_file(tmp_path, 2000)
     rows = iter(stream(path))

@@ -132,6 +132,7 @@ def test_another_file_is_refused(tmp_path, package, file):
         russian_corpus(tmp_path / "into", package, file=file)
 
 
+@pytest.mark.long
 def test_no_network_is_a_sentence(tmp_path, file):
     with pytest.raises(KitError, match=r"Debian's server .*could not be reached.*PACKAGE=FI"):
         russian_corpus(tmp_path / "into", None, "http://127.0.0.1:9/", file)

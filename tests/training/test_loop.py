@@ -412,6 +412,7 @@ def test_while_the_next_passes_run_a_checkpoint_is_of_its_own_step(on_device):
     assert losses([*head, *rest]) == losses(events)
 
 
+@pytest.mark.long
 def test_one_row_too_large_is_a_verdict_with_a_fix():
     short = state()
     TightMemory(short, 0)

@@ -86,6 +86,7 @@ def test_two_processes_train_as_one_does(alone, two):
     assert files(two, "parity") == files(alone, "parity"), "the files are those of one process"
 
 
+@pytest.mark.long
 def test_four_processes_train_as_one_does(alone, tmp_path):
     done(4, tmp_path, "parity of four")
     require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
@@ -162,6 +163,7 @@ def killed(folder: Path, name: str, rng: random.Random) -> None:
     assert len(rows(folder, name)) < RUNS[name][0].max_steps
 
 
+@pytest.mark.long
 def test_a_killed_process_ends_the_run_with_a_sentence_and_loses_nothing(tmp_path, two):
     """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, resuming each time."""
     rng = random.Random(0)

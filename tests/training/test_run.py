@@ -82,6 +82,7 @@ def weights(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("at", [1, 12])
+@pytest.mark.long
 def test_a_killed_run_resumes_bit_for_bit(busy, processes, tmp_path, at):
     child = processes.Process(target=train_in, args=(tmp_path, BUSY))
     helpers.start_and_kill(child, tmp_path / "train.jsonl", at)
@@ -108,6 +109,7 @@ def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> in
     return before
 
 
+@pytest.mark.long
 def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path):
     config = dataclasses.replace(TRAIN, max_steps=150, save_steps=1, eval_steps=50)
     shape = helpers.real_config()

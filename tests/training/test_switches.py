@@ -232,6 +232,7 @@ SHAPES |= {"fixed lengths": ((40, 56, 64) * 2, False)}  # tokens
 
 
 @pytest.mark.parametrize(("lengths", "recompute"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.long
 def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recompute):
     """torch.compile's own tracing and guards; the slow code generation behind it left out."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
@@ -249,6 +250,7 @@ def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recomput
     assert made[0] == 1 and made[-1] == 1, made
 
 
+@pytest.mark.long
 def test_compiled_layers_are_recomputed_in_half_precision():
     """Inductor fails on a checkpoint inside a compiled layer."""
     model = tiny_model(dropout=0.1).train()

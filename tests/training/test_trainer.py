@@ -189,6 +189,7 @@ def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, 
     assert switched == pytest.approx(plain, rel=2e-5 if precision == "fp32" else 3e-3)
 
 
+@pytest.mark.long
 def test_compiled_it_is_the_same(monkeypatch):
     """torch.compile's own tracing and guards; the slow code generation behind it left out."""
     compiler = torch.compile

@@ -78,6 +78,7 @@ def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
         (LARGER, LONG, "bf16", "adamw", {"sdpa": True, "fused_adamw": True}),
     ],
 )
+@pytest.mark.long
 def test_the_peak_is_within_five_percent_of_a_real_step(monkeypatch, what):
     near(workload(monkeypatch, *what))
 
@@ -94,6 +95,7 @@ def test_dropout_and_guided_attention_are_planned_too(monkeypatch, precision, sw
 
 
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True, "mixed_precision": True} | ALL], ids=str)
+@pytest.mark.long
 def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
     near(workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches).with_rows(2))
 
@@ -115,6 +117,7 @@ FEW = LoRAConfig(rank=8, targets=("attn.c_attn", "mlp.c_fc"))
     ],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.long
 def test_adapters_are_planned_as_they_are(monkeypatch, what, finetuning, dropout):
     model = dataclasses.replace(LARGER, dropout=dropout)
     full = workload(monkeypatch, model, LONG, *what)
@@ -125,6 +128,7 @@ def test_adapters_are_planned_as_they_are(monkeypatch, what, finetuning, dropout
 
 @pytest.mark.parametrize("lora", [ADAPTERS, FEW])
 @pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.long
 def test_frozen_matrices_in_half_the_bytes_are_planned_so(monkeypatch, tmp_path, lora, recomputed):
     switches = {"sdpa": True, "gradient_checkpointing": recomputed}
     full = workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches)

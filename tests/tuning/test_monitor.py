@@ -194,6 +194,7 @@ def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkey
     assert (tmp_path / "profile" / STATUS).read_text().startswith("The profile failed.")
 
 
+@pytest.mark.long
 def test_nothing_alarming_is_printed(tmp_path):
     """Profiled outside the thread that imported torch, kineto writes ERROR under the cell."""
     body = (

@@ -149,6 +149,7 @@ print(json.dumps([vars(verdict) for verdict in verdicts]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.long
 def test_memory_that_runs_out_is_a_verdict_with_a_fix_and_the_search_continues():
     """One row is planned at 76 MiB, eight at 514.
 
@@ -254,6 +255,7 @@ def _require_float(fraction: float) -> None:
     assert isinstance(fraction, float)
 
 
+@pytest.mark.long
 def test_on_a_gpu_reserved_memory_is_judged_and_both_figures_are_reported(pretended_t4):
     limit_gib = 0.9 * 14.6
     for reserved_gib, fits in ((8.0, True), (limit_gib + 0.2, False)):

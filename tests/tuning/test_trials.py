@@ -200,6 +200,7 @@ import torch._dynamo, kit.tuning.trials
 """
 
 
+@pytest.mark.long
 def test_what_the_server_imports_leaves_the_gpu_alone():
     done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -207,6 +207,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
+@pytest.mark.long
 def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     folder = tuned[0].active_run.folder
