@@ -39,10 +39,10 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The notebooks begin, as they take longest; those for special tasks are long tests."""
+    """The notebooks begin, as they take longest; those that need no other's run are long tests."""
     items.sort(key=lambda item: item.path.suffix != ".ipynb")
     for item in items:
-        if item.path.suffix == ".ipynb" and item.path.name >= "05":
+        if item.path.name in ("05_benchmark.ipynb", "07_finetune_xtts.ipynb"):
             item.add_marker(pytest.mark.long)
 
 

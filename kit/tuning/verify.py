@@ -139,7 +139,9 @@ def training_proofs(subject: Subject, decode: Callable[[list[int]], str]) -> Ite
 @torch.inference_mode()
 def loss_at_start(subject: Subject) -> Proof:
     """An untrained model must guess: the mean of -log p over codes is the log of their number."""
-    model = subject.trainer(1).model.eval()
+    # Shared digits are sums of several tables, so the first guess is less even.
+    config = dataclasses.replace(subject.config, code_levels=())
+    model = dataclasses.replace(subject, config=config).trainer(1).model.eval()
     batch = subject.batch(len(subject.examples), len(subject.examples))
     _, code_loss = model(batch.micro[0].to(subject.hw.device))
     loss = code_loss.item() / batch.code_targets
