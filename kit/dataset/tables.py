@@ -140,14 +140,16 @@ def open_table(path: Path, config: ManifestConfig) -> Table:
                 quoted=separator in QUOTED,
                 has_header=True,
             )
-    widest = max(SEPARATORS, key=lambda separator: len(_split_line(head[0], separator)))
-    rows = [_split_line(line, widest) for line in head]
+    likely = max(SEPARATORS, key=lambda separator: len(_split_line(head[0], separator)))
+    if "|" in head[0]:  # the others are signs of a text, too
+        likely = "|"
+    rows = [_split_line(line, likely) for line in head]
     root = Path(config.audio_root or path.parent)
     in_wavs = root.name == "wavs" or (root / "wavs").is_dir()
     is_ljspeech = in_wavs or (path.stem.lower().startswith("metadata") and _has_recordings(root))
-    if "|" in head[0] and widest == "|" and is_ljspeech:
+    if "|" in head[0] and is_ljspeech:
         return _open_ljspeech(path, rows)
-    raise unclear_table(path, rows, reasons[widest])
+    raise unclear_table(path, rows, reasons[likely])
 
 
 def _has_recordings(folder: Path) -> bool:

@@ -113,6 +113,13 @@ def test_tables_without_wavs_beside_them_are_no_ljspeech(tmp_path):
     assert len(read(folder, columns="audio|text").rows) == 10
 
 
+def test_an_ljspeech_text_may_have_more_commas_than_the_table_has_columns(tmp_path):
+    texts = [f"one, two, three; four, number {number}" for number in range(10)]
+    table = "".join(f"c{number}|{text}\n" for number, text in enumerate(texts))
+    folder = folder_of(tmp_path, wavs(10), **{"metadata.csv": table})
+    assert [row.text for row in read(folder).rows][0].startswith("one, two, three; four,")
+
+
 WRONG = {
     "audio|txet": "text",
     "audio|speaker": "`text`",
