@@ -8,6 +8,7 @@ import soundfile
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from helpers import speech
+
 from kit.extras.recorder.recipe import RecordingFolder, record_page, upload_page
 
 RATE = 48_000
