@@ -186,6 +186,7 @@ def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     assert kind != "xtts" or isinstance(voice.front_end, XTTSMel)
 
 
+@pytest.mark.long  # it needs what the long ones export
 def test_an_export_needs_its_codec_but_not_the_encoder(run_of):
     folder = run_of("tones").folder / "export"
     with patch.dict(CODECS):
