@@ -160,7 +160,7 @@ test-long: $(STAMP)  ## run the tests that take long, and notebooks 05 and 07
 	@touch $@
 
 test-oldest: .venv-oldest/.installed  ## run the tests with the oldest supported versions of all packages
-	@.venv-oldest/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
+	@.venv-oldest/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder -m "" $(ARGS)
 
 test-plain-cpu: $(STAMP)  ## test as on a CPU without AVX-512; with qemu-user installed, notebooks too
 	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)

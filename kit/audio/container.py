@@ -75,9 +75,6 @@ def open_audio(
 def duration_s(path: str) -> float:
     """Return the seconds of a recording, by its header where that says it; see `open_audio`."""
     with open_audio(path, max_s=0.0) as (sound, length):
-        if length.expected > length.frames:
-            return length.expected / sound.samplerate
-    with open_audio(path) as (sound, length):
         return length.expected / sound.samplerate
 
 

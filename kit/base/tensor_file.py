@@ -274,7 +274,7 @@ def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> 
     """Return `module` in eval mode, with copies of `tensors` in fp32, which must be finite."""
     require_finite(tensors, what)
     order = torch.contiguous_format
-    copies = {}  # Windows cannot overwrite a file that is still memory-mapped
+    copies = {}  # the file, which stays mapped, may be overwritten
     for name, tensor in tensors.items():
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         copies[name] = tensor.to(dtype, copy=True, memory_format=order)

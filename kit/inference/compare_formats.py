@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from kit.base.hardware import timings
 from kit.batches.code_cache import CodeCache
@@ -63,18 +64,27 @@ def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
     ]
 
 
-@torch.inference_mode()
 def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
     """Return logits (N + 1, V) of every code of `row` and its STOP."""
-    text, codes, mel = row
-    x, padding = decoder.prompt([text], mel[None].float().to(decoder.device))
-    logits, cache = decoder.prefill(x, padding, len(codes) + 1)
+    return batch_logits(decoder, [row])[:, 0]
+
+
+@torch.inference_mode()
+def batch_logits(decoder: Decoder, rows: list[RecordedExample]) -> Tensor:
+    """Return logits (N + 1, B, V) of `rows` decoded together, N the codes of the longest.
+
+    Behind the codes of a shorter row they mean nothing.
+    """
+    texts, codes, mels = zip(*rows)
+    x, padding = decoder.prompt(list(texts), torch.stack(mels).float().to(decoder.device))
+    recorded = [torch.tensor(row_codes, dtype=torch.long) for row_codes in codes]
+    recorded = pad_sequence(recorded, padding_value=decoder.config.stop_code).to(decoder.device)
+    logits, cache = decoder.prefill(x, padding, len(recorded) + 1)
     all_logits = [logits]
-    recorded = torch.tensor(codes, device=decoder.device)
-    for position, code in enumerate(recorded, start=1):
-        all_logits.append(decoder.decode_one(code[None], position, cache))
+    for position, batch_codes in enumerate(recorded, start=1):  # (B,)
+        all_logits.append(decoder.decode_one(batch_codes, position, cache))
     decoder.release(cache)
-    return torch.cat(all_logits)
+    return torch.stack(all_logits)
 
 
 def compare_decoders(

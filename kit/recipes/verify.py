@@ -15,9 +15,9 @@ from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
 from kit.base.hardware import on_device
 from kit.dataset.alignment import alignment_score
 from kit.dataset.manifest import Utterance, read_manifest
+from kit.inference.compare_formats import batch_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import pack
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
@@ -25,6 +25,7 @@ from kit.tuning.verify import (
     Example,
     Proof,
     Subject,
+    code_logits,
     not_judged,
     small_config,
     training_proofs,
@@ -99,7 +100,9 @@ def decoding(subject: Subject) -> Proof:
     """What the decoder with KV cache predicts must be what the trained model computes."""
     # In inference a text always ends with STOP, and nothing is dropped.
     config = dataclasses.replace(subject.config, text_stop_input=True, dropout=0.1)
-    model = dataclasses.replace(subject, config=config).trainer(1).model.eval()
+    short = [dataclasses.replace(row, codes=row.codes[:DECODED_CODES]) for row in subject.examples]
+    subject = dataclasses.replace(subject, config=config, examples=short)
+    model = subject.trainer(1).model.eval()
     formats = dict.fromkeys(("fp32", subject.precision, "int8"))
     errors = {name: decoding_error(model, subject, name) for name in formats}
     bounds = {name: MAX_KL.get(name, MAX_KL_ROUNDED) for name in formats}
@@ -116,46 +119,23 @@ def decoding(subject: Subject) -> Proof:
 def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     """The largest mean KL divergence in nats, of one row alone and of all rows together."""
     decoder = Decoder(model, DecoderConfig(weights=weights))
+    # START is never sampled: the decoder may give it no probability.
+    sampled = torch.arange(model.config.code_vocab) != model.config.start_code
     errors = []
     for count in (1, len(subject.examples)):
-        rows = subject.examples[:count]
-        texts = [row.text.tolist() for row in rows]
-        codes = [torch.as_tensor(np.asarray(row.codes[:DECODED_CODES])).long() for row in rows]
-        cond = torch.stack([row.reference for row in rows]).to(subject.hw.device)
-        batch = pack(model.config, texts, [each.numpy() for each in codes], cond)
-        batch = batch.to(subject.hw.device)
-        torch.manual_seed(1)
-        logits = model.code_head(model.hidden(batch)).float().flatten(0, 1)
-        counts = [len(each) + model.config.stop_targets for each in codes]
-        forced = logits[batch.code_indices].split(counts)
-        stepped = decoded_logits(decoder, texts, codes, cond)
-        for row, each in enumerate(codes):
-            wanted = forced[row][: len(each) + 1].log_softmax(-1)
-            got = stepped[: len(each) + 1, row]
-            # START is never sampled: the decoder may give it no probability.
-            keep = torch.arange(wanted.shape[-1], device=wanted.device) != model.config.start_code
-            wanted = wanted[:, keep].log_softmax(-1)
-            got = got[:, keep].log_softmax(-1)
+        batch = subject.batch(count, count).micro[0].to(subject.hw.device)
+        logits = code_logits(model, batch).flatten(0, 1)[batch.code_indices].cpu()
+        examples = subject.examples[:count]
+        counts = [len(row.codes) + model.config.stop_targets for row in examples]
+        rows = [(row.text.tolist(), row.codes.tolist(), row.reference) for row in examples]
+        stepped = batch_logits(decoder, rows).cpu()
+        for row, wanted in enumerate(logits.split(counts)):
+            last = len(examples[row].codes) + 1  # the first STOP's
+            wanted = wanted[:last, sampled].log_softmax(-1)
+            got = stepped[:last, row, sampled].log_softmax(-1)
             kl = F.kl_div(got, wanted, log_target=True, reduction="none").sum(-1)
             errors.append(kl.mean().item())
     return max(errors)
-
-
-def decoded_logits(
-    decoder: Decoder, texts: list[list[int]], codes: list[Tensor], cond: Tensor
-) -> Tensor:
-    """Logits (N + 1, B, V) of the decoder, to which `codes` are given one after the other."""
-    longest = max(map(len, codes))
-    stop = decoder.config.stop_code
-    padded = torch.stack([F.pad(each, (0, longest - len(each)), value=stop) for each in codes])
-    padded = padded.to(cond.device)
-    x, padding = decoder.prompt(texts, cond)
-    logits, cache = decoder.prefill(x, padding, longest + 1)
-    steps = [logits.clone()]
-    for index in range(longest):
-        steps.append(decoder.decode_one(padded[:, index], index + 1, cache).clone())
-    decoder.release(cache)
-    return torch.stack(steps)
 
 
 def recording_proofs(run: ActiveRun, data: TrainingData) -> Iterator[Proof]:

@@ -204,7 +204,6 @@ def _wrong_targets(pairs: list[tuple[int, int]], wanted: list[int]) -> int:
 @torch.inference_mode()
 def causality(subject: Subject) -> Proof:
     """Change a row's last codes, then another row: earlier logits, and this row's, must stay."""
-    torch.manual_seed(0)
     model = subject.trainer(1).model.eval()
     batch = subject.batch(2, 2).micro[0].to(subject.hw.device)
     length = int(batch.lengths[0])
@@ -212,9 +211,9 @@ def causality(subject: Subject) -> Proof:
     later[0, length - 3 : length] = subject.config.text_vocab
     other = batch.tokens.clone()
     other[1] = other[1].flip(0)
-    before = _code_logits(model, batch)
-    changed = _code_logits(model, dataclasses.replace(batch, tokens=later))
-    apart = _code_logits(model, dataclasses.replace(batch, tokens=other))
+    before = code_logits(model, batch)
+    changed = code_logits(model, dataclasses.replace(batch, tokens=later))
+    apart = code_logits(model, dataclasses.replace(batch, tokens=other))
     change = (changed - before)[0, : length - 3].abs().max().item()
     leak = (apart - before)[0, :length].abs().max().item()
     return Proof(
@@ -226,7 +225,7 @@ def causality(subject: Subject) -> Proof:
     )
 
 
-def _code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
+def code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
     """Logits (B, S, V) of every position; dropout, where any is on, draws the same each time."""
     torch.manual_seed(1)
     return model.code_head(model.hidden(batch)).float()

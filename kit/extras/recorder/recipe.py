@@ -97,7 +97,7 @@ def add_files(folder: Path, files: list[Path]) -> str:
     for file in files:
         if not archive_suffix(file) and file.suffix.lower() not in SUFFIXES + TABLES:
             kinds = ", ".join((*SUFFIXES, *TABLES, ".zip"))
-            raise DatasetError(f"{file.name} is no recording, table or archive: {kinds}.")
+            raise DatasetError(f"{file.name} is not a recording, table or archive: {kinds}.")
     number = max(len(list(folder.glob("batch-*"))), 1)
     if any(is_taken(folder / f"batch-{number}", file) for file in files):
         number += 1
