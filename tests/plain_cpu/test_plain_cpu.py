@@ -69,7 +69,8 @@ QUICK = ("linear_formats", "compare_formats", "decoder", "generate", "optim")
 @pytest.mark.parametrize("name", QUICK)
 def test_what_speaks_and_trains_works_with_avx2_alone(name):
     (file,) = (ROOT / "tests").glob(f"*/test_{name}.py")
-    run([sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", str(file)], **AVX2)
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", str(file)]
+    run([sys.executable, "-m", "pytest", *options], **AVX2)
 
 
 @needs_qemu
