@@ -228,6 +228,7 @@ class MelCodecConfig(FitConfig):
     width: int = 192  # channels
     blocks: int = 3  # residual blocks on each side of the bottleneck
     griffin_lim_iters: int = 24
+    griffin_lim_power: float = 1.0  # of magnitudes, before it (Tacotron: Wang et al. 2017)
     magnitude_weight: float = 0.25  # of the log-magnitude loss, relative to the log-mel loss
     batch: int = 8  # crops per training step
     crop_frames: int = 48  # mel frames per crop
@@ -262,6 +263,7 @@ class MelCodecConfig(FitConfig):
         require_within(self, 1, 64, "frames_per_code", "blocks", "vocoder_blocks")
         require_within(self, 1, 8192, "width", "vocoder_width")
         require_within(self, 0, 1000, "griffin_lim_iters")
+        require_within(self, 0.5, 2, "griffin_lim_power")
         require_within(self, 1e-12, 10, "lr")
         require_within(self, 0, 8192, "state_width")
         require_least(self, 0, "magnitude_weight", "sharpen_steps", "vocoder_steps")

@@ -156,7 +156,7 @@ class MelCodec(nn.Module, Codec):
         """Log-magnitude (B, F, T) -> waveform (B, L); `first` is the index of its first frame."""
         # Log-mels end at a floor, so decoded pauses hiss: below PAUSE_LEVEL go twice as far down.
         log_magnitude = log_magnitude - F.relu(PAUSE_LEVEL - log_magnitude)
-        return self.griffin_lim(log_magnitude.exp(), first)
+        return self.griffin_lim((self.config.griffin_lim_power * log_magnitude).exp(), first)
 
     @torch.inference_mode()
     def round_trips(self, wave: Tensor) -> dict[str, Tensor]:

@@ -404,3 +404,13 @@ def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_pa
     assert len(wave) == pytest.approx(RATE, abs=2)
     spectrum = torch.fft.rfft(wave).abs()
     assert int(spectrum.argmax()) == pytest.approx(440, abs=1)
+
+
+def test_a_power_above_1_makes_what_is_loud_louder_and_what_is_quiet_quieter():
+    log_magnitude = torch.rand(1, 513, 12, generator=torch.Generator().manual_seed(0))
+    plain, clearer = (
+        MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_power": power})).eval()
+        for power in (1.0, 1.2)
+    )
+    expected = plain.by_griffin_lim(1.2 * log_magnitude)
+    torch.testing.assert_close(clearer.by_griffin_lim(log_magnitude), expected)
