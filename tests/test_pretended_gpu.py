@@ -22,6 +22,7 @@ from kit.base.hardware import Hardware, choose_precision
 from kit.base.run import find_run
 from kit.notebook.result import Result
 from kit.recipes.benchmark import Benchmark
+from kit.recipes.panel import PanelSettings
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -194,4 +195,4 @@ def test_02_recomputes_what_a_t4_cannot_hold_unless_that_is_forbidden(card, forb
     on = training.switches().figures["Gradient checkpointing"].startswith("on")
     assert on is not forbidden
     assert training.speed.gradient_checkpointing is on
-    assert training.values()["gradient_checkpointing"] is on, "as the panel shows it"
+    assert PanelSettings(training).values()["gradient_checkpointing"] is on, "as the panel shows it"

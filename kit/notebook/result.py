@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
+from kit.notebook.plots import picture_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Result:
     """
 
     line: str
-    pictures: Sequence = ()  # matplotlib figures
+    pictures: Sequence = ()  # matplotlib figures, or functions that draw one once it is shown
     sounds: Sequence[Sound] = ()
     # Sounds of the same sentences, a column for each name.
     compared: dict[str, Sequence[Sound]] = dataclasses.field(default_factory=dict)
@@ -70,9 +71,8 @@ class Result:
         if self.link:
             parts.append(link_html(self.link))
         if self.pictures:
-            from kit.notebook.plots import picture_html  # only here: it loads matplotlib
-
-            parts += [picture_html(picture, lines[:1]) for picture in self.pictures]
+            drawn = [picture() if callable(picture) else picture for picture in self.pictures]
+            parts += [picture_html(picture, lines[:1]) for picture in drawn]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.compared:
             parts.append(compared_html(self.compared))

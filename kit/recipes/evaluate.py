@@ -30,7 +30,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
-from kit.notebook.plots import Figure, bars, curves, grouped_bars, mel_picture
+from kit.notebook.plots import bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.base_model import package_speaker
@@ -500,9 +500,7 @@ class Evaluation:
             sounds=players_of(captions, data.rate_hz),
         )
 
-    def record(
-        self, line: str, figures: dict, picture: Figure | None = None, grid: list = ()
-    ) -> Result:
+    def record(self, line: str, figures: dict, picture=None, grid: list = ()) -> Result:
         """Record `figures` under `eval` in the run's report; returns the step's result."""
         self.active_run.record(eval=figures)
         pictures = [picture] if picture else []

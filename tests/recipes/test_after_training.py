@@ -19,9 +19,14 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
+from kit.recipes.after_training import (
+    balance_speakers,
+    learn_reader,
+    learn_sound,
+    texts_and_codes,
+)
 from kit.recipes.evaluate import EvaluationData
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.train import balance_speakers, learn_reader, learn_sound, texts_and_codes
 from kit.recipes.training_data import TrainingData
 from kit.settings import GenerateConfig
 

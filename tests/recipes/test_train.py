@@ -25,8 +25,10 @@ from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
+from kit.recipes.panel import PanelSettings, SamplePlayers
 from kit.recipes.start import start
-from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
+from kit.recipes.train import SPOKEN, Training
+from kit.recipes.training_listeners import load_attention_maps
 from kit.recipes.training_plan import TRIAL_STEPS, in_process
 from kit.training import loop
 
@@ -244,7 +246,8 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     training.shown.retired.set()
     assert not (tmp_path / "train.jsonl").exists()
     training.verdict = dataclasses.replace(training.verdict, limit_bytes=2**20)
-    words, fits = training.planned(training.values())
+    settings = PanelSettings(training)
+    words, fits = settings.planned(settings.values())
     assert not fits and "too much" in words
 
 
@@ -293,28 +296,29 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     training.shown.retired.set()
     again = Training(start(tmp_path.name))
     assert again.config == training.config
-    field = {field.name: field for field in again.fields()}["lr"]
+    field = {field.name: field for field in PanelSettings(again).fields()}["lr"]
     assert (field.value, field.preset) == (1e-4, before)
 
 
 def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     training = Training(saved(tmp_path))
-    values = training.values()
+    settings = PanelSettings(training)
+    values = settings.values()
     steps = 2 * training.data.epoch_steps
     changed = values | {"num_train_epochs": 2}
-    work = training.workload_of(changed)
-    assert work == training.workload_of(values | {"max_steps": steps})
+    work = settings.workload_of(changed)
+    assert work == settings.workload_of(values | {"max_steps": steps})
     halved = {"effective_batch": 4, "micro_batch": 4}
-    assert training.workload_of(changed | halved).train.max_steps > steps
-    training.keep(work, changed)
+    assert settings.workload_of(changed | halved).train.max_steps > steps
+    settings.keep(work, changed)
     again = Training(start(tmp_path.name))
     assert again.config.max_steps == steps
-    fields = {field.name: (field.value, field.preset) for field in again.fields()}
+    fields = {field.name: (field.value, field.preset) for field in PanelSettings(again).fields()}
     assert fields["max_steps"] == (steps, values["max_steps"])
     assert fields["num_train_epochs"] == (0, 0)
     with pytest.raises(KitError, match="num_train_epochs = -1") as raised:
-        training.workload_of(values | {"num_train_epochs": -1})
+        settings.workload_of(values | {"num_train_epochs": -1})
     assert raised.value.field == "num_train_epochs"
 
 

@@ -17,7 +17,7 @@ from kit.base.tensor_file import checksum
 from kit.model.lora import TABLES, adapted_layers, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
-from kit.recipes.train import AttentionLog, load_attention_maps
+from kit.recipes.training_listeners import AttentionLog, load_attention_maps
 from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import Base, Finetuning
