@@ -19,7 +19,7 @@ from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.hub import fetch_model, fetched, list_files
 from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, run_folder, runs_folder
+from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, runs_folder
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
@@ -237,14 +237,14 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     return folder, fetch_once(repository, revision, folder, *names, listing)
 
 
-def voice_folder(name: str, run: str = "") -> Path:
+def voice_folder(name: str) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    "" is the voice of `run`. Downloads it once for all runs; a commit that is there needs no
-    network. Raises KitError if there is none, and DiskError if the download fails.
+    Downloads it once for all runs; a commit that is there needs no network. Raises KitError if
+    there is none, and DiskError if the download fails.
     """
     if not name.startswith(HUB):
-        folder = Path(name).expanduser() if name else run_folder(run) / "export"
+        folder = Path(name).expanduser()
         if not (folder / CARD).is_file():
             raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder

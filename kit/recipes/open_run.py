@@ -40,6 +40,13 @@ from kit.text.normalize import language_code
 from kit.training.ranks import ALONE, Ranks
 
 SETTINGS_SHOWN = 6
+CHECKED = {*SECTIONS, "codec", "front_end"}
+# What the weights of a run depend on, by section; (): all of it.
+FIXED = {
+    **dict.fromkeys(("text", "codec", "front_end", "model", "finetune", "lora"), ()),
+    "data": ("effective_batch", "effective_tokens"),
+    "train": ("optimizer",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +132,7 @@ def open_active_run(
     check_saved_settings(run)
     config.require_sections(settings, Path("SETTINGS"))
     check_settings(settings, run.preset)  # before anything is written
+    require_changeable(run, settings)
     run.begin()
     for place in runs.places_of_runs():
         with suppress(DiskError):
@@ -207,19 +215,44 @@ def check_settings(sections: dict, preset: dict) -> None:
     for section, values in sections.items():
         if section not in preset:
             raise KitError(f"There is no section `{section}`.{nearest(section, preset)}")
-        merged = merge(preset[section], values)
         try:
-            if section == "codec":  # the `kind` of these two decides which class checks it
-                codec_config(merged)
-            elif section == "front_end":
-                front_end_config(merged)
-            elif section in SECTIONS:
-                build(SECTIONS[section], merged)
+            if section in CHECKED:
+                _checked_section(section, merge(preset[section], values))
             else:
                 for key, value in values.items():
                     _check_plain(section, key, value, preset[section])
         except SettingError as error:  # name the section, as the user wrote it, not the class
             raise SettingError(section, error.rest, error.field) from error
+
+
+def _checked_section(section: str, values: dict):
+    """The settings of `section` as its class checks them; two have a `kind` that decides which."""
+    kinds = {"codec": codec_config, "front_end": front_end_config}
+    return kinds[section](values) if section in kinds else build(SECTIONS[section], values)
+
+
+def require_changeable(run: Run, settings: dict) -> None:
+    """Raise KitError if `settings` change what the weights of a trained run are made of."""
+    if not (run.folder / "train.jsonl").exists():
+        return
+    changes = []
+    for section in FIXED.keys() & settings.keys():
+        now = section_for_run(run, section)
+        before = vars(_checked_section(section, now))
+        after = vars(_checked_section(section, merge(now, settings[section])))
+        fields = FIXED[section] or before
+        changes += [
+            f"{section}.{name} is {before.get(name)!r}, not {value!r}"
+            for name, value in after.items()
+            if name in fields and value != before.get(name)
+        ]
+    if changes:
+        free = next(n for n in runs.numbered(run.name) if not (run.folder.parent / n).exists())
+        raise KitError(
+            f"The run `{run.name}` has begun to train and keeps what its weights were made with: "
+            f"{'; '.join(sorted(changes))}. Leave the setting out, or begin a new run: RUN = "
+            f'"{free}" (--run {free}).'
+        )
 
 
 def check_saved_settings(run: Run) -> None:

@@ -37,6 +37,7 @@ from kit.text import train_tokenizer
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
 from kit.training.ranks import RankLost, SeveralRanks, broadcast_order, interruptible
 
+SOUND_ONLY = ("griffin_lim_iters", "griffin_lim_power")
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
 REUSED = "the one of before, with these settings, is used again"
@@ -206,9 +207,15 @@ def trained_codec(
 
 
 def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
-    """The codec at `path`; None where there is none or its settings differ."""
+    """The codec at `path`; None where there is none or its settings differ.
+
+    Settings of Griffin-Lim change no code: a run keeps those that its codec was trained with.
+    """
     codec = load_codec(path) if path.exists() else None
-    return codec if codec and codec.config == config else None
+    if codec is None or type(codec.config) is not type(config):
+        return None
+    kept = {name: getattr(codec.config, name) for name in SOUND_ONLY if hasattr(config, name)}
+    return codec if codec.config == dataclasses.replace(config, **kept) else None
 
 
 def describe_codec_training(figures: dict) -> str:

@@ -36,7 +36,7 @@ from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent
-from kit.training.logs import Listener, jsonl_log, parse_row
+from kit.training.logs import Listener, jsonl_log, parse_row, read_log
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import prefetch_if_on
@@ -341,14 +341,29 @@ class TrainingRun:
         if tree is None and notes:  # starting again would overwrite what may still be saved
             raise KitError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
-                f"{shorten(notes[0], 400)} Restore a copy, or delete that folder to start again."
+                f"{shorten(notes[0], 400)} Restore a copy, or delete that folder and {self.log} "
+                "to start again."
             )
         if tree is None:
+            self._require_untrained()
             if self.ranks.is_main:
                 self.log.unlink(missing_ok=True)
             return notes
         self.trainer.restore(tree)
         return [*notes, f"resumed from step {self.trainer.step}", *self.trainer.notes]
+
+    def _require_untrained(self) -> None:
+        """Raise KitError if this run had a checkpoint once: training would begin at step 1."""
+        rows = read_log(self.log)
+        reached = max(finished_steps(self.folder), rows[-1]["step"] if rows else 0)
+        if reached < self.config.save_steps and not finished_steps(self.folder):
+            return
+        raise KitError(
+            f"This run was trained to step {reached:,}, and its checkpoints are gone: training "
+            f"would begin at step 1 and overwrite its voice. Bring {self.checkpoints} back, begin "
+            f"another run with its voice (BASE_MODEL or --base-model {self.folder}), or delete "
+            f"{self.log} and {self.folder / FINISHED} to train this one anew."
+        )
 
     def load_newest(self) -> SpeechGPT:
         """Return the plain model of the newest checkpoint. Raises KitError if there is none."""

@@ -56,7 +56,8 @@ def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_
     rows = [dataclasses.replace(row, audio=row.audio + ".gone") for row in manifest()]
     write_manifest(rows, run.folder)
     message = str(learn_sound(TrainingData(run)))
-    assert "0 of the recordings are here, and it takes 20" in message
+    recordings = sum(row.split == "train" for row in rows)
+    assert f"0 of the {recordings} recordings to learn from are here, and it takes 20" in message
     assert "run this again" in message and not (run.folder / SOUND).exists()
     off = active(tmp_path, recordings={"decoder_finetune": {"steps": 0}})
     assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))

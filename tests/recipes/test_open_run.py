@@ -271,6 +271,26 @@ def test_what_no_code_reads_is_refused_before_it_is_kept(word, reported, runs):
     assert not list(runs.iterdir()), "no folder is left behind"
 
 
+def test_a_run_that_was_trained_keeps_what_its_weights_were_made_with(runs):
+    run = start("mine", "tiny", settings={"data": {"effective_batch": 8, "micro_batch": 8}})
+    layers = run.section("model")["layers"]
+    start("mine", settings={"model": {"layers": layers + 1}})
+    (run.folder / "train.jsonl").write_text("")
+    before = (run.folder / "settings.yaml").read_bytes()
+    for words, facts in (
+        (["model.layers=7"], f"model.layers is {layers + 1}, not 7"),
+        (["train.lr=1e-4", "data.effective_batch=16"], "data.effective_batch is 8, not 16"),
+        (["finetune.method=lora"], "finetune.method is 'full', not 'lora'"),
+        (["codec.levels=[8,8]"], "codec.levels"),
+    ):
+        with pytest.raises(KitError) as raised:
+            start("mine", settings=parse_settings(words))
+        assert facts in str(raised.value) and "mine-2" in str(raised.value)
+        assert (run.folder / "settings.yaml").read_bytes() == before
+    same = parse_settings([f"model.layers={layers + 1}", "train.lr=1e-4", "data.micro_batch=4"])
+    assert start("mine", settings=same).section("train")["lr"] == 1e-4
+
+
 def test_a_use_that_there_is_not_begins_no_run_and_spoils_none(runs):
     with pytest.raises(KitError, match="speedy"):
         start("mine", "tiny", use="speedy")

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+import safetensors.torch
 import soundfile
 import torch
 from helpers import code_index, manifest, real_voice
@@ -18,17 +20,21 @@ from test_evaluation import trained_run
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.extras.indextts2.base import INDEXTTS2
 from kit.extras.indextts2.speak import PackageSpeaker
-from kit.inference.export import load_export
+from kit.inference.export import load_export, read_card
 from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
+from kit.model.weights import WEIGHTS
+from kit.notebook.result import Result, Sound
+from kit.recipes.exports import chosen_weights, current_export
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
+    SOUND_FILES,
     STEPS,
     Speaking,
-    chosen_weights,
     speak,
     speak_file,
+    written,
 )
 from kit.settings import GenerateConfig
 
@@ -196,17 +202,16 @@ def test_the_export_is_offered_by_a_link_or_colabs_button(report, speaking, tmp_
     monkeypatch.chdir(folder.parent)
     offered = speaking.download()
     path = folder / "download" / "spoken.zip"
-    assert offered.link == path and f"{path.stat().st_size / 1e6:.1f} MB" in str(offered)
+    offered_bytes = path.stat().st_size
+    assert offered.link == path and f"{offered_bytes / 1e6:.1f} MB" in str(offered)
     assert "href='spoken/download/spoken.zip'" in offered._repr_html_()
     shutil.unpack_archive(path, tmp_path)
     assert load_export(tmp_path / "spoken").speakers == speaking.voice.speakers
     written_ns = path.stat().st_mtime_ns
     speaking.download()
     assert path.stat().st_mtime_ns == written_ns
-    speaking.export()
-    speaking.download()
-    assert path.stat().st_mtime_ns > written_ns
-    assert list(path.parent.iterdir()) == [path]
+    speaking.export("fp32")
+    assert speaking.download().link.stat().st_size > 1.5 * offered_bytes
     shown, sent = [], []
     files = SimpleNamespace(download=sent.append)
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
@@ -222,10 +227,31 @@ def test_the_export_is_offered_by_a_link_or_colabs_button(report, speaking, tmp_
 def test_without_a_voice_the_step_before_is_named(speaking, tmp_path, monkeypatch, active_run):
     empty = dataclasses.replace(active_run, folder=tmp_path)
     monkeypatch.setattr(speaking, "active_run", empty)
-    with pytest.raises(SpeechError, match=r"speaking\.export\(\)"):
+    with pytest.raises(KitError, match="04_inference"):
         speaking.download()
     with pytest.raises(KitError, match="run 03_evaluate_ema first"):
         Speaking(empty)
+
+
+def test_an_export_is_renewed_once_weights_or_settings_have_changed(active_run, tmp_path):
+    folder = Path(shutil.copytree(active_run.folder, tmp_path / "run"))
+    run = dataclasses.replace(active_run, folder=folder)
+    card = current_export(run) / "voice.json"
+    written_ns = card.stat().st_mtime_ns
+    current_export(run)
+    assert card.stat().st_mtime_ns == written_ns
+    (folder / "export" / "onnx").mkdir()
+    warmer = run.save_settings({"generate": {"temperature": 0.75}})
+    assert read_card(current_export(warmer)).settings.temperature == 0.75
+    assert not (folder / "export" / "onnx").exists()
+    weights = safetensors.torch.load_file(folder / "model-raw.safetensors")
+    shutil.copyfile(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
+    voice = load_export(current_export(warmer))
+    name = next(iter(weights))
+    torch.testing.assert_close(voice.model.state_dict()[name], weights[name], atol=1e-2, rtol=1e-2)
+    for name in WEIGHTS.values():  # deleted to make room: the export stands alone
+        (folder / name).unlink()
+    assert current_export(warmer) == folder / "export"
 
 
 # Files of sentences.
@@ -330,6 +356,14 @@ def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_pat
     assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
 
 
+@pytest.mark.parametrize("suffix, kind", SOUND_FILES.items())
+def test_the_suffix_of_out_decides_the_kind_of_the_file(suffix, kind, tmp_path):
+    sound = Sound(caption="", wave=np.sin(np.arange(22050) / 9), sample_rate_hz=22050)
+    written(Result(line="said", sounds=[sound]), tmp_path / f"said{suffix.upper()}")
+    about = soundfile.info(tmp_path / f"said{suffix.upper()}")
+    assert about.format == kind and about.duration == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize(
     "options, named",
     [
@@ -337,7 +371,8 @@ def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_pat
         ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
-        ({"text": "a", "out": Path(".")}, "folder"),
+        ({"text": "a", "out": Path(".")}, r"\.wav, \.flac, \.ogg, \.mp3"),
+        ({"text": "a", "out": Path("said.m4a")}, r"said\.m4a"),
         ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),
         ({"text": "a", "speaker": "alma", "reference": "b.wav"}, "--reference"),
         ({"file": Path("b"), "out": Path("c"), "voice": "index"}, "no --file or --speaker"),

@@ -31,6 +31,7 @@ from kit.recipes.train import SPOKEN, Training
 from kit.recipes.training_listeners import load_attention_maps
 from kit.recipes.training_plan import TRIAL_STEPS, in_process
 from kit.training import loop
+from kit.training.logs import read_log
 
 SMALL = {
     "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
@@ -330,6 +331,23 @@ def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
         training.curves()
     with pytest.raises(KitError, match="01_data_prep first"):
         Training(dataclasses.replace(active(tmp_path), folder=tmp_path / "empty"))
+
+
+def test_a_trained_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
+    training = unchecked(Training(active(tmp_path)))
+    list(training.run())
+    shutil.rmtree(tmp_path / "checkpoints")
+    files = {
+        path: path.read_bytes() for path in (tmp_path / "train.jsonl", *tmp_path.glob("model-*"))
+    }
+    longer = unchecked(Training(active(tmp_path), max_steps=12))
+    with pytest.raises(KitError, match=r"trained to step 6.*--base-model"):
+        list(longer.run())
+    assert files == {path: path.read_bytes() for path in files}
+    for name in ("train.jsonl", "train-finished"):
+        (tmp_path / name).unlink()
+    list(unchecked(Training(active(tmp_path), max_steps=2)).run())
+    assert len(read_log(tmp_path / "train.jsonl")) == 2
 
 
 def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
