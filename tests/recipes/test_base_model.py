@@ -154,6 +154,7 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
     [
         ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
         ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
+        ("trained", r"copy best_model\.pth as model\.pth into a folder with config\.json"),
         ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
         ("hf://some/../one", "names no repository of the hub"),
         ("hf://some/one", "says no revision, and the files of a repository may change"),
@@ -163,6 +164,8 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
 def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "best_model.pth").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KitError, match=why):
         start_from_base(start("no voice"), name, "CPML")

@@ -139,6 +139,15 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
 
 
+@pytest.mark.parametrize("put", [("", "module."), ("gpt.h.", "gpt._orig_mod.h.")])
+def test_names_that_wrappers_have_changed_are_read(folder, tensors, put):
+    before, after = put
+    wrapped = {name.replace(before, after, 1): tensor for name, tensor in tensors.items()}
+    assert wrapped.keys() != tensors.keys()
+    xtts = load_xtts(write_tensors(folder, wrapped))
+    require_equal(xtts.model.state_dict(), random_model().state_dict())
+
+
 def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
     today = "parametrizations.weight.original"
     older = {n.replace(f"{today}0", "weight_g"): tensor for n, tensor in tensors.items()}
