@@ -29,6 +29,7 @@ from kit.settings import AlignConfig, ManifestConfig
 from kit.text.normalize import letters, unicode_script
 
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
+MAX_GAP_S = 1.0  # of silence within the speech, before a warning
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
 
@@ -89,8 +90,7 @@ def judge_rows(
                 reason = "; ".join(text for _, text in problems)
                 refused.append(refuse(row, problems[0][0], reason, measure.seconds))
                 continue
-            edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)  # they are trimmed
-            silence_s = round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
+            silence_s = trimmed_s(measure)
             yield dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s)
             for kind, reason in row_warnings(row, measure, stats, config):
                 warned.append(refuse(row, kind, reason, measure.seconds))
@@ -119,6 +119,8 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "long text", f"text longer than {config.most_characters} characters"
     if measure.mono_peak < config.silence_peak:
         yield "silent", f"silent (peak {measure.mono_peak:.4f} of full scale)"
+    if measure.differs:
+        yield "two channels", "its two channels hold different sound, as of two people"
     if measure.clipped > config.clipped_share:
         yield "clipped", f"clipped ({measure.clipped:.1%} of samples)"
     if measure.peak > config.most_peak:
@@ -131,9 +133,15 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "pace", f"{pace:.1f} characters a second: text and audio do not match"
 
 
+def trimmed_s(measure: ClipMeasure) -> float:
+    """Return how much silence around the speech is trimmed, in seconds."""
+    edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
+    return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
+
+
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
-    """Return letters and spaces per second of the clip."""
-    return len(letters(row.text)) / max(measure.seconds, 1e-3)
+    """Return letters and spaces per second of the clip, without the silence around its speech."""
+    return len(letters(row.text)) / max(measure.seconds - trimmed_s(measure), 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,6 +265,8 @@ def row_warnings(
     if max(measure.leading_s, measure.trailing_s) > config.edge_silence_s:
         ends = f"{measure.leading_s:.1f} s before, {measure.trailing_s:.1f} s after"
         yield "edge silence", f"silence around the speech: {ends}"
+    if measure.gap_s > MAX_GAP_S:
+        yield "gap", f"{measure.gap_s:.1f} s of silence within the speech"
     if measure.clipped > config.clipped_share / 10:
         yield "clipped", f"partly clipped ({measure.clipped:.2%} of samples)"
     if measure.peak > LOUD_PEAK:

@@ -141,7 +141,7 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
         elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
             value = _value(row)
             # Leave out those that were too long to decode then and are not any more.
-            undecoded = isinstance(value, ClipMeasure) and value.peak is None
+            undecoded = isinstance(value, ClipMeasure) and value.gap_s is None
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:

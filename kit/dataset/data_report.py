@@ -44,6 +44,8 @@ FIXES = {
     "alphabet": "spell these letters in the script of the other texts, as they are spoken",
     "repeated text": "vary the sentences: what is repeated too often is memorised",
     "edge silence": "nothing: all but 0.1 s of it is trimmed. Is a part of the sentence missing?",
+    "gap": "listen: is a part of the recording missing? A long pause may also be cut shorter",
+    "two channels": 'keep the channel of one person: ffmpeg -i IN -af "pan=mono|c0=c0" OUT',
     "opposite phase": "nothing; or invert one of its channels and export it again",
     "rare letter": "check for a typing error; the voice gets too few examples to learn it",
     "also in training": "remove it from one of the two: it flatters the held-out figures",

@@ -117,8 +117,17 @@ def test_silence_before_within_and_after(tmp_path):
     gap = lambda seconds: np.zeros(int(seconds * RATE), np.float32)  # noqa: E731
     wave = np.concatenate([gap(0.5), speech(1), gap(0.3), speech(1), gap(0.2)])
     measure = measure_clip(at(tmp_path, encoded(wave)))
-    figures = measure.leading_s, measure.trailing_s, measure.silence_s
-    assert figures == pytest.approx((0.5, 0.2, 1.0), abs=0.03)
+    figures = measure.leading_s, measure.trailing_s, measure.silence_s, measure.gap_s
+    assert figures == pytest.approx((0.5, 0.2, 1.0, 0.3), abs=0.03)
+
+
+def test_two_people_in_two_channels_are_told_from_one_in_stereo(tmp_path):
+    first, second = speech(1), speech(1)[::-1]
+    turns = np.stack([np.r_[first, 0.01 * second], np.r_[0.01 * first, second]], 1)
+    assert measure_clip(at(tmp_path, encoded(turns))).differs
+    for other in (0.4, -1.0, 0.01):  # softer, inverted, and what is only noise
+        stereo = np.stack([turns.sum(1), other * turns.sum(1)], 1) / 2
+        assert not measure_clip(at(tmp_path, encoded(stereo))).differs
 
 
 @pytest.mark.parametrize("wanted_db", [10, 20, 40])

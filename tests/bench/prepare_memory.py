@@ -26,7 +26,8 @@ class MadeMeasures:
 
     measure = ClipMeasure(
         rate_hz=22050, channels=1, subtype="PCM_16", seconds=4.0, peak=0.5, mono_peak=0.5, dc=0.0,
-        clipped=0.0, leading_s=0.1, trailing_s=0.1, silence_s=0.2, snr_db=40.0, digest="",
+        clipped=0.0, leading_s=0.1, trailing_s=0.1, silence_s=0.2, gap_s=0.0, snr_db=40.0,
+        digest="",
     )  # fmt: skip
 
     def __getitem__(self, path: str) -> ClipMeasure:

@@ -77,6 +77,10 @@ SHARED = [
     ("a , b ;c Ünïcödé ÇA", "a, b;c ünïcödé ça"),
     ("-5 −5 –5", "5 −5 5"),  # no rule reads the minus
     ("क्\u200dष می\u200cخواهم", "क्\u200dष می\u200cخواهم"),  # joiners that spell something
+    ("ﬁne Ａ１ 𝗛𝗲𝘆 ﻛﺘﺎﺏ كـتاب ǆ", "fine a1 hey كتاب كتاب dž"),
+    ("½ m² №", "½ m² №"),  # pronounced otherwise than 1/2, m2, No
+    ("oʻzbek o‘zbek saʼa ʼya", "o'zbek o'zbek sa'a ʼya"),
+    ('צה"ל "שלום"', "צה״ל שלום"),
     ("ሠላም፡ዓለም። ሀ፡፡ ለ::", "ሠላም ዓለም. ሀ. ለ."),
     ("ሀ፣ለ፥ ሐ፤ መ፦ ሠ፧", "ሀ,ለ, ሐ; መ: ሠ?"),
 ]
@@ -86,6 +90,13 @@ SHARED = [
 @pytest.mark.parametrize(("raw", "wanted"), SHARED)
 def test_every_language_shares(raw, wanted):
     assert normalize(raw, "zxx") == wanted
+
+
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
+@pytest.mark.parametrize("language", ["az", "kk", "azerbaijani"])
+def test_the_dotless_i_of_a_language_without_a_file_stays_one(language):
+    assert normalize("QIZ İLƏ Iki", language) == "qız ilə ıki"
+    assert normalize("QIZ", "de") == "qiz"
 
 
 def test_a_language_without_a_file_says_so_once():
