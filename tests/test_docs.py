@@ -3,8 +3,12 @@
 import ast
 import functools
 import math
+import os
 import re
 import shlex
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -241,3 +245,34 @@ def test_every_notebook_and_make_target_that_is_named_is_there():
     named = {name for text in texts for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def run_script(folder: Path, source: str) -> subprocess.CompletedProcess:
+    path = folder / "script.py"
+    path.write_text(source, encoding="utf-8")
+    environment = dict(os.environ, KIT_RUNS=str(folder), PYTHONPATH=str(ROOT))
+    words = [sys.executable, str(path)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, cwd=folder)
+
+
+SCRIPT = re.search(
+    r"```python\n(from kit.*?)```",
+    (ROOT / "docs/running.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)[1]
+
+
+@pytest.mark.long
+def test_the_script_trains_a_voice(tmp_path):
+    done = run_script(tmp_path, SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert "Trained to step 20 of 20." in done.stdout
+    assert (tmp_path / "script" / "export" / "voice.json").is_file()
+
+
+@pytest.mark.long
+def test_a_script_without_its_guard_is_told_so_without_a_traceback(tmp_path):
+    head, body = SCRIPT.split('if __name__ == "__main__":\n')
+    done = run_script(tmp_path, head + textwrap.dedent(body))
+    assert done.returncode != 0 and 'if __name__ == "__main__"' in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

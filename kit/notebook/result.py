@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import html
 import os
+import sys
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,9 +133,17 @@ def plain_errors() -> None:
         shell._showtraceback(kind, error, lines)
         return lines
 
+    def print_error(kind, error, trace) -> None:
+        if kind.__module__.startswith("kit."):
+            print(f"{kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+
     shell = get_ipython()
     if shell is not None:
         shell.set_custom_exc((ValueError, RuntimeError, OSError), show_error)
+    else:
+        sys.excepthook = print_error
 
 
 def print_results() -> None:
