@@ -106,7 +106,7 @@ class Preparation:
         shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
         until: str = "",  # stop after this step, such as fit_positions (make_batches)
     ):
-        self.shard = parse_shard(shard) if shard else None
+        self.shard = shard
         self.until = until
         names = [step.__name__ for step in self.steps()]
         if until and until not in names:
@@ -152,9 +152,10 @@ class Preparation:
     def run(self) -> Iterator[Result]:
         """Take every step in order, or those of a shard; finished work is not repeated."""
         if self.shard:
-            run, shard = self.active_run, self.shard
-            yield check_shard(run, self.source, self.rules, shard)
-            yield encode_shard(run, self.codec_config, self.front_end, self.data_config, shard)
+            run = self.active_run
+            part = parse_shard(self.shard)
+            yield check_shard(run, self.source, self.rules, part)
+            yield encode_shard(run, self.codec_config, self.front_end, self.data_config, part)
             return
         for step in self.steps():
             yield step()

@@ -1,18 +1,14 @@
 """A shard of a large corpus: what `prepare --shard 3/16` does on one of sixteen machines.
 
-They share the run's folder and the code cache on a network disk. Each writes files of its own, so
-any scheduler may start, kill and repeat them in any order:
-
-    prepare --run R --data D --shard 1/16 ...   each checks its recordings
-    prepare --run R --until fit_positions       one trains tokenizer and codec, and chooses the rows
-    prepare --run R --shard 1/16 ...            each encodes its recordings
-    prepare --run R                             one writes the index; nothing is left to encode
+They share the folder of the runs on a network disk. Each writes files of its own, so any scheduler
+may start, kill and repeat them in any order (docs/running.md). First each checks its recordings;
+`prepare --until fit_positions` then makes the codec and chooses the rows, which each encodes; and
+`prepare` finds nothing left to do but the index.
 """
 
 import os
 import re
 import shlex
-from dataclasses import dataclass
 
 from kit.audio.clip import ClipMeasure
 from kit.audio.codec import CodecConfig
@@ -33,50 +29,31 @@ from kit.settings import DataConfig, ManifestConfig
 FETCH_WAIT_S = 24 * 3600.0  # for the shard that unpacks or downloads the recordings for all
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    number: int  # from 1
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-    @property
-    def part(self) -> slice:
-        """What it takes of a list: every `count`-th item."""
-        return slice(self.number - 1, None, self.count)
-
-
-def parse_shard(text: str) -> Shard:
-    """Return the shard that `text` names, such as 3/16. Raises KitError."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+def parse_shard(shard: str) -> slice:
+    """Return what a shard takes of a list; "3/16" every 16th item from the third. KitError."""
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
     number, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= count:
-        raise KitError(f"--shard {text}: write NUMBER/SHARDS, from 1/16 to 16/16 for sixteen.")
-    return Shard(number=number, count=count)
+        raise KitError(f"--shard {shard}: write NUMBER/SHARDS, from 1/16 to 16/16 for sixteen.")
+    return slice(number - 1, None, count)
 
 
-def check_shard(run: ActiveRun, source: RunSource, rules: ManifestConfig, shard: Shard) -> Result:
-    """Measure the shard's recordings, into a file that a `prepare` without a shard merges."""
+def check_shard(run: ActiveRun, source: RunSource, rules: ManifestConfig, part: slice) -> Result:
+    """Measure a part of the recordings, into a file that a `prepare` without a shard merges."""
     run.require_permanent("data", str(source))
     with held(run.path("fetch.lock"), "fetching the recordings", FETCH_WAIT_S, print):
         folder = fetch_recordings(source, run, rules)
-    rows = read_dataset(folder, rules).rows[shard.part]
+    paths = [row.audio for row in read_dataset(folder, rules).rows[part]]
     cache = run.path(MEASURES)
-    measures = measure_clips(
-        [row.audio for row in rows],
-        cache,
-        rules.max_clip_s,
-        progress=Ticker("checked"),
-        part=cache.with_suffix(f".{shard.number}-of-{shard.count}.jsonl"),
-    )
-    return Result(line=f"Shard {shard}: {len(measures):,} recordings are checked.")
+    own = cache.with_suffix(f".{part.start + 1}-of-{part.step}.jsonl")
+    measure_clips(paths, cache, rules.max_clip_s, progress=Ticker("checked"), part=own)
+    return Result(line=f"The {len(paths):,} recordings of this shard are checked.")
 
 
 def encode_shard(
-    run: ActiveRun, config: CodecConfig, front_end: Mel, data: DataConfig, shard: Shard
+    run: ActiveRun, config: CodecConfig, front_end: Mel, data: DataConfig, part: slice
 ) -> Result:
-    """Encode the shard's part of the run's rows into the code cache, once there is a codec."""
+    """Encode a part of the run's rows into the code cache, once there is a codec."""
     codec_path = run.path("codec.safetensors")
     codec = load_matching_codec(codec_path, config)
     command = f"python -m kit prepare --run {shlex.quote(run.name)}"
@@ -89,24 +66,14 @@ def encode_shard(
     rows = read_manifest(run.folder)
     paths = [os.path.abspath(row.audio) for row in rows]
     measures = read_measures(run.path(MEASURES), set(paths), decode_s=0.0)
-    known = [measures.get(path) for path in paths]  # none of a clip that was split off
+    known = [measures.get(path) for path in paths]  # None: a clip that was split off since
     digests = [each.digest if isinstance(each, ClipMeasure) else None for each in known]
     folder = run.folder.parent / "codes"
     key = cache_key(codec_path, front_end.config, data)
     with on_device(run.hw.device, codec, front_end):
         for speed in (100, *data.speeds):
-            encode_missing(
-                dict(zip(clip_names(rows, digests, speed), rows)),
-                codec,
-                front_end,
-                folder,
-                key,
-                data,
-                Ticker("encoded"),
-                speed,
-                shard.part,
-            )
-    return Result(
-        line=f"Shard {shard}: its recordings are encoded in {folder}. Once all shards are, run "
-        f"`{command}`."
-    )
+            clips = dict(zip(clip_names(rows, digests, speed), rows))
+            tools = codec, front_end, folder, key, data, Ticker("encoded")
+            encode_missing(clips, *tools, speed=speed, part=part)
+    line = f"The recordings of this shard are encoded. Once those of all are, run `{command}`."
+    return Result(line=line)

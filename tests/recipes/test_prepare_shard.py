@@ -12,7 +12,7 @@ from helpers import corpus
 
 from kit.base.errors import KitError
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_shard import Shard, parse_shard
+from kit.recipes.prepare_shard import parse_shard
 from kit.recipes.start import start
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -108,9 +108,9 @@ def test_a_shard_that_is_none_is_refused(text):
 
 def test_shards_have_every_item_once():
     items = list(range(50))
-    parts = [items[Shard(number=number, count=16).part] for number in range(1, 17)]
+    parts = [items[parse_shard(f"{number}/16")] for number in range(1, 17)]
     assert sorted(item for part in parts for item in part) == items
-    assert items[parse_shard("3/16").part] == [2, 18, 34]
+    assert parts[2] == [2, 18, 34]
 
 
 def test_a_step_that_is_none_is_refused_with_those_there_are():
