@@ -132,7 +132,7 @@ def encode_missing(
     remove_litter(folder)
     encoded = find_clips(folder, key, clips)
     # The order of all clips says which of them share a file, not what is there already: codes
-    # depend, in the last bits of the input, on the batch, and so do not on who made which part.
+    # depend, in the last bits of the input, on the batch, and may not on who made which part.
     groups = list(chunks(list(clips), config.shard))
     missing = [[name for name in group if name not in encoded] for group in groups]
     paths = [folder / f"codes-{key}-{digest(names)}.safetensors" for names in missing]
