@@ -254,6 +254,16 @@ def seconds_of(audio: Path) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRecording:
+    audio: Path
+    seconds: float
+    name: str  # prefix of its clips
+    text: str | None  # None: that of the .txt beside it
+    result_file: Path  # it is written once all clips are there
+    key: str  # changes with the recording, its transcript, the recogniser and the settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
@@ -308,13 +318,11 @@ class Segmenter:
         for audio, name, text in sources:
             content = file_state(audio.with_suffix(".txt")) if text is None else text
             recording = LongRecording(
-                into=into,
-                cuts=self.cuts,
-                language=self.language,
                 audio=audio,
                 seconds=seconds_of(audio),
                 name=name,
                 text=text,
+                result_file=into / "cut" / f"{name}.json",
                 key=files.digest(name, file_state(audio), content, *settings),
             )
             recordings.append(recording)
@@ -331,7 +339,7 @@ class Segmenter:
                 if now_s < recording.seconds:  # the end is reported once the clips are written
                     progress(before_s + now_s, total_s)
 
-            result = _segment(recording, self.recognizer, report)
+            result = self._segment_one(recording, into / "wavs", report)
             files.save_result(recording.result_file, recording.key, result)
 
         for recording in todo:
@@ -340,57 +348,40 @@ class Segmenter:
             progress(total_s if recording is todo[-1] else total_s - left_s, total_s)
         return [files.read_result(r.result_file, r.key) for r in recordings]
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LongRecording:
-    into: Path
-    cuts: SegmentConfig
-    language: str
-    audio: Path
-    seconds: float
-    name: str  # prefix of its clips
-    text: str | None  # None: that of the .txt beside it
-    key: str  # changes with the recording, its transcript, the recogniser and the settings
-
-    @property
-    def result_file(self) -> Path:
-        """The file that is written once all clips are there."""
-        return self.into / "cut" / f"{self.name}.json"
-
-
-def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: Callable) -> dict:
-    """Write the clips of one recording to wavs/; return table rows and losses."""
-    audio = recording.audio
-    wavs = recording.into / "wavs"
-    for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
-        leftover.unlink()  # of other settings, or an interrupted call
-    rows = []
-    with contextlib.ExitStack() as stack:
-        try:
-            text = recording.text
-            if text is None:
-                text = _read_transcript(audio.with_suffix(".txt"))
-            reader = stack.enter_context(WindowReader(audio, recognizer))
-            tokens = alignment.read_tokens(text, recognizer, recording.language)
-            aligned = alignment.LongAligner(reader, tokens).run(progress)
-            clips, losses = plan_segments(aligned, tokens, reader.total_s, recording.cuts)
-            losses += missing_audio(reader)
-        except (DatasetError, OSError) as error:
-            if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
-                raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
-            clips = []
-            losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
-        for number, clip in enumerate(clips, 1):
-            clip_id = f"{recording.name}_{number:04d}"
-            rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-            # No fsync for each of a thousand clips: they count once the result file lists them.
-            path = wavs / f"{clip_id}.wav"
-            with files.disk_errors(path):
-                wave = reader.samples_of(clip.start_s, clip.end_s)
-                path.write_bytes(files.encode_wav(wave, reader.rate))
-    kept = ("start_s", "end_s", "reason")
-    unused = [{"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses]
-    return {"rows": rows, "losses": unused}
+    def _segment_one(self, recording: LongRecording, wavs: Path, progress: Callable) -> dict:
+        """Write the clips of one recording to `wavs`; return table rows and losses."""
+        audio = recording.audio
+        for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
+            leftover.unlink()  # of other settings, or an interrupted call
+        rows = []
+        with contextlib.ExitStack() as stack:
+            try:
+                text = recording.text
+                if text is None:
+                    text = _read_transcript(audio.with_suffix(".txt"))
+                reader = stack.enter_context(WindowReader(audio, self.recognizer))
+                tokens = alignment.read_tokens(text, self.recognizer, self.language)
+                aligned = alignment.LongAligner(reader, tokens).run(progress)
+                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
+                losses += missing_audio(reader)
+            except (DatasetError, OSError) as error:
+                if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
+                    raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
+                clips = []
+                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
+            for number, clip in enumerate(clips, 1):
+                clip_id = f"{recording.name}_{number:04d}"
+                rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
+                # No fsync for each of a thousand clips: they count once the result file lists them.
+                path = wavs / f"{clip_id}.wav"
+                with files.disk_errors(path):
+                    wave = reader.samples_of(clip.start_s, clip.end_s)
+                    path.write_bytes(files.encode_wav(wave, reader.rate))
+        kept = ("start_s", "end_s", "reason")
+        unused = [
+            {"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses
+        ]
+        return {"rows": rows, "losses": unused}
 
 
 def file_state(path: Path) -> tuple:
