@@ -31,8 +31,8 @@ Give each --run NAME. `python -m kit COMMAND --help` lists what it takes and wha
 AFTERWARDS = """\
 A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything is kept there, and finished work is never
 repeated: after an interruption, give the same command again. Ctrl-C stops at the next safe moment,
-with a checkpoint; a second Ctrl-C stops at once. Several processes can share the work of prepare
-and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
+with a checkpoint; a second Ctrl-C stops at once. Two GPUs train one model:
+torchrun --standalone --nproc-per-node=2 -m -- kit train --run NAME
 
 With --json, stdout gets one JSON object at the end, with all figures, and nothing else: progress
 goes to stderr, and an error is the object's "error".
@@ -63,8 +63,6 @@ class Command:
     purpose: str
     writes: str
     example: str = ""  # options that most people need
-    shared: bool = False  # whether torchrun may start it in several processes
-    own_gpu: bool = True  # whether each of these needs a GPU of its own
     takes: str = "run"  # or "preset": a run or a preset alone, or "name": a run's name
     begins: bool = False  # whether it may begin a run: a misspelt name is refused by the others
 
@@ -148,8 +146,6 @@ COMMANDS = [  # in the order in which they are used
         "check, tokenizer, codec, codes on disk",
         "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
         example="--data recordings/",
-        shared=True,
-        own_gpu=False,
         begins=True,
     ),
     Command(
@@ -184,7 +180,6 @@ COMMANDS = [  # in the order in which they are used
         "recipes.train:Training",
         "the model; resumes where it stopped",
         "weights, checkpoints and the log; resumes from the newest intact checkpoint",
-        shared=True,
     ),
     Command(
         "evaluate",
@@ -369,7 +364,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
         results = command.results(run, options)
         print_results(results, options.tables, interrupts, answer)
         return 0
-    ranks = join_ranks(command.own_gpu)
+    ranks = join_ranks()
     interrupts.ranks = ranks
     answer.is_main = ranks.is_main
     if not ranks.is_main:
@@ -377,11 +372,11 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
             signal.signal(number, signal.SIG_IGN)  # the main process gets them, and stops all
         follow_orders(ranks)
         return 0
-    if ranks.several and not command.shared:
+    if ranks.several and command.name != "train":
         raise KitError(
             f"`{command.name}` runs in one process, but torchrun has started {ranks.world}: run it "
-            "without torchrun. Only `prepare` and `train` can be shared, with a base model, too "
-            "(`prepare --base-model`)."
+            "without torchrun, which is for `train` alone. Several machines prepare a large corpus "
+            "by `prepare --shard`."
         )
     run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)

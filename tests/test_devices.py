@@ -35,7 +35,7 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, prepare, prepare_parts, speak, train, training_data
+from kit.recipes import evaluate, prepare, speak, train, training_data
 from kit.recipes.start import start
 from kit.settings import (
     CodeReaderConfig,
@@ -274,28 +274,16 @@ def test_clips_are_recognised_on_the_runs_device(run, moves, monkeypatch):
     matched = SimpleNamespace(mismatched=[], note="", judged=True)
     monkeypatch.setattr(prepare, "align_clips_cached", lambda *_: seen.extend(moves))
     monkeypatch.setattr(prepare, "match", lambda *_: matched)
-    monkeypatch.setattr(prepare.Preparation, "_alignment_result", lambda *_: None)
+    monkeypatch.setattr(prepare, "alignment_result", lambda *_: None)
     monkeypatch.setattr(prepare.Segmenter, "segment_rows", lambda *_: seen.extend(moves[2:]) or [])
     steps = prepare.Preparation(run)
     steps.recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
+    steps.codec = SimpleNamespace(sample_rate=22050)
     steps.checked = DataReport(kept=[], refused=[], warned=[], layout="")
     steps.align()
     steps.cut_long()
     assert seen == [("Recognizer", "cuda")] * 2
     assert moves == [("Recognizer", "cuda"), ("Recognizer", "cpu")] * 2
-
-
-@pytest.mark.parametrize(("rank", "wanted"), [(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0")])
-def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    shared = dataclasses.replace(run, ranks=SimpleNamespace(several=True, world=3))
-    prepare_parts.recognizer_group(shared).load()
-    prepare_parts.encoding_group(shared, Mel().config).load()
-    assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
-    moves.clear()
-    prepare_parts.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
-    assert moves == [("Recognizer", "cpu")]
 
 
 def test_at_the_gate_codec_and_recogniser_visit_the_models_device(tmp_path, moves, monkeypatch):

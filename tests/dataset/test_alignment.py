@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.errors import DatasetError
@@ -175,13 +174,12 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     assert align(rows) == first and len(ticks) == 5
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_alignments_resume_after_a_kill_and_are_those_of_one_process(clips, tmp_path, size):
+def test_alignments_resume_after_a_kill(clips, tmp_path):
     rows = clips[0][:90]
     sounds = [row.id for row in rows]
     config = AlignConfig(batch=2)  # three parts
-    alone = tmp_path / "alone.json"
-    wanted = align_clips_cached(rows, sounds, HEAR, config, alone)
+    whole = tmp_path / "whole.json"
+    wanted = align_clips_cached(rows, sounds, HEAR, config, whole)
     kept = tmp_path / "kept.json"
     reported = []
 
@@ -191,8 +189,8 @@ def test_alignments_resume_after_a_kill_and_are_those_of_one_process(clips, tmp_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
-    again = align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
-    assert again == wanted and kept.read_bytes() == alone.read_bytes()
+        align_clips_cached(rows, sounds, HEAR, config, kept, tick)
+    again = align_clips_cached(rows, sounds, HEAR, config, kept, tick)
+    assert again == wanted and kept.read_bytes() == whole.read_bytes()
     assert reported[40] == 64, "two parts were whole"
     assert reported[-1] == 90 and not (tmp_path / "kept.parts").exists()

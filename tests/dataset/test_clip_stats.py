@@ -15,7 +15,6 @@ from unittest.mock import Mock, call
 import pytest
 from clips import encoded, voice
 from crashing import crash_at_80
-from shared_work import PretendedGroup
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.errors import DatasetError
@@ -105,21 +104,27 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(clips, tmp_path
     assert isinstance(result[clips[147]], ClipMeasure)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, size):
-    alone = measure_clips(clips, tmp_path / "alone.jsonl")
+def test_shards_measure_their_part_and_a_call_for_all_merges_them(
+    clips, tmp_path, read, monkeypatch
+):
+    whole = measure_clips(clips, tmp_path / "whole.jsonl")
     read.clear()
-    reported = []
+    monkeypatch.setattr(measures, "CHUNK", 16)
     cache = tmp_path / "c.jsonl"
+    parts = [tmp_path / f"c.{number}-of-3.jsonl" for number in (1, 2, 3)]
     with pytest.raises(KeyboardInterrupt):
-        measure_clips(clips, cache, group=PretendedGroup(size, fails=size - 1))
-    assert 0 < len(read) < len(clips)
-    group = PretendedGroup(size + 1)
-    result = measure_clips(clips, cache, group=group, progress=lambda *now: reported.append(now))
-    assert result == alone and list(result) == clips
-    assert sorted(read) == clips, "each once, over both tries"
-    assert reported == sorted(reported) and reported[-1] == (150, 150)
-    assert cache.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+        killed = Mock(side_effect=KeyboardInterrupt)
+        measure_clips(clips[::3], cache, part=parts[0], progress=killed)
+    assert len(read) == 16
+    for number in (1, 0):  # the third is never run
+        measure_clips(clips[number::3], cache, part=parts[number])
+    assert not cache.exists() and len(read) == 100
+    reported = []
+    result = measure_clips(clips, cache, progress=lambda *now: reported.append(now))
+    assert result == whole and list(result) == clips
+    assert sorted(read) == clips, "each once, over all tries"
+    assert reported[-1] == (150, 150)
+    assert cache.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
 
 

@@ -1,20 +1,12 @@
-"""The book-keeping: hours lost, the threshold, the table a person reads; rows in a file."""
-
-import dataclasses
-import pickle
-import tracemalloc
+"""The book-keeping: hours lost, the threshold, the table a person reads."""
 
 import pytest
 from clips import TEXT
-from folders import folder_of
-from test_checks import SOUND
 
-from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError, KitError
-from kit.dataset import checks, data_report
-from kit.dataset.data_report import FIXES, DataReport, Finding, Spool
-from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import Utterance, write_manifest
+from kit.dataset import data_report
+from kit.dataset.data_report import FIXES, DataReport, Finding
+from kit.dataset.manifest import Utterance
 from kit.dataset.segmentation import SegmentConfig
 from kit.settings import AlignConfig, ArchiveConfig, HubConfig, ManifestConfig
 
@@ -102,70 +94,3 @@ def test_the_report_begins_with_hours_and_the_commonest_reasons():
     commonest = ["4 clips, silent", "3 clips, missing", "2 clips, clipped"]
     assert [reason.split(":")[0].strip() for reason in reasons] == commonest
     assert "metadata.csv:1 r1" in reasons[0] and "why silent" in reasons[0]
-
-
-# --- rows in a file -----------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[2**24, 1], ids=["in memory", "in a file"])
-def values(request, monkeypatch) -> Spool:
-    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", request.param)
-    return Spool({"n": n} for n in range(9))
-
-
-def test_it_reads_like_a_list(values):
-    plain = [{"n": n} for n in range(9)]
-    assert list(values) == plain and values == plain and plain == values
-    assert (values[0], values[-1], values[2:5]) == (plain[0], plain[-1], plain[2:5])
-    assert values != plain[:-1] and len(values) == 9 and not Spool()
-    assert list(zip(values, values[1:])) == list(zip(plain, plain[1:]))
-    with pytest.raises(IndexError):
-        values[9]
-
-
-def test_some_of_it_keep_their_order_and_travel(values, monkeypatch):
-    odd = data_report.rows_where(values, lambda value: value["n"] % 2)
-    assert isinstance(odd, Spool) and [value["n"] for value in odd] == [1, 3, 5, 7]
-    assert pickle.loads(pickle.dumps(odd)) == odd
-    monkeypatch.setattr(data_report, "BLOCK", 4)
-    assert list(Spool(range(1000))) == list(range(1000))
-
-
-def made_dataset(folder, rows: int):
-    lines = [f"clip_{number:07d}|{TEXT} {TEXT} {TEXT} {number % 7919}\n" for number in range(rows)]
-    recordings = [f"wavs/clip_{number:07d}.wav" for number in range(rows)]
-    return folder_of(folder, recordings, **{"metadata.csv": "".join(lines)})
-
-
-class MadeMeasures(dict):
-    """Has no items, and yet one for each path."""
-
-    def __missing__(self, path: str) -> ClipMeasure:
-        return dataclasses.replace(SOUND, seconds=4.0)
-
-
-def peak_bytes(folder, rows: int) -> int:
-    data = made_dataset(folder / "data", rows)
-    tracemalloc.start()
-    try:
-        checks.check_dataset(data, ManifestConfig(most_characters=200), folder / "run")
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.long
-def test_a_row_costs_few_bytes_until_it_is_in_the_manifest(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", 1)
-    monkeypatch.setattr(checks, "measure_clips", lambda *_, **__: MadeMeasures())
-    few, many = (peak_bytes(tmp_path / str(rows), rows) for rows in (1000, 3000))
-    assert (many - few) / 2000 < 500  # a folder's own listing is most of it
-
-
-def test_the_manifest_is_that_of_a_list(tmp_path):
-    rows = read_dataset(made_dataset(tmp_path / "data", 50), ManifestConfig()).rows
-    assert isinstance(rows, Spool) and {row.split for row in rows} == {"train", "held_out"}
-    write_manifest(rows, tmp_path / "a")
-    write_manifest(list(rows), tmp_path / "b")
-    one, other = ((tmp_path / name / "manifest.jsonl").read_bytes() for name in "ab")
-    assert one == other and one.count(b"\n") == 50

@@ -18,7 +18,6 @@ import torch
 from clips import encoded
 from folders import contents
 from helpers import EAR, few_words, in_time, start_and_kill
-from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio import recognizer as recognition
@@ -148,19 +147,6 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
     transcripts = recognizer.transcribe(Mel().log_mels(waves, RATE))
     assert recognition.cer(transcripts, [text for _, text in rows]) < 0.25
-
-
-def test_processes_that_share_the_recordings_cut_as_one_does(tmp_path):
-    for number in range(3):
-        book(tmp_path / "in", 6, seed=number, name=str(number))
-    cut(tmp_path, "alone")
-    with pytest.raises(KeyboardInterrupt):
-        cut(tmp_path, "apart", group=PretendedGroup(3, fails=1))
-    reported = []
-    cut(tmp_path, "apart", group=PretendedGroup(2), progress=lambda *now: reported.append(now))
-    assert reported == sorted(reported) and reported[0][0] > 0
-    assert reported[-1][0] == reported[-1][1]
-    assert contents(tmp_path / "alone") == contents(tmp_path / "apart")
 
 
 def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):

@@ -19,10 +19,11 @@ from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import RunSource, choose_source, sampling_of
-from kit.recipes.prepare import Preparation, fetch_recordings
+from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
     describe_codec_training,
+    fetch_recordings,
     train_or_load_codec,
     train_or_load_recognizer,
 )

@@ -31,7 +31,7 @@ def test_notebooks_and_commands_let_cudas_memory_grow_in_place(tmp_path, monkeyp
     start("mine", "tiny", "balanced")
     assert len(calls) == 1
 
-    def join_ranks(own_gpu):
+    def join_ranks():
         raise KitError(f"{len(calls)} calls before")
 
     monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
