@@ -122,8 +122,8 @@ voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANG
 	$$kit setup --run "$(RUN)" $(ARGS) && \
 	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") \
 	  $(if $(BASE_MODEL),--base-model "$(BASE_MODEL)") && \
-	$$kit train --run "$(RUN)" && \
-	{ $$kit evaluate --run "$(RUN)"; code=$$?; [ $$code = 0 ] || [ $$code = 3 ] || exit $$code; } && \
+	{ $$kit train --run "$(RUN)" && $$kit evaluate --run "$(RUN)"; code=$$?; \
+	  [ $$code = 0 ] || [ $$code = 3 ] || exit $$code; } && \
 	$$kit checklist --run "$(RUN)" --tables && \
 	printf '\nTo hear any sentence: %s speak --run "%s" --text "..."\n' "$$kit" "$(RUN)" && \
 	exit $$code

@@ -37,10 +37,10 @@ torchrun --standalone --nproc-per-node=2 -m -- kit train --run NAME
 With --json, stdout gets one JSON object at the end, with all figures, and nothing else: progress
 goes to stderr, and an error is the object's "error".
 
-Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
-voice does not pass, `check` that a step does not fit, or `verify` that training is not right, 130
-stopped by Ctrl-C."""
-GATE_FAILED = 3
+Exit codes: 0 done, 2 something must be changed (the message says what), 3 it does not pass (`train`
+has learnt nothing, `evaluate` found the voice not good enough, `verify` that training is not right,
+`check` that a step does not fit), 130 stopped by Ctrl-C."""
+NOT_PASSED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVED = "later commands need not repeat it"
 
@@ -179,13 +179,14 @@ COMMANDS = [  # in the order in which they are used
         "train",
         "recipes.train:Training",
         "the model; resumes where it stopped",
-        "weights, checkpoints and the log; resumes from the newest intact checkpoint",
+        "weights, checkpoints and the log; resumes from the newest intact checkpoint. Exit code 3: "
+        "it has learnt nothing",
     ),
     Command(
         "evaluate",
         "recipes.evaluate:Evaluation",
         "is it intelligible?",
-        "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
+        "error rates, samples, and whether the voice passes. Exit code 3: it does not",
     ),
     Command(
         "speak",
@@ -295,6 +296,8 @@ def run_safely(options: argparse.Namespace, answer: Answer) -> int:
     interrupts = Interrupts()
     try:
         code = run_command(options, interrupts, answer)
+        if code == 0 and answer.failed:
+            code = NOT_PASSED
     except KeyboardInterrupt:
         code = interrupts.leave()
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
@@ -388,7 +391,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
     if interrupts.signals:
         return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
-    return GATE_FAILED if answer.failed else 0
+    return 0
 
 
 def print_results(results: Iterable, tables: bool, interrupts: Interrupts, answer: Answer) -> None:

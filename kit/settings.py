@@ -459,7 +459,8 @@ class TrainConfig:
     warmup_steps: int = 50
     schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
     final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
-    # Validations without a better loss before the rates are halved; 0: never.
+    # Validations without a better loss before the rates are halved, to `final_lr` at the least; 0:
+    # never.
     lr_plateau_patience: int = 0
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)

@@ -9,12 +9,10 @@ import torch
 from helpers import CPU, GPT
 
 from kit.audio.clip import ClipMeasure
-from kit.base.checks import problems_of
 from kit.base.config import CONFIGS, build
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset import checks, manifest
-from kit.inference.evaluate import Scores, gate_checks, recognizer_warning
 from kit.model.sequence import pack
 from kit.settings import (
     MAX_CODE_POSITIONS,
@@ -112,10 +110,3 @@ def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():
     code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
     for name in ("MAX_REJECTED_PERCENT", "MAX_CLIP_SECONDS"):
         assert f"\n{name} = " in code[1] and any(name in cell for cell in code[2:])
-
-
-def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
-    good = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
-    (found,) = problems_of(gate_checks(good, 0.4, 0.12))
-    assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
-    assert recognizer_warning(0.02, 0.12) == recognizer_warning(None, 0.12) == ""

@@ -59,7 +59,7 @@ class Result:
     shown: bool = True  # draw `figures` as a table, too
     grid: Sequence[tuple[str, ...]] = ()  # rows of cells, the headings first
     link: Path | None = None  # a file to download
-    failed: bool = False  # the voice does not pass: a command exits with 3
+    failed: bool = False  # something does not pass: a command exits with 3
 
     def __str__(self) -> str:
         return self.line

@@ -66,7 +66,8 @@ def show_panel(training: Training) -> TrainPanel:
         plan=settings.planned,
         players=SamplePlayers(folder / SPOKEN, sentence),
         profile=partial(read_run_file, folder / PROFILES / STATUS),
-        diagnose=training.advice,
+        health=training.health,
+        failure=training.failure,
     )
     panel.run()
     return panel

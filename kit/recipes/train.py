@@ -9,7 +9,9 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from kit.base.config import build
 from kit.base.errors import KitError
+from kit.base.formatting import text_grid
 from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
@@ -28,11 +30,22 @@ from kit.recipes.training_listeners import (
     spoken_samples,
 )
 from kit.recipes.training_plan import TrainingPlan
+from kit.settings import EvaluateConfig
 from kit.training import logs
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
-from kit.tuning.doctor import diagnose, step_shares
+from kit.tuning.checks import (
+    Check,
+    diagnose,
+    guess_loss,
+    learning_checks,
+    problems,
+    short_lines,
+    step_shares,
+    table,
+    training_checks,
+)
 from kit.tuning.memory_plan import count_parameters, count_trained
 from kit.tuning.monitor import Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, limit_memory
@@ -107,11 +120,15 @@ class Training(TrainingPlan):
         return self.reached()
 
     def reached(self) -> Result:
-        row = self.rows()[-1]
-        where = f"step {row['step']:,} of {row['steps']:,}"
-        if self.finished:
-            return Result(line=f"Trained to {where}.{self.steps_kept()}")
-        return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
+        """How far it is; a training that has finished and learnt nothing has failed."""
+        rows = self.rows()
+        where = f"step {rows[-1]['step']:,} of {rows[-1]['steps']:,}"
+        if not self.finished:
+            return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
+        failure = self.failure(rows)
+        line = f"Trained to {where}.{self.steps_kept()}"
+        grid = table(training_checks(rows, **self.limits))
+        return Result(line=f"{line} {failure}".strip(), grid=grid, failed=bool(failure))
 
     def rows(self) -> list[dict]:
         """The log, one dict a step. Raises KitError before the first one."""
@@ -153,6 +170,8 @@ class Training(TrainingPlan):
                 return bool(signals) or training_runs.is_requested(run.folder, training_runs.STOP)
 
             for event in self.job.events(should_stop):
+                if not latest:
+                    print(f"Training with {self.job.trainer.applied.line}")
                 if training_runs.take_request(run.folder, training_runs.PROFILE):
                     profiler.request()
                 profiler(event)
@@ -161,6 +180,8 @@ class Training(TrainingPlan):
                 step_notes = [f"step {event.step}: {event.note}"] if event.note else []
                 lines.show(latest, progress_texts(latest, pace), step_notes)
         self.record(monitor)
+        rows = logs.read_log(self.process.log)
+        print(text_grid(table(training_checks(rows, **self.limits))))
         if signals:
             print(self.reached())
             self.summary()
@@ -223,9 +244,10 @@ class Training(TrainingPlan):
             for step in self.checks():
                 yield step()
             self.fit()
-        yield self.reached()
+        reached = self.reached()
+        yield reached
         yield self.summary()
-        if self.finished:
+        if self.finished and not reached.failed:
             yield self.sound()
             yield self.reader()
 
@@ -272,7 +294,7 @@ class Training(TrainingPlan):
         rows = self.rows()
         figures = logs.summary(rows)
         ran = self.active.figure("train", "ran") or {}
-        advice = self.advice(rows)
+        advice = problems(self.slow_parts(rows))
         finetuning = self.finetuning.identity() | {
             "tables_first": self.finetuning.config.tables_first,
             "trained_parameters": count_trained(self.model, self.finetuning).learning,
@@ -284,16 +306,33 @@ class Training(TrainingPlan):
             "finetune": finetuning,
             "step_shares": step_shares(rows),
             "advice": advice,
+            "limits": self.limits,
+            "checks": [check._asdict() for check in training_checks(rows, **self.limits)],
         }
         self.active.record(train=figures | more)
         speed = f"{figures['steps']:,} steps at {figures['steps_per_s']:.3g} a second"
         line = f"{speed}, held-out loss {figures['val_loss']:.3f}"
         return Result(line="\n".join([line, *advice]), figures=figures | ran)
 
-    def advice(self, rows: list[dict]) -> list[str]:
+    @property
+    def limits(self) -> dict[str, float]:
+        """What `learning_checks` compares with."""
+        clear_cer = build(EvaluateConfig, self.active.section("evaluate")).worst_cer
+        return {"guess_loss": guess_loss(self.model), "clear_cer": clear_cer}
+
+    def slow_parts(self, rows: list[dict]) -> list[Check]:
         """What holds the steps of a log back, each with the setting that changes it."""
         on = [switch.name for switch in self.offered if switch.on]
-        return list(diagnose(rows, self.active.hw, on, self.data.config.workers).values())
+        return diagnose(rows, self.active.hw, on, self.data.config.workers)
+
+    def health(self, rows: list[dict]) -> list[str]:
+        """Lines for the panel: what makes steps slow, and whether the training goes well."""
+        return short_lines([*self.slow_parts(rows), *training_checks(rows, **self.limits)])
+
+    def failure(self, rows: list[dict]) -> str:
+        """Why a training that has finished with such a log has failed; "": it has learnt."""
+        faults = problems(learning_checks(rows, **self.limits))
+        return f"It has not learnt: {'; '.join(faults)}." if faults else ""
 
     def sound(self) -> Result:
         """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""

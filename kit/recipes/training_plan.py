@@ -11,7 +11,7 @@ from kit.base.errors import KitError
 from kit.base.formatting import format_gib, format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import load_use
-from kit.inference.evaluate import gate_evaluator, recognizer_warning
+from kit.inference.evaluate import gate_evaluator
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes import open_run, run_parts
@@ -24,6 +24,7 @@ from kit.training.run import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
 from kit.tuning import estimate
 from kit.tuning.cards import step_flop
+from kit.tuning.checks import recognizer_warning
 from kit.tuning.memory_plan import Workload, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import (
     Verdict,

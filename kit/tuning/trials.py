@@ -39,7 +39,7 @@ from kit.training.loop import train
 from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
 from kit.tuning.cards import token_flop
-from kit.tuning.doctor import step_shares
+from kit.tuning.checks import step_shares
 from kit.tuning.recommend import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here

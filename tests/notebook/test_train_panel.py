@@ -108,6 +108,14 @@ def test_a_plain_run_starts_waits_prints_and_draws(log, capsys):
     panel.wait()
 
 
+def test_a_training_that_learnt_nothing_is_no_success(log, capsys):
+    panel = panel_of(Process(log), failure=lambda rows: f"After {len(rows)} steps: nothing.")
+    panel.run()
+    assert "Finished: step 20 of 20" in capsys.readouterr().out
+    assert "After 20 steps: nothing." in panel.view.status.value
+    assert panel.view.bar.bar_style == "danger"
+
+
 def test_a_plain_run_raises_why_the_training_failed_and_a_finished_one_is_not_started(log, capsys):
     with pytest.raises(KitError, match="not finite"):
         panel_of(Process(log, fails_at=5)).run()

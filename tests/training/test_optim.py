@@ -172,6 +172,8 @@ def test_a_plateau_halves_the_rates_once():
     assert said == ["plateau: no better validation in 3; learning rates x0.5"]
     assert rates([3.0, 2.5, 2.6, 2.4, 2.45, 2.3]) == ([1] * 6, [])
     assert rates([1.0] * 50, TrainConfig())[0] == [1] * 50, "not asked for"
+    floored, _ = rates([1.0] * 50, TrainConfig(lr_plateau_patience=3, final_lr=0.2))
+    assert floored[-1] == 0.2 and len(set(floored)) == 4, "1, 1/2, 1/4, and the floor"
 
 
 def limits(norms, **settings) -> tuple[list[float], list[str]]:

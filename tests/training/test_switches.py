@@ -70,17 +70,18 @@ def test_the_record_says_what_was_set_what_ran_and_why(bf16):
     asked = {"sdpa": True, "mixed_precision": True, "tf32": True, "gradient_checkpointing": True}
     applied = apply(tiny_model(), SpeedConfig(**asked), CPU)
     assert {r.name for r in applied.switches if r.asked} == set(asked)
-    ran = {"sdpa": IN_BF16, "mixed_precision": "bf16", "gradient_checkpointing": "all 2 layers"}
+    ran = {"sdpa": IN_BF16, "mixed_precision": "bf16", "gradient_checkpointing": "2 of 2 layers"}
     assert {r.name: r.ran for r in applied.switches} == dict.fromkeys(NAMES, "off") | ran
     assert {name for name in NAMES if applied.on(name)} == set(ran)
     assert applied.table()["Mixed precision"] == "bf16 (asked for; bf16: measured)"
+    assert applied.line == f"SDPA {IN_BF16}, bf16, recomputing 2 of 2 layers"
 
 
 def test_every_nth_layer_is_recomputed_and_reported():
     model = tiny_model(layers=5)
     on = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
     (record,) = (s for s in apply(model, on, CPU).switches if s.name == "gradient_checkpointing")
-    assert model.gpt.recompute == {0, 2, 4} and record.ran == "layers 0, 2, 4 of 5"
+    assert model.gpt.recompute == {0, 2, 4} and record.ran == "3 of 5 layers"
     with pytest.raises(KitError, match="recompute_every = 0"):
         SpeedConfig(recompute_every=0)
 
