@@ -43,16 +43,6 @@ def test_turkish_is_normalised(raw, wanted):
     assert normalize(wanted, "tr") == wanted
 
 
-ORDINALS = """birinci ikinci üçüncü dördüncü beşinci altıncı yedinci sekizinci dokuzuncu onuncu
-    yirminci otuzuncu kırkıncı ellinci altmışıncı yetmişinci sekseninci doksanıncı yüzüncü
-    bininci"""
-
-
-def test_ordinals_follow_the_vowels():
-    numbers = [*range(1, 11), *range(20, 101, 10), 1000]
-    assert [normalize(f"{n}. kat", "tr").split()[0] for n in numbers] == ORDINALS.split()
-
-
 def test_numbers_are_those_of_num2words():
     num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
     for value in range(1000):  # above, some of its numbers lack a word: 101,001
