@@ -74,20 +74,6 @@ def test_training_on_real_speech_lowers_the_loss_and_survives_the_disk(tmp_path)
     assert again.transcribe(mels()[:5]) == model.transcribe(mels()[:5])
 
 
-def test_a_step_on_long_clips_takes_fewer_of_them_and_every_clip_has_its_turn():
-    lengths = [100 * (i + 1) for i in range(20)]
-    config = RecognizerConfig(batch=6, batch_frames=4000)
-    generator, seen = torch.Generator().manual_seed(0), set()
-    for _ in range(300):
-        rows = recognizer.draw_batch(list(range(20)), lengths, config, generator)
-        assert len(rows) * lengths[rows[-1]] <= 4000 and rows == [*range(rows[0], rows[-1] + 1)]
-        assert len(rows) == 6 or lengths[rows[0]] > 100  # short ones go together in full
-        seen.update(rows)
-    assert set(range(19)) <= seen
-    # Longer than the limit, a clip is a batch by itself.
-    assert recognizer.draw_batch([0], [9999], config, generator) == [0]
-
-
 def test_a_damaged_recogniser_names_file_and_notebook(tmp_path):
     path = tmp_path / "r.safetensors"
     recognizer.save_recognizer(Recognizer(CONFIG, "ab"), path)
