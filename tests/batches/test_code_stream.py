@@ -243,14 +243,6 @@ def test_tokens_are_counted_without_the_padding_of_the_few_lengths(grid):
     assert cells > sum(s.lengths)
 
 
-def test_grids_of_the_model_stay_within_the_token_budget():
-    config = dataclasses.replace(DATA, effective_tokens=1600, effective_batch=8, micro_batch=4)
-    s = CodeStream(code_cache(), "train", config, partial(collate, real_config()))
-    grids = [m.tokens.shape for b in itertools.islice(s, len(s.plan(0))) for m in b.micro]
-    assert all(rows * width <= 800 or rows == 1 for rows, width in grids)
-    assert sum(rows for rows, _ in grids) == 60
-
-
 def test_an_utterance_longer_than_every_grid_is_refused_not_cut():
     n = max(stream().lengths)
     with pytest.raises(DamagedFileError, match=rf"1 of 60 utt.*longest has {n}.*add a length"):
@@ -293,15 +285,6 @@ def test_grids_may_be_padded_to_a_multiple():
         for texts, codes, _, width in padded:
             longest = max(len(t) + len(c) for t, c in zip(texts, codes)) + EXTRA_TOKENS
             assert width % 8 == 0 and 0 <= width - longest < 8
-
-
-def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
-    every = stream()
-    mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
-    some = every.representative_batches(6, 100)
-    codes = [sum(map(len, members(batch))) for batch in some]
-    assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
-    assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
 
 
 # --- an epoch in several groups -----------------------------------------------------------------
