@@ -3,8 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -77,13 +75,6 @@ def test_an_interrupted_make_resumes_to_the_same_bytes(made, tmp_path):
     assert contents(make_corpus(SMALL, tmp_path / "cut")) == contents(made)
 
 
-@pytest.mark.long
-def test_going_back_to_an_earlier_configuration_makes_it_again(tmp_path):
-    configs = (SMALL, dataclasses.replace(SMALL, seed=1), SMALL)
-    tables = [contents(make_corpus(each, tmp_path))["metadata_train.csv"] for each in configs]
-    assert tables[0] == tables[2] != tables[1]
-
-
 def test_every_row_has_its_recording_and_every_recording_its_row(made):
     tables = sorted(made.glob("metadata_*.csv"))
     splits = "train held_out unseen long free_order"
@@ -132,15 +123,6 @@ def test_words_in_any_order_change_no_other_sentence():
     assert len(set(others) - set(without["train"])) > 250
 
 
-def test_test_sentences_are_distinct_and_long_ones_long_and_another_seed_gives_others():
-    splits = sentences(CorpusConfig(utterances=50))
-    others = sentences(CorpusConfig(utterances=50, seed=1))
-    assert len(set(splits["train"]) & set(others["train"])) < 5
-    for name, count in (("held_out", 250), ("unseen", 100), ("long", 30)):
-        assert len(set(splits[name])) == len(splits[name]) == count
-    assert min(len(t.split()) for t in splits["long"]) >= 18
-
-
 def test_english_is_spoken_too(tmp_path):
     folder = make_corpus(dataclasses.replace(SMALL, language="en", speakers=1), tmp_path / "en")
     rows, refused = usable(folder, ManifestConfig(language="en"), tmp_path)
@@ -155,21 +137,6 @@ def test_three_speakers_say_one_sentence_in_three_ways():
     means = [Mel()(torch.from_numpy(wave)[None])[0][0].mean(dim=1) for wave in waves]
     for a, b in itertools.combinations(means, 2):  # timbre and pitch, in nats of the mean spectrum
         assert (a - b).abs().mean() > 0.1
-
-
-def test_espeak_starts_once_in_a_process_and_reports_silence():
-    code = """
-from kit.dataset.synthetic import Espeak
-espeak = Espeak("am")
-espeak.speaker(0)
-for call in (lambda: espeak.say(" "), lambda: Espeak("am")):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-"""
-    silent, again = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
-    assert silent == "espeak-ng spoke ' ' as silence" and "once in a process" in again
 
 
 def test_what_cannot_be_spoken_or_has_too_few_words_is_refused(monkeypatch):
@@ -209,12 +176,8 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
 LACKING = {
     "phrase: [p": "not valid YAML",
     "unseen:": "`unseen`: .* got None",
-    "and:": "`and`: .* got None",
-    "object: [k, l]": r"`object`: .* got \['k', 'l'\]",
-    "verb: 7": "`verb`: .* got 7",
     'verb: ["f, g"]': "`verb`: .*as many rows for `verb` as for `subject`",
     "order: [subject]": r"`order`: .* got \['subject'\]",
-    "order: [[where, 1.0]]": "`where`: expected what en.yaml beside it has there",
 }
 
 
