@@ -48,29 +48,6 @@ def test_round_trip_on_unseen_text_is_sentencepieces_own(tmp_path, kind):
         assert ids == own.encode(text) and mine.decode(ids) == own.decode(ids) == text
 
 
-def test_lines_text_and_tables_give_the_same_pieces(tmp_path):
-    (tmp_path / "t, x.txt").write_text("\n\n".join(LINES), encoding="utf-8")
-    (tmp_path / "t.csv").write_text("id,text\n" + "".join(f"1,{x}\n" for x in LINES))
-    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
-    assert pieces(train_tokenizer(tmp_path / "t, x.txt", tmp_path / "m", SMALL)) == wanted
-    for name in ("t, x.txt", "t.csv"):
-        path = training.train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
-        assert pieces(path) == wanted
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "t, x.txt", "t.csv"]
-
-
-def test_a_draw_takes_so_many_lines_and_no_more(tmp_path):
-    lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
-    config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
-    t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
-    assert 50 - len(t.uncovered("".join(lines))) == 20
-    whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
-    assert whole.uncovered("".join(lines)) == []
-    # A line longer than SentencePiece takes by itself is kept.
-    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
-    assert t.uncovered("ጸ") == []
-
-
 def test_no_text_and_vocabularies_too_small_or_too_large_are_refused(tmp_path):
     for lines in [], ["", " "]:
         with pytest.raises(KitError, match="no text"):
@@ -124,14 +101,6 @@ def advice(t: Tokenizer, lines: list[str]) -> tuple[int, str]:
     """How many more pieces to try next, and the reason."""
     size, reason = training.vocabulary_advice(t, training.count_tokens(t, lines))
     return size - t.piece_count, reason.split(":")[0]
-
-
-def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
-    t = trained(tmp_path, vocab_size=300)
-    more, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
-    assert more < 0 and reason == "Too large for this text"
-    t = trained(tmp_path, vocab_size=t.piece_count + more)  # the advice taken: letters alone
-    assert not advice(t, REPEATED)[1].startswith("Too large")
 
 
 def words_of(count: int, seed: int = 0) -> list[str]:
