@@ -82,14 +82,6 @@ def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, sub
     assert measure.rms_db == pytest.approx(level_db, abs=0.05)
 
 
-@pytest.mark.parametrize("gains", [[1, 0.3], [1, -0.3], [0, 0, 1, 0, 0, 0]])
-def test_other_channels_are_averaged(tmp_path, gains):
-    wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
-    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
-    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
-    assert not measure_clip(path).cancels
-
-
 def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
     path = at(tmp_path, hour(), "a.flac")
     tracemalloc.start()

@@ -220,6 +220,7 @@ def test_sound_codes_and_states_are_of_the_same_moment():
     assert torch.equal(some.wave[:, 32:-32], 32 * starts + torch.arange(1.0, 7 * 16 + 1))
 
 
+@pytest.mark.long
 def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
     sizes = {"vocoder_steps": 15, "vocoder_width": 24, "vocoder_blocks": 1}
     codec = MelCodec(dataclasses.replace(codec.config, **sizes))

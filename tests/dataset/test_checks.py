@@ -60,18 +60,6 @@ def test_a_row_is_refused_for_itself(kind):
     assert refusal.seconds == getattr(ALONE[kind], "seconds", 0)
 
 
-def test_a_row_with_several_faults_names_all_of_them():
-    _, (refusal,), _ = judged([row(0, "ሰላም " * 60)], {0: changed(seconds=12.0)})
-    assert refusal.kind == "long text", "and it is not cut"
-    _, (refusal,), _ = judged(many(1), {0: changed(peak=1.0, clipped=0.3, dc=0.5)})
-    assert refusal.kind == "clipped" and "30.0%" in refusal.reason and "+0.50" in refusal.reason
-    hour = changed(seconds=3600.0)
-    _, (refusal,), _ = judged([row(0)], {0: hour})
-    assert refusal.kind == "too long" and f"its {len(row(0).text)} characters" in refusal.reason
-    _, (refusal,), _ = judged([row(0, "ሰላም " * 3000)], {0: hour})
-    assert refusal.kind == "too long" and "characters" not in refusal.reason
-
-
 def test_noise_is_judged_only_when_asked():
     noisy = {0: changed(snr_db=8.0)}
     assert len(judged(many(1), noisy)[0]) == 1

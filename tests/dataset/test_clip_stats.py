@@ -122,17 +122,6 @@ def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, 
     assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
 
 
-def test_the_file_is_the_same_however_it_was_made(clips, tmp_path):
-    paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
-    measure_clips(clips, paths[0])
-    measure_clips(clips, paths[1], processes=3)
-    measure_clips(clips[90:], paths[2])
-    paths[2].write_bytes(paths[2].read_bytes() + paths[0].read_bytes()[:40])
-    with pytest.warns(UserWarning, match="1 damaged lines"):
-        measure_clips(clips, paths[2])
-    assert len({path.read_bytes() for path in paths}) == 1
-
-
 CHECK = """
 import sys, time
 from pathlib import Path

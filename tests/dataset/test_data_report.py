@@ -2,13 +2,11 @@
 
 import pytest
 from clips import TEXT
-from folders import folder_of
 
 from kit.base.errors import DatasetError
 from kit.dataset import data_report
 from kit.dataset.data_report import FIXES, DataReport, Finding, Spool
-from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import Utterance, write_manifest
+from kit.dataset.manifest import Utterance
 from kit.settings import ManifestConfig
 
 
@@ -33,14 +31,6 @@ def test_every_kind_has_a_fix_and_clips_of_unknown_length_count_as_average_ones(
     result = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
     assert (result.kept_s, result.lost_s) == (36, 8)
     assert result.lost_percent == pytest.approx(100 * 8 / 44)
-
-
-def test_too_much_refused_stops_with_reasons_and_fix(tmp_path):
-    result = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
-    rows = r"2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*MAX_REJECTED_PERCENT.*01_data_prep"
-    with pytest.raises(DatasetError, match=rf"10\.0 % .*limit 5 %\): {rows}.*_percent=10"):
-        result.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
-    result.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
 
 
 def test_a_message_names_the_first_refused_rows_and_says_that_no_row_is_left(tmp_path):
@@ -73,9 +63,6 @@ def test_the_report_begins_with_hours_and_the_commonest_reasons():
     assert "metadata.csv:1 r1" in reasons[0] and "why silent" in reasons[0]
 
 
-# --- rows in a file -----------------------------------------------------------------------------
-
-
 @pytest.fixture(params=[2**24, 1], ids=["in memory", "in a file"])
 def values(request, monkeypatch) -> Spool:
     monkeypatch.setattr(data_report, "IN_MEMORY_BYTES", request.param)
@@ -90,18 +77,3 @@ def test_it_reads_like_a_list(values):
     assert list(zip(values, values[1:])) == list(zip(plain, plain[1:]))
     with pytest.raises(IndexError):
         values[9]
-
-
-def made_dataset(folder, rows: int):
-    lines = [f"clip_{number:07d}|{TEXT} {TEXT} {TEXT} {number % 7919}\n" for number in range(rows)]
-    recordings = [f"wavs/clip_{number:07d}.wav" for number in range(rows)]
-    return folder_of(folder, recordings, **{"metadata.csv": "".join(lines)})
-
-
-def test_the_manifest_is_that_of_a_list(tmp_path):
-    rows = read_dataset(made_dataset(tmp_path / "data", 50), ManifestConfig()).rows
-    assert isinstance(rows, Spool) and {row.split for row in rows} == {"train", "held_out"}
-    write_manifest(rows, tmp_path / "a")
-    write_manifest(list(rows), tmp_path / "b")
-    one, other = ((tmp_path / name / "manifest.jsonl").read_bytes() for name in "ab")
-    assert one == other and one.count(b"\n") == 50

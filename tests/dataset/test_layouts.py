@@ -1,7 +1,6 @@
 """From real bytes to rows: every layout one way, every unusable line a finding with its fix."""
 
 import os
-import sys
 from pathlib import Path
 
 import folders
@@ -105,17 +104,6 @@ def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
     assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
 
 
-def test_splits_come_from_the_names_of_the_tables(tmp_path):
-    tables = {"": "a", "_test-clean": "b", "_dev": "c"}
-    tables = {f"metadata{split}.csv": f"{name}|{TEXT}\n" for split, name in tables.items()}
-    folder = folder_of(tmp_path, [f"wavs/{n}.wav" for n in "abc"], **tables)
-    result = read_dataset(folder, ManifestConfig(held_out_percent=100))
-    splits = {"a": "train", "b": "test-clean", "c": "held_out"}
-    assert {row.id: row.split for row in result.rows} == splits
-    (alone,) = read_dataset(folder / "metadata_dev.csv", LOOSE).rows
-    assert alone.id == "c"
-
-
 # --- Common Voice -------------------------------------------------------------------------------
 
 
@@ -194,20 +182,6 @@ def test_a_pipe_or_a_device_is_no_table_and_not_waited_for(tmp_path, name):
         os.mkfifo(tmp_path / name)
     with in_time(20), pytest.raises(DatasetError, match=r"is a (named pipe|device)"):
         read_dataset(tmp_path, LOOSE)
-
-
-@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode there")
-def test_a_folder_whose_name_is_not_utf_8_is_reported_in_printable_text(tmp_path):
-    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    dataset(tmp_path / "plain", f"a|{TEXT}\n", {"a": speech()}).rename(odd)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / odd.name).symlink_to(odd)
-    question = r"caf\\udce9.*not UTF-8: rename it"
-    looks = {odd: question, odd / "metadata.csv": question, tmp_path / "mine": r"found caf\?/"}
-    for look, words in looks.items():
-        with pytest.raises(DatasetError, match=words) as caught:
-            read_dataset(look, LOOSE)
-        assert str(caught.value).encode()
 
 
 def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named(tmp_path):

@@ -6,8 +6,8 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from clips import BAD, TEXT, encoded, voice
-from helpers import dataset, speech, usable
+from clips import BAD, TEXT, voice
+from helpers import dataset, usable
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
@@ -31,12 +31,6 @@ def many(folder, good: int, missing: int):
     """An LJSpeech folder of `good` different recordings, and rows of `missing` ones."""
     table = "".join(f"c{i}|{TEXT} {'ሀሁሂሃሄህሆለሉሊላሌልሎ'[i % 14]}\n" for i in range(good + missing))
     return dataset(folder, table, {f"c{i}": voice(1.0, i) for i in range(good)})
-
-
-@pytest.mark.parametrize("suffix", [".flac", ".ogg", ".mp3"])
-def test_compressed_recordings_are_found_beside_wavs(tmp_path, suffix):
-    (row,) = judged(tmp_path, encoded(speech(), format=suffix[1:].upper()), suffix).kept
-    assert row.audio.endswith(suffix) and row.seconds == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("kind", BAD)
