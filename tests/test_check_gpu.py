@@ -16,7 +16,6 @@ sys.path.insert(0, str(BENCH))
 
 import check_gpu  # noqa: E402
 import gpu_page  # noqa: E402
-import gpu_training  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
 from rows import result  # noqa: E402
 
@@ -48,25 +47,6 @@ def test_every_part_measures_what_it_is_for(part, monkeypatch, tmp_path):
     assert all(math.isfinite(row["value"]) for row in rows if row["value"] is not None)
     if part in EXACT:
         assert {row.get("status") or "ok" for row in rows} <= {"ok", "skipped"}, rows
-
-
-def test_a_real_runs_rows_are_those_of_its_log():
-    step = {"tokens": 100, "step_s": 0.5, "load": 0.9, "note": "", "val_loss": None}
-    log = [step | {"step": i + 1, "loss": 5.0 - i / 50} for i in range(100)]
-    log[49] |= {"val_loss": 4.2, "note": "spike"}
-    loss, speed, load = gpu_training.log_rows(log, ["Stopped at step 100."])
-    assert loss["status"] == "ok" and loss["validations"] == {50: 4.2} and loss["peer_value"] > 4.8
-    assert loss["notes"] == ["step 50: spike"] and len(loss["curve"]) == 50
-    assert (speed["value"], load["value"]) == (200.0, pytest.approx(0.9))
-    (failed,) = gpu_training.log_rows(log[:5], ["KitError: no memory"])
-    assert failed["status"] == "failed" and "no memory" in failed["note"]
-
-
-def test_the_commands_run_every_part_once_and_the_first_two_fit_into_their_time():
-    parts = [part for limits_s in check_gpu.COMMANDS.values() for part in limits_s]
-    assert sorted(parts) == sorted(check_gpu.PARTS)
-    for command in ("decide", "confirm"):
-        assert sum(check_gpu.COMMANDS[command].values()) <= 270
 
 
 BREAKING = """
@@ -119,23 +99,6 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     written = json.loads(measured.path.read_text())
     assert written["machine"] == MACHINE and len(written["rows"]) == 4
     assert {row["commit"] for row in written["rows"]} == {"abc"}
-
-
-def test_only_replaces_the_rows_of_its_own_parts_and_those_without_time_say_so(tmp_path):
-    path = tmp_path / "gpu.json"
-    measured = check_gpu.Table(path, MACHINE)
-    measured.put("attention", [{"row": "a", "part": "attention"}])
-    measured.put("codec", [{"row": "b", "part": "codec"}])
-    later = check_gpu.Table(path, MACHINE | {"commit": "def"})
-    later.put("codec", [{"row": "c", "part": "codec"}])
-    rows = json.loads(path.read_text())["rows"]
-    assert [(row["row"], row["commit"]) for row in rows] == [("a", "abc"), ("c", "def")]
-    with pytest.raises(SystemExit, match="a card"):
-        check_gpu.Table(path, MACHINE | {"name": "another card"})
-    measured = check_gpu.Table(tmp_path / "later.json", MACHINE)
-    check_gpu.measure_all({"codec": 60}, 4, measured)
-    (row,) = measured.rows["codec"]
-    assert row["status"] == "skipped" and "--only" in row["note"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")

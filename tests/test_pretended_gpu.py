@@ -34,14 +34,11 @@ GIB = 2**30
 NAMES = {
     "T4": "Tesla T4",
     "RTX 3060": "NVIDIA GeForce RTX 3060",
-    "A100 40": "NVIDIA A100-SXM4-40GB",
-    "A100 80": "NVIDIA A100-SXM4-80GB",
     "H100": "NVIDIA H100 80GB HBM3",
 }
 # What follows from the compute capability: precision, attention kernel, TF32.
 FOLLOWS = {
     (7, 5): ("fp16", "no bf16, but fp16", "efficient", False),
-    (8, 0): ("bf16", "bf16 units", "flash", True),
     (8, 6): ("bf16", "bf16 units", "flash", True),
     (9, 0): ("bf16", "bf16 units", "flash", True),
 }
