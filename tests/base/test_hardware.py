@@ -75,13 +75,6 @@ def test_precision_of_a_cpu_is_measured_once(measure):
     assert choose_precision(CPU).value == "bf16", "what every step of this process runs"
 
 
-def test_a_busy_moment_decides_no_precision(measure):
-    """The first bf16 matmul falls into one, on a processor that is twice as quick in bf16."""
-    seconds = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
-    choice = measure(lambda dtype, _: next(seconds[dtype]))
-    assert choice.value == "bf16" and "2x" in choice.reason
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_fused_attention_is_on_offer_on_a_cpu(precision):
     choice = hardware.attention_backend(CPU, precision)
@@ -105,14 +98,6 @@ def test_attention_of_a_gpu_elsewhere_is_expected(capability, precision, width, 
 
 
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
-CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
-BUILDS = [(CUDA_13, (7, 0), False), (CUDA_13, (8, 9), True), (CUDA_13, (11, 0), False)]
-BUILDS += [(CUDA_12_6, (12, 0), False), ([*CUDA_12_6, "compute_90"], (12, 0), True)]
-
-
-@pytest.mark.parametrize(("architectures", "capability", "runs"), BUILDS)
-def test_a_build_of_torch_runs_on_the_generations_it_was_made_for(architectures, capability, runs):
-    assert hardware.has_code_for(capability, architectures) is runs
 
 
 @pytest.mark.parametrize(

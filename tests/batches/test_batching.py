@@ -11,7 +11,7 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.batches import batching
-from kit.batches.batching import drawn, padding_waste, passes, permuted, plan_batches
+from kit.batches.batching import drawn, passes, permuted, plan_batches
 from kit.settings import DataConfig
 
 
@@ -22,13 +22,6 @@ def config(**over) -> DataConfig:
 def toy_lengths(count=91, seed=7) -> list[int]:
     rng = random.Random(seed)
     return [rng.randint(5, 80) for _ in range(count)]
-
-
-def speech_lengths(count: int) -> list[int]:
-    """Tokens of utterances whose seconds are log-normal, mean 5 and spread 2.5."""
-    spread = np.log(1 + (2.5 / 5) ** 2)
-    seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, count)
-    return [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
 
 
 FROZEN = {
@@ -77,19 +70,6 @@ def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
         assert cells <= c.micro_tokens or len(part) == 1
 
 
-def test_padding_of_speech_at_sixteen_a_batch():
-    c = DataConfig(effective_batch=16, micro_batch=16)
-    waste = padding_waste(speech_lengths(10_007), c)
-    assert waste["any order"] > 0.45
-    assert waste["neighbours in length"] < 0.04
-    assert waste["token budget"] < 0.02
-    assert padding_waste(speech_lengths(10_007), c) == waste
-    waste = padding_waste([2, 4], config())
-    assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
-    waste = padding_waste([2, 4], config(grid_lengths=(8,)))
-    assert waste["neighbours in length"] == pytest.approx(1 - 6 / 16)
-
-
 WRONG = [("micro_batch", 5, r"must divide .*\(8\)"), ("micro_batch", 0, "must be 1 or more")]
 WRONG += [("sort_window", 0, ""), ("max_cache_gib", 0.0, ""), ("effective_tokens", -1, "")]
 WRONG += [("grid_lengths", (64, 32), ".*from short to long")]
@@ -115,14 +95,6 @@ def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order(
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 257, 1000, 4097, 70_001])
 def test_every_number_comes_up_once(count):
     assert sorted(permuted(np.arange(count), count, "0 1").tolist()) == list(range(count))
-
-
-def test_a_part_costs_only_itself():
-    whole = permuted(np.arange(5000), 5000, "k")
-    some = np.array([4999, 17, 17, 0])
-    assert permuted(some, 5000, "k").tolist() == whole[some].tolist()
-    far = permuted(np.arange(30_000_000 - 5, 30_000_000), 30_000_000, "k")
-    assert len(set(far.tolist())) == 5 and far.max() < 30_000_000
 
 
 @pytest.mark.parametrize("count, groups", [(10, 3), (1000, 7), (999, 1), (5, 5)])

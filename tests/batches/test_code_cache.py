@@ -1,7 +1,6 @@
 """The cache that is read: what a look at every row would find, flat in memory, checked files."""
 
 import itertools
-import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -60,18 +59,6 @@ def test_what_is_counted_once_is_what_a_look_at_every_row_finds(split):
     for i in order[len(order) // 2 :] + order[: len(order) // 2]:
         chosen.setdefault(rows[i]["speaker"], i)
     assert code_cache.reference_rows(cache, split) == chosen
-
-
-def test_figures_of_all_rows_are_those_of_each():
-    cache, rows = odd_cache()
-    members = named(rows, "train")
-    texts = [len(cache.texts[i]) for i in members]
-    paces = [len(cache.codes[i]) / count for i, count in zip(members, texts)]
-    assert code_cache.longest_text(cache) == np.quantile(texts, 0.95, method="higher")
-    assert code_cache.slowest_pace(cache) == np.quantile(paces, 0.99)
-    assert cache.longest("codes") == max(len(codes) for codes in cache.codes)
-    assert cache.sample_of_split("train").tolist() == members
-    assert len(set(cache.sample_of_split("train", 40).tolist()) & set(members)) == 40
 
 
 @pytest.fixture
@@ -223,16 +210,3 @@ def test_no_byte_can_change_and_no_file_be_shorter_or_longer_unseen(tmp_path, re
             read(path)
     with pytest.raises(DamagedFileError, match="There is no"):
         read(tmp_path / "none")
-
-
-def test_a_mapped_file_outlives_its_name_and_travels_as_its_path(tmp_path):
-    save(tmp_path / "a")
-    found = MappedFile(tmp_path / "a")
-    sent = pickle.dumps(found)
-    assert len(sent) < 300 and equal(pickle.loads(sent).arrays)
-    (tmp_path / "a").unlink()
-    for _ in range(2):
-        assert equal(found.arrays)
-        found.release()
-    with pytest.raises(DamagedFileError, match="no column `other`"):
-        found["other"]

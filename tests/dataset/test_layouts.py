@@ -1,11 +1,10 @@
 """From real bytes to rows: every layout one way, every unusable line a finding with its fix."""
 
 import os
-from pathlib import Path
 
 import folders
 import pytest
-from clips import TEXT, encoded, voice
+from clips import TEXT
 from folders import (
     ALL_ONE,
     CSV,
@@ -96,12 +95,6 @@ def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
     assert refusal.reason == "this id is already used in metadata.csv, line 1"
     kept, refused = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")  # nobody knows which is right
     assert not kept and sorted(finding.line for finding in refused) == [1, 2]
-
-
-def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
-    folder = folder_of(tmp_path / "mine", [], **{"metadata.csv": f"a|{TEXT}\n"})
-    (folder / "wavs").symlink_to(dataset(tmp_path / "away", "", {"a": speech()}) / "wavs")
-    assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
 
 
 # --- Common Voice -------------------------------------------------------------------------------
@@ -208,19 +201,6 @@ def test_held_out_rows_are_among_those_that_training_can_spell():
     for other in ("xq", "zz ab"):  # the dataset's own held-out row cannot be spelled, or is
         rows = [utterance(i, "ab ba") for i in range(9)] + [utterance(9, other, "held_out")]
         assert sum(row.split == "held_out" for row in hold_out(rows, ManifestConfig())) == 2
-
-
-def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp_path):
-    files = {f"wavs/c{i}.wav": encoded(voice(2.0, seed=i)) for i in range(10)}
-    folder_of(tmp_path / "mine", [], **files, **{"metadata.csv": lines("c{i}|{t}")})
-    config = ManifestConfig(language="en")
-    before = read_dataset(tmp_path / "mine", config).rows
-    (chosen,) = [row for row in before if row.split == "held_out"]
-    Path(chosen.audio).write_bytes(b"no audio")
-    report = check_dataset(tmp_path / "mine", config, tmp_path / "run")
-    assert [finding.id for finding in report.refused] == [chosen.id]
-    (again,) = [row for row in report.kept if row.split == "held_out"]
-    assert again.id != chosen.id
 
 
 def test_texts_of_something_else_are_no_dataset(tmp_path):

@@ -62,17 +62,6 @@ def test_lines_end_at_newlines_and_nowhere_else(tmp_path, block_bytes):
             assert everything(TextLines(path, small(block_bytes))) == lines
 
 
-ENDS = [(b"", []), (b"\n", [""]), (b"\n\n", ["", ""]), (b"a", ["a"]), (b"\xef\xbb\xbf", [])]
-ENDS += [(b"\xef\xbb\xbfa\nb", ["a", "b"]), (b"a\r\n\r\nb\r\n", ["a", "", "b"])]
-
-
-@pytest.mark.parametrize("data, lines", [*ENDS, (b"x" * 300 + b"\ny", ["x" * 300, "y"])])
-def test_ends_of_files(tmp_path, data, lines):
-    path = write(tmp_path, "a.txt", data)
-    for block_bytes in (1, 3, 64, 65536):
-        assert everything(TextLines(path, small(block_bytes))) == lines
-
-
 BAD_LINES = [(b"caf\xe9", "not valid UTF-8: 0xe9 at its byte 3"), (b"a\0b", "a NUL byte")]
 BAD_LINES += [("ሰላም".encode()[:-1], "not valid UTF-8")]
 BAD_JSON = [b'{"a": 1, "b', b"[1, 2]", b'{"a": 1}, {"a": 2}', b'{"a": "\xff"}', b'{"a": NaN}']
@@ -156,14 +145,6 @@ def test_unquoted_tables_take_quotes_for_letters(tmp_path, block_bytes):
     names = ["id", "text", "norm"]
     table = Table(path, small(block_bytes), columns=names, delimiter="|", quoting=False)
     assert [list(r.values()) for r in everything(table)] == [r.split("|") for r in data.split("\n")]
-
-
-def test_common_voice_tables_need_no_settings_but_quoting(tmp_path):
-    head = "client_id\tpath\tsentence\tup_votes\n"
-    path = write(tmp_path, "train.tsv", head + 'ab\tx.mp3\t"ሰላም" አለ\t2\ncd\ty.mp3\tNA\t001\n')
-    first, second = open_source(path, quoting=False)
-    assert first["sentence"] == '"ሰላም" አለ'
-    assert (second["sentence"], second["up_votes"]) == ("NA", "001")  # no guessing of types
 
 
 BAD_TABLES = {

@@ -195,18 +195,6 @@ def test_a_mix_resumes_exactly(tmp_path, repeat):
         resume_after(stop, lambda: mix(tmp_path, repeat=repeat), whole, endless=repeat)
 
 
-def test_a_mix_reports_what_does_not_fit(tmp_path):
-    mixed = mix(tmp_path)
-    state = mixed.state_dict()
-    (tmp_path / "b.txt").write_text("another\n")
-    b = stream(tmp_path / "b.txt", shuffle=True)
-    other = Mix([mixed.sources[0], b, mixed.sources[2]], [3, 1, 1])
-    assert "b.txt" in refused(state, other) and "changed" in refused(state, other)
-    assert "weights = [3.0, 1.0, 1.0]" in refused(state, Mix(mixed.sources[:2], [3, 1, 1][:2]))
-    with pytest.raises(DatasetError, match="weight"):
-        Mix(mixed.sources, [1, 0, 1])
-
-
 def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     folder = tmp_path / "mount"
     folder.mkdir()

@@ -1,11 +1,7 @@
 """English: figures, signs and short forms as words."""
 
-import random
-import re
-
 import pytest
 
-from kit.text.languages.en import number_to_words
 from kit.text.normalize import normalize
 
 NORMALIZED = [
@@ -48,20 +44,3 @@ NORMALIZED = [
 def test_english_is_normalised(raw, wanted):
     assert normalize(raw, "en") == wanted
     assert normalize(wanted, "en") == wanted
-
-
-def test_numbers_and_money_are_those_of_num2words():
-    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
-
-    def plain(words: str) -> str:
-        return words.replace("-", " ").replace(",", "").replace(" and ", " ")
-
-    rng = random.Random(1)
-    for value in [*range(200), *(rng.randrange(10 ** rng.randint(3, 12)) for _ in range(300))]:
-        assert number_to_words(value) == plain(num2words(value))
-        assert normalize(f"-{value or 1}", "en") == plain(num2words(-(value or 1)))
-    for sign, currency in {"$": "USD", "£": "GBP"}.items():
-        for amount in (1.0, 1.01, 1.5, 2.0, 2.5, 21.99):
-            wanted = plain(num2words(amount, to="currency", currency=currency))
-            wanted = re.sub(" zero (cents|pence)| sterling", "", wanted)
-            assert normalize(f"{sign}{amount:.2f}", "en") == wanted

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kit.text.languages.tr import number_to_words
 from kit.text.normalize import normalize
 
 NORMALIZED = [
@@ -33,9 +32,3 @@ NORMALIZED = [
 def test_turkish_is_normalised(raw, wanted):
     assert normalize(raw, "tr") == wanted
     assert normalize(wanted, "tr") == wanted
-
-
-def test_numbers_are_those_of_num2words():
-    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
-    for value in range(1000):  # above, some of its numbers lack a word: 101,001
-        assert number_to_words(value).replace(" ", "") == num2words(value, lang="tr")
