@@ -15,9 +15,7 @@ BENCH = Path(__file__).resolve().parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import check_gpu  # noqa: E402
-import gpu_page  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
-from rows import result  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -109,24 +107,3 @@ def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
     assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
     written = json.loads((tmp_path / "gpu-pretended.json").read_text())
     assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"monitor"}
-
-
-def test_the_page_has_a_section_a_card_and_replaces_it(tmp_path):
-    page = tmp_path / "measurements.md"
-    page.write_text(f"before\n\n{gpu_page.END}\n\nafter\n")
-    row = result("a | b", 2.0, "steps/s", "baseline", 1.0, 2.0, part="switches", status="ok")
-    failed = result("x", None, part="t4", status="failed", note="out of memory")
-    row["spread"] = 0.01
-    names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "python", "torch")
-    machine = MACHINE | dict.fromkeys((*names, "cuda", "cudnn", "triton", "transformers"), "1")
-    machine |= {"memory_bytes": 2**34, "cores": 2, "command": "python check_gpu.py"}
-    for name in ("T4", "H100", "T4"):
-        table = {"machine": machine | {"name": name}, "rows": [row, failed]}
-        text = gpu_page.put(page.read_text(), gpu_page.section(table), name)
-        page.write_text(text)
-    text = page.read_text()
-    assert text.count("### T4") == text.count("### H100") == 1
-    assert text.startswith("before") and text.endswith("after\n")
-    assert "| 2x |" in text and "a \\| b" in text
-    assert "failed: out of memory" in text
-    assert gpu_page.PAGE.read_text(encoding="utf-8").count(gpu_page.END) == 1

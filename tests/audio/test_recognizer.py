@@ -33,12 +33,6 @@ def test_error_rate_counts_wanted_characters_without_punctuation():
     assert recognizer.cer(["aaaaaaaa"], ["b"]) == 8  # more than all of it can be wrong
 
 
-def test_ids_skip_what_the_alphabet_lacks_and_transcripts_collapse_repeats_and_blanks():
-    assert Recognizer(CONFIG, " abc").encode("b, zc").tolist() == [3, 1, 4]
-    log_probs = F.one_hot(torch.tensor([1, 1, 0, 1, 2, 2, 0]))  # a a - a b b -
-    assert recognizer.transcripts("ab", [log_probs]) == ["aab"]
-
-
 def test_loss_is_torchs_ctc_of_the_real_frames():
     torch.manual_seed(0)
     model = Recognizer(CONFIG, "ab").eval()

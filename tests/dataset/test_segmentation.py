@@ -127,6 +127,7 @@ def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     return recognizer, texts[60:], speech[60:]
 
 
+@pytest.mark.long
 def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     recognizer, texts, speech = spoken
     parts = [part for wave in speech for part in (wave, silence(0.35))]
@@ -282,18 +283,6 @@ def test_what_cannot_be_opened_is_no_loss_and_tried_again(tmp_path, monkeypatch)
             patch.setattr(place, name, Mock(side_effect=error))
             cut(tmp_path)
     assert [text for _, text in cut(tmp_path)[0]] == texts
-    monkeypatch.setattr(segmentation, "duration_s", Mock(side_effect=unread))
-    assert segmentation.seconds_of(tmp_path / "in/a.wav") == 0
-
-
-def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):
-    texts, wave = book_to_change(tmp_path / "in", 5)
-    wave = np.interp(np.arange(0, len(wave), RATE / 48000), np.arange(len(wave)), wave)
-    soundfile.write(tmp_path / "in/a.flac", np.stack([wave, wave], axis=1), 48000, "PCM_24")
-    rows, _ = cut(tmp_path)
-    assert [text for _, text in rows] == texts
-    info = soundfile.info(tmp_path / "out/wavs/a_0001.wav")
-    assert (info.samplerate, info.channels, info.subtype) == (48000, 1, "PCM_16")
 
 
 def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
@@ -328,7 +317,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     assert max(asked) <= alignment.WINDOW_S + 1 and sum(asked) < 2 * seconds
 
 
-@pytest.mark.parametrize("format", ["WAV", "OGG", "MP3"])
+@pytest.mark.parametrize("format", ["WAV", "MP3"])
 def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest(tmp_path, format):
     texts, wave = book_to_change(tmp_path / "in", 12)
     path = tmp_path / f"in/a.{format.lower()}"
@@ -338,10 +327,9 @@ def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest
     rows, losses = cut(tmp_path)
     assert 3 <= len(rows) < len(texts) and rows[0][1] == texts[0]
     missing = [loss for loss in losses if "the recording is truncated" in loss.reason]
-    assert len(missing) == (format != "OGG")  # it does not tell how long it was
-    for loss in missing:
-        seconds = len(wave) / RATE
-        assert loss.end_s == pytest.approx(seconds, abs=0.1) and loss.start_s < 0.7 * seconds
+    (loss,) = missing
+    seconds = len(wave) / RATE
+    assert loss.end_s == pytest.approx(seconds, abs=0.1) and loss.start_s < 0.7 * seconds
 
 
 # --- the plan: cuts are in pauses, and every second is accounted for ----------------------------
