@@ -7,15 +7,14 @@ import pytest
 from helpers import CPU
 
 from kit.audio.clip import ClipMeasure
+from kit.base.checks import problems_of
 from kit.base.config import build
+from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset import checks, manifest
-from kit.settings import (
-    MAX_CODE_POSITIONS,
-    MAX_TEXT_POSITIONS,
-    GPTConfig,
-    ManifestConfig,
-)
+from kit.inference.evaluate import Scores, gate_checks, recognizer_warning
+from kit.settings import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, ManifestConfig
+from kit.tuning.trials import preset_task
 
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
 FRAME_RATE = 28.7  # codes a second
