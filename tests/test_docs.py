@@ -209,6 +209,7 @@ def identifiers() -> set[str]:
     return {name for name in names if isinstance(name, str)} | {path.stem for path in SOURCES}
 
 
+@pytest.mark.long
 def test_every_setting_a_message_names_is_there():
     known = identifiers()
     missing = {name: m for m in messages() for name in QUOTED.findall(m) if name not in known}

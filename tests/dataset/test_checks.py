@@ -9,7 +9,6 @@ from clips import TEXT
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.checks import judge_rows, script, usual_paces
-from kit.dataset.data_report import FIXES
 from kit.dataset.manifest import Utterance
 from kit.settings import ManifestConfig
 
@@ -37,27 +36,6 @@ def many(count: int, **over) -> list[Utterance]:
 
 def changed(**over) -> ClipMeasure:
     return dataclasses.replace(SOUND, digest="own", **over)
-
-
-ALONE = {
-    "too short": changed(seconds=0.1),
-    "too long": ClipMeasure(rate_hz=8000, channels=1, subtype="PCM_16", seconds=3600),
-    "silent": changed(mono_peak=0.001),  # whatever its channels had before they were mixed
-    "clipped": changed(clipped=0.02),
-    "dc offset": changed(dc=-0.2),
-    "too loud": changed(peak=2.5),
-    "sample rate": changed(rate_hz=2000),
-    "pace": changed(seconds=9.0),
-    "unreadable": "is truncated: 5 samples are there",
-}
-
-
-@pytest.mark.parametrize("kind", ALONE)
-def test_a_row_is_refused_for_itself(kind):
-    kept, (refusal,), _ = judged(many(1), {0: ALONE[kind]})
-    assert not kept and refusal.kind == kind and refusal.cure == FIXES[kind]
-    assert (refusal.file, refusal.line, refusal.audio) == ("metadata.csv", 0, "/w/0.wav")
-    assert refusal.seconds == getattr(ALONE[kind], "seconds", 0)
 
 
 def test_noise_is_judged_only_when_asked():
