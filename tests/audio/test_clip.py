@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import tracemalloc
 
 import numpy as np
@@ -12,7 +11,7 @@ from helpers import RATE, in_time, speech
 
 from kit.audio import clip
 from kit.audio.clip import measure_clip, read_clip
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError
 
 
 def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
@@ -154,9 +153,3 @@ def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
         assert clip.resampling_ratio(rate, RATE) == (a, b)
     assert len(caught) == 1
     assert a * b <= clip.MAX_FILTER_TAPS and a / b == pytest.approx(rate / RATE, rel=7e-4)
-
-
-def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchaudio", None)  # an import raises ImportError
-    with pytest.raises(KitError, match=r"pip install .*torchaudio=="):
-        clip.import_torchaudio()

@@ -93,20 +93,6 @@ def test_joined_mp3s_are_read_to_the_end_of_the_last(tmp_path, between):
     assert np.sqrt(np.mean(wave[2 * RATE :] ** 2)) > 0.05, "the second is there to its end"
 
 
-@pytest.mark.parametrize("name", ["a.wav", "A.Mp3", "a"])
-def test_the_content_decides_not_the_suffix(tmp_path, name):
-    measure = measure_clip(at(tmp_path, mp3(speech()), name))
-    assert measure.seconds == 1 and measure.peak == pytest.approx(0.5, abs=0.05)
-
-
-def test_opus_keeps_its_beginning_and_its_end(tmp_path):
-    wave = voice(1)
-    path = at(tmp_path, encoded(wave, 48_000, format="OGG", subtype="OPUS"), "a.opus")
-    samples = read_clip(path)[0]
-    assert np.array_equal(samples, soundfile.read(path, dtype="float32")[0])
-    assert np.corrcoef(samples, wave)[0, 1] > 0.9
-
-
 CODECS = {  # what PyAV writes: codec, container, bits a second and rate
     "a.m4a": ("aac", "ipod", 64_000, 44_100),
     "a.aac": ("aac", "adts", 64_000, 44_100),

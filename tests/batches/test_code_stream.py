@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from kit.base.errors import DamagedFileError
 from kit.batches.batching import EXTRA_TOKENS, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
-from kit.batches.code_stream import CodeStream, loader_workers, prefetched, validation_batches
+from kit.batches.code_stream import CodeStream, loader_workers, validation_batches
 from kit.model.sequence import collate
 from kit.settings import DataConfig
 
@@ -257,15 +257,6 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
     cores, ram_gib, batch_ms, step_ms = given
     hw = dataclasses.replace(CPU, cores=cores, ram_bytes=ram_gib * 2**30)
     assert loader_workers(hw, batch_ms / 1000, step_ms / 1000) == wanted
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.long
-def test_workers_make_the_same_batches_in_the_same_order(workers):
-    made = itertools.islice(prefetched(stream(), workers), 12)
-    for (parts, position), (plain, place) in zip(made, stream()):
-        assert position == place  # tuples may be lists: training's batches are objects
-        assert [list(part[:2]) for part in parts] == [list(part[:2]) for part in plain]
 
 
 def test_grids_may_be_padded_to_a_multiple():

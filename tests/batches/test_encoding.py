@@ -97,18 +97,6 @@ def test_a_second_build_reads_no_audio_and_changes_nothing(built):
     assert again == built and contents(built.parent) == before and reported == [(30, 30)]
 
 
-def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
-    build(tmp_path, manifest()[:20])
-    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
-    index, reported = build_noted(tmp_path, rows, digests=digests())
-    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
-    cache, wanted = CodeCache(index), CodeCache(built)
-    assert list(cache.rows) == list(wanted.rows)
-    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
-    for a, b in zip(cache.references, wanted.references):
-        assert abs(a - b).mean() < 0.05
-
-
 def test_fewer_rows_in_another_order_with_other_texts_and_speakers_cost_nothing(copy):
     order = [*range(29, 9, -1)]
     rows = [manifest()[i] for i in order]
@@ -208,15 +196,6 @@ def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_p
     with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
         build(tmp_path, config=config)
     assert 0 < gib(tmp_path) <= config.max_cache_gib
-
-
-def test_litter_of_killed_builds_goes_with_time(tmp_path):
-    old, young = tmp_path / ".codes-k-a.safetensors.x8gh2", tmp_path / ".codes-k-b.safetensors.y"
-    for path in (old, young):
-        path.touch()
-    os.utime(old, (1, 1))
-    build(tmp_path)
-    assert not old.exists() and young.exists()
 
 
 def build_apart(folder: str) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 from kit.base.errors import KitError
 from kit.model.gpt import (
     Trunk,
-    summed_loss,
     weighted_loss,
 )
 from kit.model.sequence import pack
@@ -217,27 +216,3 @@ WRONG += [("activation_function", {"activation_function": "relu"})]
 def test_impossible_ids_and_shapes_are_refused(field, over):
     with pytest.raises(KitError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
-
-
-def test_the_first_loss_is_that_of_guessing():
-    torch.manual_seed(0)
-    config = dataclasses.replace(GPT, code_vocab=500)
-    model = tiny_model(code_vocab=500).requires_grad_(False)
-    model.init_weights()
-    batch = pack(config, *random_rows(config, 8))
-    per_code = model(batch)[1].item() / len(batch.code_targets)
-    assert per_code == pytest.approx(torch.log(torch.tensor(500.0)).item(), rel=0.02)
-
-
-def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
-    torch.manual_seed(0)
-    head = nn.Linear(8, 5)
-    shapes = set()
-    head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
-    states = torch.randn(300, 8)
-    for count in (1, 63, 64, 65, 130, 180):
-        at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
-        found = summed_loss(head, states, at, targets)
-        logits = F.linear(states[at], head.weight, head.bias)
-        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
-    assert shapes == {(64, 5), (128, 5), (192, 5)}
