@@ -13,7 +13,6 @@ from tones import LETTERS, RATE, ToneRecognizer, noisy, say
 from kit.base.errors import DamagedFileError
 from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
-from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_stream import CodeStream
 from kit.batches.find_words import find_words, token_edges
 from kit.batches.word_spans import FIRST_WORDS, LAST_WORDS, WHOLE_SHARE, WordSpans
@@ -163,18 +162,6 @@ def test_another_way_to_draw_words_is_another_order_of_the_data(cache, spans, sl
     for spans_now, at_speeds in ((None, []), (spans, [slow])):
         with pytest.raises(DamagedFileError, match="other batches"):
             stream(cache, spans_now, position, at_speeds=at_speeds)
-
-
-def test_steps_are_timed_with_the_lengths_of_all_the_training(cache, spans):
-    """A short one ends while rows are short; most of a long one has long rows."""
-    every = stream(cache, spans)
-    usual = []
-    for steps in (every.batches_an_epoch, 100 * every.batches_an_epoch):
-        batches = every.representative_batches(6, steps)
-        tokens = [sum(len(t) + len(c) + EXTRA_TOKENS for t, c in rows) for rows, _ in batches]
-        assert len(batches) == 6
-        usual.append(sum(tokens) / 6)
-    assert usual[1] > 1.3 * usual[0]
 
 
 WORDS = "abel cable dame face gleam hike jail kale lamb made".split()
