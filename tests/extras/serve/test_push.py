@@ -15,6 +15,7 @@ from kit.base.run import Run
 from kit.extras.serve.recipe import push
 from kit.inference.export import CARD, export_voice, load_export
 from kit.recipes.base_model import voice_folder
+from kit.recipes.exports import made_from
 from kit.settings import GenerateConfig
 
 NAME = "someone/a-voice"
@@ -136,3 +137,12 @@ def test_a_voice_of_the_hub_speaks_from_the_command_line(hub, run, tmp_path, cap
     assert main([*words, "--dtype", "int8"]) == 2
     assert main(["speak", "--voice", f"hf://{NAME}"]) == 2
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "releases"]
+
+
+def test_figures_of_other_weights_are_not_pushed(hub, run):
+    (run.folder / "model-ema.safetensors").write_bytes(b"trained further")
+    run.record(export={"made_from": made_from(run)})
+    run.record(eval={"weights": "ema", "weights_sha256": "0" * 64})
+    with pytest.raises(KitError, match="kit evaluate --run mine"):
+        push(run, NAME)
+    assert not hub.created
