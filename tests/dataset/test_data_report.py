@@ -78,7 +78,7 @@ def test_the_table_shows_the_worst_first_and_counts_the_rest():
 SENSELESS = {
     AlignConfig: {"batch": 0, "spread": 0.0, "least_gap": -1.0},
     ArchiveConfig: {"most_gib": 0.0, "most_ratio": 0.5},
-    HubConfig: {"most_hours": 0.0, "save_every": 0},
+    HubConfig: {"most_hours": 0.0},
     ManifestConfig: {"min_clip_s": 30, "characters_per_s": (40, 2), "max_rejected_percent": 101}
     | {"held_out_percent": -1, "odd_share": 0.7, "pace_deviations": 0, "most_repeats": 0},
     SegmentConfig: {"min_s": 0.0, "max_s": 0.5, "least_pause_s": 0.0, "margin_s": -0.1},
