@@ -105,12 +105,10 @@ class HubConfig:
     text_column: str = ""  # "" takes the one with a usual name (kit/dataset/columns.py)
     speaker_column: str = ""  # the same; without one, there is one speaker
     most_hours: float | None = None  # of audio to write; None: all
-    save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
         positive = self.most_hours is None or 0 < self.most_hours < math.inf
         require(positive, self, "most_hours", "must be positive, or null for all.")
-        require_least(self, 1, "save_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,15 @@ def file_kind(path: Path) -> str:
     return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
+def placeholder_problem(path: Path) -> str:
+    """Say what was saved in place of the file at `path`, and the fix; "" where it is another."""
+    problems = {
+        "git-lfs": "it is a Git LFS pointer, not the file: run git lfs pull in its folder",
+        "html": "it is a web page, not the file: open its address in a browser, and sign in there",
+    }
+    return problems.get(file_kind(path), "")
+
+
 def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free

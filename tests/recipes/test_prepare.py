@@ -14,6 +14,7 @@ from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unche
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
 from kit.base.errors import DamagedFileError, DatasetError, KitError
+from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
@@ -396,20 +397,20 @@ def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path)
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
     """Of a dataset of the hub (its rows here, no network) and of an archive."""
     rows = [
-        {"audio": {"array": speech(2.0 + 0.01 * i), "sampling_rate": RATE}, "said": f"ሰላም ለሁሉ {i}"}
+        {"audio": {"bytes": encode_wav(speech(2.0 + 0.01 * i), RATE)}, "said": f"ሰላም ለሁሉ {i}"}
         for i in range(6)
     ]
     monkeypatch.setattr("kit.dataset.fetch.open_huggingface", lambda *_: iter(rows))
     hub = {"text_column": "said", "most_hours": 3.0 / 3600}
     run = start("hub", settings={"hub": hub})
     folder = fetch_recordings(RunSource(data="hf://somebody/voices/default/train"), run)
-    assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 3  # with a header
+    assert (folder / "manifest.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
     clips = {f"c{i}": speech(1.0) for i in range(5)}
     table = "".join(f"c{i}|ሰላም ለሁሉ {i}\n" for i in range(5))
     packed = make_archive(tmp_path / "voices", "zip", dataset(tmp_path / "data", table, clips))
     run = start("small", settings={"archive": {"most_gib": 1e-6}})
-    with pytest.raises(DatasetError, match=r"more than 1e-06 GiB.*--set archive\.most_gib="):
+    with pytest.raises(DatasetError, match=r"archive\.most_gib = 1e-06 .*--set archive\.most_gib="):
         Preparation(run, packed).check()
 
 
