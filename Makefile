@@ -88,7 +88,7 @@ demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs
 	  require_folder_name(os.environ["KIT_RUN"], "RUN")' 2>&1 | tail -n 1 | grep . >&2
 	@mkdir -p "$(KIT_RUNS)/$(RUN)/notebooks"; runs=$$(cd "$(KIT_RUNS)" && pwd); \
 	home="$$runs/$(RUN)"; out="$$home/notebooks"; started=$$(date +%s); number=0; \
-	export KIT_DEMO_STARTED=$$started KIT_PRESET="$(PRESET)" KIT_RUN="$(RUN)" KIT_RUNS="$$runs"; \
+	export KIT_PRESET="$(PRESET)" KIT_RUN="$(RUN)" KIT_RUNS="$$runs"; \
 	for name in $(DEMO); do \
 	  number=$$((number + 1)); begun=$$(date +%s); \
 	  printf '\n===== %s of $(words $(DEMO)): %s =====\n' $$number $$name; \
@@ -103,7 +103,6 @@ demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs
 	  printf '%s s for this notebook, %s s in all\n' \
 	    "----- $$name: $$(($$(date +%s) - begun))" $$(($$(date +%s) - started)); \
 	done; \
-	touch "$$home/demo-finished"; \
 	printf '\nDone in %s s. Listen and look:\n' $$(($$(date +%s) - started)); \
 	printf '  report     %s\n' "$$home/report.html"; \
 	find "$$home/samples" -name '*-best.wav' | sort | sed 's/^/  sample     /'; \

@@ -27,7 +27,6 @@ os.environ["KIT_PRESET"] = "tiny"
 os.environ["KIT_RUN"] = "demo"
 os.environ["PYTHONPATH"] = str(ROOT)
 os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not the user's
-os.environ.pop("KIT_DEMO_STARTED", None)
 
 
 def pytest_configure(config):

@@ -25,7 +25,15 @@ from kit.audio.clip import KEPT_SILENCE_S, load_speech, resampled
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
-from kit.base.files import atomic_path, digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.files import (
+    atomic_path,
+    digest,
+    file_digest,
+    make_folder,
+    remove_litter,
+    require_disk,
+    write_atomic,
+)
 from kit.base.formatting import format_gib
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
@@ -105,9 +113,7 @@ def build_cache(
     failed.
     """
     folder = make_folder(folder)
-    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > 3600:  # a temporary file of this age has lost its process
-            path.unlink(missing_ok=True)
+    remove_litter(folder)
     clips = clip_digests(rows, digests)
     if speed != 100:
         clips = [f"{clip} {speed}" for clip in clips]

@@ -57,7 +57,7 @@ def unpack(
     if _is_unpacked(folder, key):
         return folder
     lock_file = folder.with_name(f".{folder.name}.lock")
-    with held(lock_file, f"unpacking {archive}", math.inf, print) as lock:
+    with held(lock_file, f"unpacking {archive}", math.inf, print):
         if _is_unpacked(folder, key):  # another process did it meanwhile
             return folder
         for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
@@ -66,7 +66,6 @@ def unpack(
         try:
             temporary.chmod(0o755)  # mkdtemp lets only its owner in
             _unpack_into(Limits(archive, temporary, config), progress)
-            lock.confirm()  # while this machine slept, another may have removed `temporary`
             write_atomic(temporary / MARK, key)
             with disk_errors(folder):
                 temporary.rename(folder)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import shlex
-import time
 
 import pytest
 import soundfile
@@ -28,7 +27,7 @@ def run(tmp_path) -> Run:
 def place(tmp_path, monkeypatch):
     """An empty runs folder, and no environment variables of the kit."""
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    for name in ("KIT_RUN", "KIT_PRESET", "KIT_DEMO_STARTED"):
+    for name in ("KIT_RUN", "KIT_PRESET"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -52,30 +51,6 @@ def test_figures_are_merged_not_replaced_in_json_that_anyone_can_read(run):
     assert report["eval"] == {"cer": 0.1} and report["preset"] == "tiny"
     assert report["versions"]["torch"] and report["device"]
     assert run.report() == report
-
-
-def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypatch):
-    assert "wall_s" not in run.record()
-    now_s = int(time.time())
-    for began_s in (now_s - 1000, now_s - 300):
-        monkeypatch.setenv("KIT_DEMO_STARTED", str(began_s))
-        with monkeypatch.context() as clock:
-            clock.setattr("kit.base.run.time.time", lambda began_s=began_s: began_s + 50.0)
-            report = run.record()
-        run.path("train.jsonl").write_text("")  # what is written after the last record counts, too
-        for name, age_s in {"train.jsonl": 200, "report.json": 50, "report.html": 50}.items():
-            os.utime(run.folder / name, (began_s + age_s, began_s + age_s))
-    assert report["wall_s"] == 200 + 50 and report["interruptions"] == 1
-    assert list(report["demo_starts_s"].values()) == [200, 50]
-
-
-def test_a_demo_that_finds_its_work_done_keeps_its_clock(run, monkeypatch):
-    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 100))
-    first_s = run.record()["wall_s"]
-    run.path("demo-finished").touch()
-    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 5))
-    report = run.record()
-    assert (report["wall_s"], report["interruptions"]) == (first_s, 0)
 
 
 def test_the_page_is_self_contained_and_escapes_text(run):

@@ -1,11 +1,8 @@
 """Honest archives come out whole; hostile and damaged ones leave nothing behind."""
 
 import io
-import itertools
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import tarfile
 import time
@@ -16,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from folders import contents, folder_of
 
-from kit.base.errors import DatasetError, DiskError, KitError
+from kit.base.errors import DatasetError, DiskError
 from kit.dataset.archive import unpack
 from kit.settings import ArchiveConfig
 
@@ -248,18 +245,3 @@ def test_two_that_unpack_one_archive_get_the_same_whole_folder(tmp_path, capsys)
         assert process.exitcode == 0
     assert contents(into / "many") == MANY
     assert [p.name for p in into.iterdir()] == ["many"]
-
-
-def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
-    archive, into = pack(tmp_path / "many.tar.gz", MANY), tmp_path / "into"
-    calls = itertools.count(1)
-
-    def taken_over(*_):
-        if next(calls) == 10:  # as if this machine had slept
-            shutil.rmtree(next(into.glob(".many.unpacking*")))
-            other = {"machine": "elsewhere", "pid": 7, "token": "abcd", "beat_s": time.time()}
-            (into / ".many.lock").write_text(json.dumps(other))
-
-    with pytest.raises(KitError, match="process 7 on elsewhere"):
-        unpack(archive, into, CONFIG, taken_over)
-    assert not (into / "many").exists()
