@@ -27,6 +27,7 @@ from kit.base.files import (
     atomic_path,
     digest,
     disk_errors,
+    remove_litter,
     shorten_name,
     write_atomic,
 )
@@ -61,6 +62,8 @@ class ActiveRun(Run):
 
     def record(self, **figures) -> dict:
         """As `Run.record`; returns only after everything new was copied to the other disk."""
+        if self.copy:
+            self.copy.fetch_record()
         report = super().record(**figures)
         if self.copy:
             self.copy.copy_all()
@@ -127,6 +130,7 @@ def open_active_run(
             use = use or read_run_file(last / "use")
     mirror = find_mirror()
     folder = runs.run_folder(name) if create else runs.require_run(name)
+    remove_litter(folder)
     copy = open_run_copy(folder, mirror) if mirror else None
     run = find_run(preset, use, folder.name)
     check_saved_settings(run)
@@ -340,6 +344,7 @@ def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
 # --- its copy on another disk ------------------------------------------------------------------
 
 COPY_EVERY_S = 10.0
+LITTER_AGE_S = 900.0  # age of a partial copy from which its machine is gone
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
 NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
 CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
@@ -392,6 +397,8 @@ class RunCopy:
     def begin(self) -> None:
         """Fetch the run's files, and copy changes in the background from now on."""
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
+        for mirror in (self.run, self.codes):
+            remove_litter(mirror.kept, LITTER_AGE_S)
         try:
             unpack_clips(self.run.folder)
         except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens it to fix both
@@ -413,6 +420,11 @@ class RunCopy:
         key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
         index = Path(run.figure("data", "codes") or "none").name
         self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)
+
+    def fetch_record(self) -> None:
+        """Fetch the figures that another machine has recorded since the last copy."""
+        with suppress(OSError, KitError):  # the next copy reports it
+            self.run.fetch(lambda name: name == "report.json")
 
     def _copy_changes(self) -> None:
         while not self.over.wait(COPY_EVERY_S):

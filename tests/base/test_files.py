@@ -3,13 +3,15 @@
 import errno
 import itertools
 import math
+import multiprocessing
 import os
+import time
 from collections.abc import Callable
 
 import pytest
 
 from kit.base.errors import DiskError
-from kit.base.files import atomic_folder, cached_result, write_atomic
+from kit.base.files import atomic_folder, atomic_path, cached_result, remove_litter, write_atomic
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -25,6 +27,32 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch, ste
         write_atomic(path, b"new")
     assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
     assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
+
+
+def write_until_killed(path, started) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text("half")
+        started.set()
+        time.sleep(60)
+
+
+def test_what_killed_processes_were_writing_is_removed_and_nothing_else(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    started = fork.Event()
+    process = fork.Process(target=write_until_killed, args=(tmp_path / "deep" / "a", started))
+    process.start()
+    started.wait()
+    for name in ("c.tmp", ".mirrored.json"):
+        write_atomic(tmp_path / name, "complete")
+    with atomic_path(tmp_path / "b"):
+        remove_litter(tmp_path, 0.0)
+        assert len(list(tmp_path.rglob(".*.tmp"))) == 2, "two are being written"
+    process.kill()
+    process.join()
+    remove_litter(tmp_path, 3600.0)
+    assert len(list(tmp_path.rglob(".*.tmp"))) == 1, "it may be another machine's"
+    remove_litter(tmp_path, 0.0)
+    assert {path.name for path in tmp_path.rglob("*")} == {"deep", "b", "c.tmp", ".mirrored.json"}
 
 
 NAMES = ("a.json", "b.json", "card", "weights")

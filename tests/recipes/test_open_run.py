@@ -73,13 +73,37 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     assert not list(tmp_path.glob("*/my-vioce"))
 
 
+def test_figures_that_another_machine_recorded_meanwhile_are_not_lost(machine, tmp_path):
+    run = machine("a")
+    run.record(data={"hours": 2.5})
+    path = tmp_path / "drive" / "my-voice" / "report.json"
+    path.write_text(json.dumps(run.report() | {"train": {"steps": 4}}))  # by the other one
+    run.record(eval={"cer": 0.1})
+    for report in (run.report(), json.loads(path.read_text())):
+        figures = [report[section] for section in ("data", "train", "eval")]
+        assert figures == [{"hours": 2.5}, {"steps": 4}, {"cer": 0.1}]
+
+
+def test_what_a_killed_process_was_writing_is_gone_at_the_next_start(machine, tmp_path):
+    run = machine("a")
+    run.record(data={"hours": 2.5})
+    kept = tmp_path / "drive" / "my-voice"
+    for folder in (run.folder, kept):
+        litter = folder / "checkpoints" / ".step-0000004.safetensors.a1b2c3d4.tmp"
+        litter.parent.mkdir(exist_ok=True)
+        litter.write_text("half")
+        os.utime(litter, (1, 1))
+    start("my-voice")
+    assert not [*run.folder.rglob("*.tmp"), *kept.rglob("*.tmp")]
+
+
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     machine("a", "")
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
     assert run.copy is None and "kept in" not in run._repr_html_()
-    assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
+    assert not (run.folder / ".mirrored.json").exists() and not stamps(tmp_path / "drive")
     for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
         monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))
         for create in (True, False):
