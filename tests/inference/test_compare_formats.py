@@ -48,12 +48,6 @@ def trained(model, row: formats.RecordedExample) -> torch.Tensor:
     return model.code_head(model.hidden(batch)[0, batch.code_indices[: len(codes) + 1]])
 
 
-def test_the_codes_are_forced_as_in_training(model, rows):
-    for row in rows:
-        logits = formats.teacher_forced_logits(Decoder(model), row)
-        torch.testing.assert_close(logits, trained(model, row), rtol=1e-4, atol=1e-4)
-
-
 def test_costs_are_the_count_by_hand(model, rows):
     other = tiny_model().eval()  # the same trunk, another head
     other.code_head.weight.data *= 20
@@ -85,31 +79,6 @@ def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):
     assert cost.linear_size_ratio == formats.linear_bytes(small) / formats.linear_bytes(full) == 0.5
     assert cost.size_ratio == weight_bytes(small) / weight_bytes(full)
     assert cost.linear_size_ratio < cost.size_ratio < 1  # the reading of texts stays fp32
-
-
-def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
-    asked = []
-
-    def generate(model, texts, cond, config):
-        asked.append((len(texts), len(cond), config.exact_codes))
-        time.sleep(0.02 if len(asked) == 1 else 0.001)  # the first call pays for warming up
-
-    monkeypatch.setattr("kit.inference.compare_formats.generate", generate)
-    assert formats.speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
-    assert asked == [(4, 4, 30)] * 4
-
-
-def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
-    pulled = []
-
-    def stream(*_):
-        for piece in range(9):
-            pulled.append(piece)
-            yield torch.zeros(1)
-
-    monkeypatch.setattr(Voice, "stream", stream)
-    assert formats.time_to_first_audio_s(voice, "ሰላም", GREEDY, repeats=2) >= 0
-    assert pulled == [0, 0, 0]
 
 
 def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypatch):
@@ -150,15 +119,6 @@ def test_every_format_is_measured_beside_the_first(voice):
     assert all(v.cer == 0.25 and v.codes_per_s > 0 and v.warm_up_s == 0 for v in found)
 
 
-def test_rows_are_recordings_of_the_split_or_of_all_if_it_has_none(monkeypatch):
-    cache = code_cache()
-    rows = formats.recorded_examples(cache, 3)
-    for (text, codes, _), i in zip(rows, cache.rows_in_split("held_out")[:3], strict=True):
-        assert codes == cache.codes[i].tolist() and text == cache.texts[i].tolist()
-    monkeypatch.setattr(type(cache), "rows_in_split", lambda *_: torch.zeros(0))
-    assert formats.recorded_examples(cache, 1)[0][1] == cache.codes[0].tolist()
-
-
 def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported():
     fast = measured("int8", 900.0)
     assert formats.choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
@@ -178,9 +138,3 @@ def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch
     voices = formats.voices_by_format(voice, ["fp32", "bf16"], ["int8"])
     assert [*voices] == ["fp32", "int8, compiled"]
     assert capsys.readouterr().out == "bf16: takes inputs in groups of 16.\n"
-
-
-def test_the_table_has_a_line_for_each():
-    header, first, second = formats.formats_table([FP32, measured("int8", 900.0)])
-    assert len(header) == len(first) == len(second)
-    assert first[0] == "fp32" and "20.0" in first and "none" in first and second[1] == "900"

@@ -9,7 +9,7 @@ import soundfile
 import torch
 from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model, waves
 
-from kit.audio.recognizer import Recognizer, alphabet_of, cer, edit_distance
+from kit.audio.recognizer import Recognizer, alphabet_of, cer
 from kit.base.checks import problems_of
 from kit.extras.finetune.forgetting import BaseSample, code_log_probs, measure_divergence
 from kit.inference import evaluate
@@ -17,9 +17,8 @@ from kit.inference.evaluate import KINDS, Scores, align_words, gate_checks
 from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
-from kit.recipes.evaluate import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
+from kit.recipes.evaluate import LabeledClip, loss_by_speaker
 from kit.settings import GenerateConfig, RecognizerConfig
-from kit.text.normalize import letters
 
 GOOD = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
 
@@ -62,22 +61,6 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
 
 
-def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypatch):
-    rows = manifest()[:3]
-    transcripts = iter([[letters(r.text) for r in rows], [""] * 3])
-    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(transcripts))
-    found = noise_floor(rows, recognizer, voice.codec)
-    assert (found.cer, found.cer_codec) == (0.0, 1.0)
-
-
-def test_transcripts_keep_their_order_and_no_wave_is_silence(recognizer, monkeypatch):
-    monkeypatch.setattr(evaluate, "TRANSCRIBE_BATCH", 4)
-    clips = [*waves()[:4] * 2, torch.zeros(0), torch.zeros(1024)]
-    transcripts = evaluate.transcribe(recognizer, clips, RATE)
-    assert transcripts[:4] == transcripts[4:8] and len(set(transcripts[:4])) == 4
-    assert transcripts[8] == transcripts[9]
-
-
 def test_samples_are_written_where_the_report_looks(tmp_path):
     named = {"ema": (["ሰላም", "ለሁሉ", "ሰው", "ቤት"], [w[:2000] for w in waves()[:4]])}
     rows = evaluate.save_samples(named, "held_out", RATE, tmp_path)
@@ -85,8 +68,8 @@ def test_samples_are_written_where_the_report_looks(tmp_path):
     assert all(soundfile.info(tmp_path / row["wav"]).samplerate == RATE for row in rows)
 
 
-BAD = [({"cer": 0.2}, "CER 20.0% is above 12.0%"), ({"eos_rate": 0.98}, "2.0% of the sentences")]
-BAD += [({"runaway_rate": 0.1}, "10.0% of the sentences took over twice as long")]
+BAD = [({"cer": 0.2}, "CER 20.0%"), ({"eos_rate": 0.98}, "2.0% of the sentences")]
+BAD += [({"runaway_rate": 0.1}, "10.0% of the sentences")]
 BAD += [({"duration_ratio": r}, "times the recordings") for r in (0.5, 1.3, math.nan)]
 
 
@@ -101,11 +84,8 @@ def test_a_memorising_voice_is_not_advised_to_train_longer():
     assert "BASE_MODEL" in fix and "2.24" in fix and "6.93" in fix
     (found,) = problems_of(gate_checks(dataclasses.replace(GOOD, cer=0.8), 0.01, 0.12, fix))
     assert found.endswith(fix)
-
-
-@pytest.mark.parametrize("losses", [(7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)])
-def test_who_still_learns_is(losses):
-    assert evaluate.suggest_fix(*losses) == "train longer"
+    for losses in ((7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)):  # they still learn
+        assert "train longer" in evaluate.suggest_fix(*losses)
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +118,6 @@ def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
     deaf.model.conditioner.latents.data.fill_(1e9)  # the reference has no effect beside them
     for found in loss_by_speaker(deaf, recordings(two_speakers)).values():
         assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
-
-
-def test_a_reference_of_ones_own_must_gain_something():
-    for own, other, used in ((2.0, 2.1, True), (2.0, 2.001, False), (2.1, 2.0, False)):
-        assert SpeakerLoss(own=own, other=other).uses_reference == used
 
 
 def test_what_is_too_long_for_the_model_is_left_out(two_speakers):
@@ -201,25 +176,6 @@ def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
     assert measure_divergence(base, other, readings).forgotten == pytest.approx(mean, rel=1e-4)
 
 
-def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
-    """Its mean over the codes that were said is what the decoder noted as it said them."""
-    for reading in readings:
-        expected = code_log_probs(base, reading.base_ids, reading).clone()
-        expected[:, base.config.start_code] = -torch.inf  # which is never said
-        expected = expected.log_softmax(-1)
-        codes = reading.spoken.codes
-        said = torch.cat((codes, torch.tensor([base.config.stop_code])))[: len(expected)]
-        likely = expected[torch.arange(len(said)), said].mean()
-        assert float(likely) == pytest.approx(reading.spoken.log_prob, abs=1e-3)
-
-
-def test_the_end_counts_where_it_was_found(base, readings):
-    for stopped in (False, True):
-        spoken = dataclasses.replace(readings[0].spoken, stopped=stopped)
-        reading = dataclasses.replace(readings[0], spoken=spoken)
-        assert len(code_log_probs(base, reading.base_ids, reading)) == len(spoken.codes) + stopped
-
-
 TEXT = "my mother bought fresh bread from the market"
 TRANSCRIPTS = {
     "left out": "my mother bought bread from the market",
@@ -255,12 +211,6 @@ def test_punctuation_is_no_error_and_silence_leaves_all_out():
     counts = evaluate.count_kinds(align_words(TEXT, ""))
     assert counts == {**dict.fromkeys(KINDS, 0), "left out": 8}
     assert align_words("", "") == []
-
-
-def test_it_is_never_dearer_than_the_plain_distance_over_words():
-    transcript = "mother my bought the the fresh bread form market now"
-    wrong = sum(bool(pair.kind) for pair in align_words(TEXT, transcript))
-    assert 0 < wrong <= edit_distance(TEXT.split(), transcript.split())
 
 
 def test_the_word_that_is_wrong_most_often_comes_first():

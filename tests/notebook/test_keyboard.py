@@ -46,9 +46,3 @@ def test_every_control_has_a_name_and_none_is_left_out_of_the_tab_order(tmp_path
     assert len(found) >= 2
     assert all(name_of(widget).strip() for widget in found), found
     assert all(getattr(widget, "tabbable", None) is not False for widget in found)
-
-
-def test_tab_reaches_the_settings_before_start_and_start_before_stop(tmp_path):
-    names = [name_of(widget) for widget in controls(panels(tmp_path)["train"])]
-    order = [names.index(name) for name in ("EMA", "Learning rate", "Start", "Stop", "Profile")]
-    assert order == sorted(order)

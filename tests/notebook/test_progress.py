@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.base.formatting import clock
-from kit.notebook.progress import Lines, Pace, Ticker, progress_texts, verdict
+from kit.notebook.progress import Ticker, verdict
 
 
 @pytest.fixture
@@ -53,25 +52,6 @@ def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
         now.s += 1
         tick(done, 10)
     assert len(shown) == 10 and shown[-1].startswith("spoken: 10 of 10")
-
-
-def test_pace_counts_arrivals_and_plain_lines_are_few(capsys):
-    pace = Pace()
-    assert pace.speed() is None
-    for second in range(11):
-        pace.see(second * 0.5, 100)
-    assert pace.speed() == pytest.approx((2.0, 200.0))
-    assert pace.left_s({"step": 10, "steps": 30}) == pytest.approx(10.0)
-    lines, row = Lines(), {"step": 1, "steps": 1000}
-    for step in range(1, 1001):
-        lines.show(row | {"step": step}, {"step": str(step)}, [])
-    assert capsys.readouterr().out.count("\n") == 1  # all within 2 s
-    row = {"step": 1, "steps": 9, "loss": None, "memory_bytes": 2**30}
-    assert progress_texts(row, Pace()) == {"step": "1 / 9", "peak memory": "1.00 GiB"}
-
-
-def test_seconds_are_written_as_on_a_clock():
-    assert [clock(s) for s in (5, 125, 3725)] == ["0:05", "2:05", "1:02:05"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +13,12 @@ from hub import COMMIT, serving
 from released_xtts import START, STOP, random_model, write_release
 
 from kit.base.config import build, load_preset, merge
-from kit.base.errors import KitError, SpeechError
+from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.base.run import Run, load_use
 from kit.extras.indextts2.base import INDEXTTS2
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.extras.xtts_v2.codec import XTTSCodec
-from kit.extras.xtts_v2.model import INDEXTTS2_MARKS, RELEASES
 from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
@@ -40,7 +38,6 @@ from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
-from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.tuning.trials import run_variant
 
@@ -101,21 +98,8 @@ def test_training_continues_from_the_voice_which_is_needed_no_longer(base, expor
 
     other = shutil.copytree(exported, tmp_path / "other")
     (other / "model.safetensors").write_bytes(b"another")
-    with pytest.raises(KitError, match=r"started from another voice, .*copy.* Set RUN to"):
+    with pytest.raises(KitError, match=r"another voice, .*copy.* RUN"):
         prepare(start("resumed"), other)
-
-
-def test_a_rate_that_was_set_stays_and_phonemes_are_refused(exported):
-    for name, asked, lr in (
-        ("as I like", {"train": {"lr": 0.004}}, 0.004),
-        ("beside it", {"finetune": {"method": "lora"}}, 0.006),
-    ):
-        run = start_from_base(start(name, settings=merge(FEW, asked)), str(exported))
-        assert run.section("train")["lr"] == lr
-    run = start("phonemes asked")
-    preparation = checked(Preparation(run, str(corpus()), phonemes="am", base_model=str(exported)))
-    with pytest.raises(SpeechError, match="leave PHONEMES empty"):
-        preparation.train_tokenizer()
 
 
 def test_an_unknown_language_adds_letters_and_keeps_ids(base):
@@ -140,7 +124,7 @@ def test_an_unknown_language_adds_letters_and_keeps_ids(base):
 def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exported):
     run = start("has its own")
     run.path(CODEC).write_bytes(b"made from scratch")
-    with pytest.raises(KitError, match=r"started from scratch, not from .* Set RUN to a new name"):
+    with pytest.raises(KitError, match=r"from scratch, not from .* RUN"):
         start_from_base(run, str(exported))
     run = start_from_base(start("killed"), str(exported))
     (run.folder / START_FROM).unlink()
@@ -152,12 +136,11 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
-        ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
-        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
-        ("hf://some/../one", "names no repository of the hub"),
-        ("hf://some/one", "says no revision, and the files of a repository may change"),
-        ("hf://some/one@../..", "says no revision"),
+        ("gone", "no such folder"),
+        ("other", r"notes\.txt"),
+        ("hf://some/../one", "hf://OWNER/NAME@REVISION"),
+        ("hf://some/one", "no revision"),
+        ("hf://some/one@../..", "no revision"),
     ],
 )
 def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):
@@ -182,13 +165,11 @@ def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported
     assert (run.folder / MODEL).is_file()
 
 
-@pytest.mark.parametrize("licence", ["CPML", "bilibili", "CC-BY 4.0, with a condition"])
-def test_a_voice_asks_for_the_licence_of_its_card_whoever_pushed_it(
-    licence, base, tmp_path, monkeypatch
-):
+def test_a_voice_asks_for_the_licence_of_its_card_whoever_pushed_it(base, tmp_path, monkeypatch):
+    licence = "CC-BY 4.0, with a condition"
     folder = export_voice(load_voice(base), tmp_path, licence=licence)
-    run = start(f"licensed {licence}", settings=FEW)
-    repository = f"someone/tuned-{len(licence)}"
+    run = start("licensed", settings=FEW)
+    repository = "someone/tuned"
     with serving(folder, repository, "v1") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for name in (f"hf://{repository}@v1", str(folder)):
@@ -221,7 +202,7 @@ def test_its_licence_must_be_accepted_and_it_learns_at_its_makers_rate(release):
 def test_what_a_release_needs_is_named(tmp_path):
     folder = write_release(tmp_path / "no dvae")
     (folder / "dvae.pth").unlink()
-    with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
+    with pytest.raises(KitError, match=r"has no dvae\.pth"):
         start_from_base(start("no dvae"), str(folder), "CPML")
     (tmp_path / "config.yaml").write_text("gpt: {}")
     torch.save([1], tmp_path / "gpt.pth")
@@ -231,14 +212,8 @@ def test_what_a_release_needs_is_named(tmp_path):
             start_from_base(start("theirs"), str(name), "CPML")
     with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
         start_from_base(start("theirs"), str(tmp_path), "bilibili")
-    newer = {"text_embedding.weight": torch.zeros(60_510, 1)}
-    newer |= dict.fromkeys(INDEXTTS2_MARKS, torch.zeros(1))
-    torch.save(newer, tmp_path / "gpt.pth")
-    for name in (str(tmp_path), hub.replace("-2@", "-2.5@")):
-        with pytest.raises(KitError, match=r"version 2\.5"):
-            start_from_base(start("theirs"), name, "bilibili")
-    assert f"{XTTS_V2.repository} at revision {XTTS_V2.revision}" in RELEASES.values()
-    assert XTTS_V2.repository in RELEASE
+    with pytest.raises(KitError, match=r"version 2\.5"):
+        start_from_base(start("theirs"), hub.replace("-2@", "-2.5@"), "bilibili")
 
 
 @pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
@@ -320,15 +295,10 @@ def test_it_is_fetched_once_its_licence_is_accepted(release, runs_folder, monkey
         assert not hub.asked, "it is stored once for all runs"
         shutil.rmtree(runs_folder / "releases")
         start_from_base(again, RELEASE)  # the run has its copy
-        start_from_base(again, f"{RELEASE}@other", "CPML")  # the same weights
-        with pytest.raises(KitError, match="at revision lost"):
-            start_from_base(again, f"{RELEASE}@lost", "CPML")
         monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
         run = start_from_base(start("accepted before", settings=FEW), RELEASE)
         assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
 
-
-# What of it trains: adapters, or embeddings and heads first.
 
 PARTS = {"max_steps": 6, "gate_every": 6, "eval_steps": 3, "save_steps": 2, "warmup_steps": 1}
 
@@ -364,18 +334,6 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     assert math.isfinite(figures["loss"])
 
 
-def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
-    run = start("adapters", settings={"finetune": {"tables_first": 6}})
-    with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
-        Training(run)
-    start("adapters", settings={"finetune": {"tables_first": 0}})
-    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
-    training = Training(run, max_steps=8)
-    with pytest.raises(KitError, match="method lora -> full"):
-        list(training.run())
-    start("adapters", settings={"finetune": {"method": "lora"}})
-
-
 def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):
     run = adapted
     voice, _ = voice_and_export(run)
@@ -389,28 +347,6 @@ def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(a
     saved = load_model(run.folder / "model-ema.safetensors").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in saved.items())
     assert alone.stat().st_size < (run.folder / "model-ema.safetensors").stat().st_size / 2
-
-
-@pytest.mark.long
-def test_embeddings_and_heads_first_and_then_all(release):
-    run = adapting("two phases", release, finetune={"tables_first": 3})
-    training = Training(run)
-    assert "In the first 3 steps only embeddings and heads train." in str(training.size())
-    list(unchecked(training).run())
-    assert run.report()["train"]["finetune"]["tables_first"] == 3
-    saved = checkpoint.load(checkpoint.checkpoints(run.path("checkpoints"))[-1])["model"]
-    began = load_model(run.folder / MODEL).gpt.h[0].mlp.c_fc.weight
-    assert not torch.equal(saved["gpt.h.0.mlp.c_fc.weight"], began)
-
-
-def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
-    asked = {"finetune": {"method": "auto"}}
-    wide = asked | {"model": {"width": 512}}
-    for settings, method, lr in ((asked, "lora", 5e-5), (wide, "full", 5e-6)):
-        prepare(start(f"by its size, {method}", settings=settings), release)
-        run = start(f"by its size, {method}")
-        assert run.section("finetune")["method"] == method
-        assert run.section("train")["lr"] == pytest.approx(lr)
 
 
 GPU_PRESETS = ("8gb", "t4", "12gb", "24gb", "80gb")
@@ -450,22 +386,3 @@ def test_what_a_person_or_a_use_has_set_wins_over_it():
         assert method == ("full" if preset in ("24gb", "80gb") else "lora")
     with pytest.raises(KitError, match=r"micro_batch = 64: must divide effective_batch \(16\)"):
         tuned(gpu_run("t4", data={"micro_batch": 64}))
-
-
-@pytest.mark.long
-def test_the_other_method_is_offered_with_what_it_takes(release):
-    for method, other, times in (("lora", "full", "1.5x"), ("full", "lora", "0.7x")):
-        run = adapting(f"offers {other}", release, finetune={"method": method})
-        training = Training(run)
-        training.verdict = SimpleNamespace(limit_bytes=2**40)
-        line = training.other_method(training.workload())
-        assert f'"method": "{other}"' in line and times in line and "GiB planned" in line
-        training.verdict = SimpleNamespace(limit_bytes=1)
-        assert "would not fit" in training.other_method(training.workload())
-
-
-def test_a_run_from_scratch_has_nothing_to_keep():
-    for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
-        run = start("from scratch", settings={"finetune": asked})
-        with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL in 01_data_prep"):
-            Training(run)

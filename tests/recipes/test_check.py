@@ -83,9 +83,7 @@ def test_a_t4_can_train_all_weights_of_both_released_models(on_card):
 @pytest.mark.parametrize(
     ("gpu", "preset_name", "precision"),
     [
-        ("RTX 3080", "12gb", "bf16"),
         ("8 GiB, 7.5", "8gb", "fp16"),
-        ("8 GiB, 8.6", "8gb", "bf16"),
         ("H200", "80gb", "bf16"),
     ],
 )

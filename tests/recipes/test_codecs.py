@@ -25,7 +25,7 @@ from kit.audio.clip import load_wave
 from kit.audio.codec import CODECS, Codec, codec_config, require_codes, save_codec
 from kit.audio.spectrogram import Mel
 from kit.base.config import build, load_preset, merge
-from kit.base.errors import KitError, SpeechError
+from kit.base.errors import KitError
 from kit.batches.code_cache import reference_rows
 from kit.dataset.manifest import read_manifest
 from kit.extras.neucodec import codec as neucodec
@@ -186,23 +186,6 @@ def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     assert kind != "xtts" or isinstance(voice.front_end, XTTSMel)
 
 
-@pytest.mark.long  # it needs what the long ones export
-def test_an_export_needs_its_codec_but_not_the_encoder(run_of):
-    folder = run_of("tones").folder / "export"
-    with patch.dict(CODECS):
-        del CODECS["tones"]
-        with pytest.raises(SpeechError, match=r"'tones' is none of the codecs"):
-            load_export(folder)
-    run = run_of("neucodec")
-    codec = load_export(run.folder / "export").codec
-    assert codec.config.sha256
-    codes = torch.arange(0, 60_000, 1000)[None]
-    assert torch.equal(codec.decode(codes), Speaking(run).voice.codec.cpu().decode(codes))
-    codec.config = dataclasses.replace(codec.config, folder="/nowhere")
-    with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
-        codec.encode(torch.zeros(1, 16_000))
-
-
 def test_speaker_vectors_of_xtts_are_those_of_references_and_of_recordings(run_of, tmp_path: Path):
     run = run_of("xtts")
     speaking = Speaking(run)
@@ -218,14 +201,6 @@ def test_speaker_vectors_of_xtts_are_those_of_references_and_of_recordings(run_o
     soundfile.write(tmp_path / "guest.wav", both.T.numpy(), 48_000)
     said = speaking.say(reference=str(tmp_path / "guest.wav"))
     assert said.sounds[0].sample_rate_hz == 24_000 and "guest.wav" not in speaking.voice.speakers
-
-
-def test_without_a_release_there_is_no_codec_of_xtts():
-    run = start("xtts-alone", "tiny", settings=SMALL | {"codec": {"kind": "xtts"}})
-    preparation = Preparation(run, str(corpus()))
-    preparation.check()
-    with pytest.raises(KitError, match="XTTS's codec is not trained here: it comes with a rel"):
-        preparation.train_codec()
 
 
 def test_a_kind_is_chosen_by_name_saved_without_weights_and_must_be_complete(tmp_path):

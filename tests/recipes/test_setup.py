@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from kit.__main__ import Answer, Interrupts, parser, run_command
 from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
@@ -23,20 +22,6 @@ def runs(tmp_path, monkeypatch):
 @pytest.fixture
 def run():
     return start("mine", "tiny", "balanced")
-
-
-def test_notebooks_and_commands_let_cudas_memory_grow_in_place(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
-    start("mine", "tiny", "balanced")
-    assert len(calls) == 1
-
-    def join_ranks(own_gpu):
-        raise KitError(f"{len(calls)} calls before")
-
-    monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
-    with pytest.raises(KitError, match="2 calls before"):
-        run_command(parser().parse_args(["train"]), Interrupts(), Answer({}))
 
 
 def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):

@@ -2,12 +2,10 @@
 
 import csv
 import dataclasses
-import json
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import soundfile
@@ -17,16 +15,13 @@ from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.extras.indextts2.base import INDEXTTS2
-from kit.extras.indextts2.speak import PackageSpeaker
 from kit.inference.export import load_export
-from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
     STEPS,
     Speaking,
-    chosen_weights,
     speak,
     speak_file,
 )
@@ -57,14 +52,6 @@ def speaking(active_run) -> Speaking:
     return Speaking(active_run)
 
 
-def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
-    run = dataclasses.replace(active_run, folder=tmp_path / "run")
-    shutil.copytree(active_run.folder, run.folder)
-    assert chosen_weights(run) == "ema"
-    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
-    assert chosen_weights(run) == "raw"
-
-
 def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking):
     said = speaking.say()
     assert said.sounds[0].caption == BREAD and len(said.sounds[0].wave) > 1000
@@ -77,13 +64,6 @@ def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking
     assert all(0 < int(ids) <= 40 for _, ids in parts)
 
 
-def test_a_stream_is_compared_with_parts_that_were_not_batched(active_run, monkeypatch):
-    counted = Mock(wraps=generate)
-    monkeypatch.setattr("kit.inference.voice.generate", counted)
-    Speaking(active_run, "ሰላም። ሰላም።").stream()
-    assert [len(call.args[1]) for call in counted.call_args_list] == [1, 1]
-
-
 def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch, capsys):
     own = Speaking(active_run, sentence="ሰላም", story="ሰላም. ሰላም")
     assert own.say().sounds[0].caption == "ሰላም" and own.story == "ሰላም. ሰላም"
@@ -93,18 +73,6 @@ def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch,
     own.panel()
     assert "did not find the end of 'one'" in capsys.readouterr().out
     assert "did not find the end of 'one'" in str(own.say())
-
-
-def test_a_voice_speaks_without_evaluation_and_held_out_rows(active_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    folder = shutil.copytree(active_run.folder, tmp_path / "alone")
-    report = {"data": {"language": "ti", "codes": str(code_index())}}
-    (folder / "report.json").write_text(json.dumps(report))
-    (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
-    rows = (folder / "manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
-    write(folder / "manifest.jsonl", rows)
-    alone = Speaking(dataclasses.replace(active_run, folder=folder))
-    assert alone.weights == "raw" and alone.say().sounds[0].caption == alone.held_out[0].text
 
 
 def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch):
@@ -254,7 +222,6 @@ def index(folder: Path) -> list[dict]:
 @pytest.mark.parametrize(
     "content, reported",
     [
-        (None, r"a\.txt"),
         (b" \n\n", r"a\.txt.*no text"),
         ("one\nét\n".encode("latin-1"), r"a\.txt.*utf-8"),
         ("ሰላም\n\nжжж\n".encode(), r"a\.txt, line 3"),
@@ -262,8 +229,7 @@ def index(folder: Path) -> list[dict]:
 )
 def test_a_file_that_cannot_be_used_is_refused_before_any_work(content, reported, voice, tmp_path):
     path = tmp_path / "a.txt"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(KitError, match=reported):
         speak_file(voice, path, tmp_path / "out", SHORT)
     assert not (tmp_path / "out").exists()
@@ -323,21 +289,12 @@ def test_interrupted_work_is_kept(voice, texts, tmp_path, monkeypatch):
     assert speak_file(voice, texts, tmp_path / "out", SHORT).figures["spoken_now"] == 3
 
 
-def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_path):
-    folder = shutil.copytree(active_run.folder, tmp_path / "run")
-    (folder / "sound.safetensors").write_bytes(b"trained again")
-    run = dataclasses.replace(active_run, folder=folder)
-    assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
-
-
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"speaker": "alma"}, "--text"),
         ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
-        ({"text": "a", "out": Path(".")}, "folder"),
         ({"text": "a", "voice": "export", "dtype": "int8"}, "--dtype"),
         ({"text": "a", "speaker": "alma", "reference": "b.wav"}, "--reference"),
         ({"file": Path("b"), "out": Path("c"), "voice": "index"}, "no --file or --speaker"),
@@ -348,9 +305,3 @@ def test_options_that_do_not_belong_together(options, named, monkeypatch):
     monkeypatch.setattr(release, lambda folder: INDEXTTS2 if folder.name == "index" else None)
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
-
-
-def test_the_missing_reference_of_an_indextts2_is_named(tmp_path):
-    write(tmp_path / "config.yaml", "")
-    with pytest.raises(KitError, match=r"gone\.wav"):
-        PackageSpeaker(tmp_path, "gone.wav")

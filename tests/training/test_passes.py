@@ -15,7 +15,6 @@ from kit.settings import FinetuneConfig, SpeedConfig
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
-from kit.training.switches import switches
 from kit.training.trainer import Trainer
 
 GUIDED = {"guided_attention_weight": 1.0, "guided_attention_steps": 8}
@@ -152,11 +151,3 @@ def test_another_phase_of_finetuning_is_recorded_again(captured):
     made = trainer(True, finetuning)
     assert [e.loss for e in run(made)] == wanted
     assert len(captured) == 4 and len(made.graphs.recorded) == 2
-
-
-def test_anomalies_are_not_looked_for_in_graphs():
-    config = dataclasses.replace(TRAIN, detect_anomaly=True)
-    speed = SpeedConfig(cuda_graphs=True)
-    gpu = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
-    assert {s.name: s.available for s in switches(speed, gpu)}["cuda_graphs"]
-    assert Trainer(tiny_model(), config, speed, CPU).graphs is None

@@ -92,13 +92,6 @@ def test_four_processes_train_as_one_does(alone, tmp_path):
     require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
 
 
-def test_a_single_process_gathers_its_own_value():
-    ranks = Ranks()
-    assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)
-    assert ranks.all_gather("a") == ["a"] and ranks.from_main(lambda: 7) == 7
-    assert ranks.share([1, 2]) == [1, 2] and ranks.is_main
-
-
 def test_more_processes_than_gpus_may_prepare_but_not_train(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

@@ -127,11 +127,8 @@ def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
 
 VOCABULARIES = {
     "as it is": lambda v: v,
-    "without holes": lambda v: vocabulary(holes=()),
-    "START last": lambda v: vocabulary(start=40),
     "a language more": lambda v: with_piece(vocabulary(holes=()), "[am]", 41),
     "a language after holes": lambda v: with_piece(v, "[am]", 41),
-    "a language in the middle": lambda v: with_piece(vocabulary(holes=()), "[am]", 40),
     "a special piece that is known by another id": lambda v: with_piece(v, "c", 41),
 }
 

@@ -1,7 +1,5 @@
 """Texts that arrive together are spoken together, and each sounds as it would alone."""
 
-import dataclasses
-
 import pytest
 import torch
 from helpers import LINES, RATE, opinionated_voice, speech
@@ -82,20 +80,6 @@ def test_an_uploaded_voice_speaks_and_is_then_forgotten(voice, queue):
     assert queue.voice.speakers == voice.speakers
 
 
-def test_an_uploaded_voice_is_not_offered_to_others(voice, queue, monkeypatch):
-    offered = []
-    generate_parts = type(voice).generate_parts
-
-    def record(self, *arguments):  # while the upload is being spoken
-        offered.append((self.speakers, queue.speakers))
-        return generate_parts(self, *arguments)
-
-    monkeypatch.setattr(type(voice), "generate_parts", record)
-    wave = torch.from_numpy(speech(1.0)).float()
-    assert chunks_of(queue.submit(LINES[0], "", CONFIG, reference=(wave, RATE)))
-    assert offered == [([*voice.speakers, "upload 1"], voice.speakers)]
-
-
 @pytest.mark.parametrize(("text", "speaker"), [("", "alma"), ("xyz", "alma"), (LINES[0], "nobody")])
 def test_what_cannot_be_spoken_is_refused_at_once(queue, text, speaker):
     with pytest.raises(SpeechError):
@@ -109,14 +93,6 @@ def test_an_error_ends_one_text_and_the_next_is_spoken(voice, queue, monkeypatch
         with pytest.raises(ZeroDivisionError):
             list(queue.submit(LINES[0], "alma", CONFIG))
     assert chunks_of(queue.submit(LINES[0], "alma", CONFIG))
-
-
-def test_texts_of_other_settings_are_not_mixed_and_cancelled_ones_end(queue):
-    cold = dataclasses.replace(CONFIG, temperature=0.0)
-    jobs = [queue.submit(STORY, "alma", config) for config in (CONFIG, cold, CONFIG)]
-    jobs[2].cancel()
-    assert chunks_of(jobs[0]) and chunks_of(jobs[1])
-    assert len(chunks_of(jobs[2])) < len(jobs[0].parts) * 2
 
 
 def test_who_waits_when_the_server_stops_gets_an_error(voice):

@@ -1,12 +1,10 @@
 """An XTTS vocabulary that learns another text keeps every id, its holes, START and STOP."""
 
-import json
 from collections import Counter
 
 import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
-from kit.base.errors import SpeechError
 from kit.extras.xtts_v2 import tokenizer as xtts
 from kit.extras.xtts_v2.tokenizer import XTTSTokenizer
 from kit.text.train_tokenizer import OFTEN, tokenizer_report
@@ -18,20 +16,6 @@ def test_the_pair_seen_most_is_merged_first_and_rare_ones_never():
     assert xtts.learned_merges(words, 1, set()) == [("a", "b")]
     assert xtts.learned_merges(words, 9, {"ab"}) == [("b", "c"), ("a", "bc")], "a piece comes once"
     assert xtts.learned_merges(Counter({("a",) * 4: 100}), 9, set()) == [("a", "a"), ("aa", "aa")]
-
-
-def test_every_merge_is_seen_100_times_where_it_is_made():
-    words = Counter(tuple(word) for line in lines_of(AMHARIC) for word in line.strip(".").split())
-    cut = {word: list(word) for word in words}
-    for left, right in xtts.learned_merges(words, 2000, set()):
-        seen = 0
-        for word, pieces in cut.items():
-            spelt = "\0".join(pieces)
-            seen += words[word] * f"\0{spelt}\0".count(f"\0{left}\0{right}\0")
-            again = f"\0{spelt}\0".replace(f"\0{left}\0{right}\0", f"\0{left}{right}\0")
-            cut[word] = again.strip("\0").split("\0")
-        assert seen >= OFTEN
-    assert len(set(map(tuple, cut.values()))) == len(words)
 
 
 @pytest.fixture
@@ -54,13 +38,6 @@ def test_every_id_keeps_its_piece_and_every_hole_stays(base):
     english = XTTSTokenizer(grown.path, "en")
     for line in lines_of(ENGLISH, 20):
         assert english.encode(line) == XTTSTokenizer(base.path, "en").encode(line)
-
-
-def test_start_may_be_the_last_id_and_is_it_no_more(base):
-    last = base.vocab_size - 1
-    base = XTTSTokenizer(write_vocabulary(base.path.parent / "last.json", start=last), "am")
-    assert base.start == grown_from(base).start == last < grown_from(base).vocab_size - 1
-    assert XTTSTokenizer(base.path, "en").encode("the voice")
 
 
 def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
@@ -101,32 +78,6 @@ def test_it_grows_again_and_always_to_the_same_bytes(base):
     assert more.pieces("qqzz") == ["qqzz"]
 
 
-@pytest.mark.parametrize("as_lists", [False, True])
-def test_merges_are_written_as_they_were(base, as_lists):
-    described = json.loads(base.file_bytes())
-    if as_lists:
-        described["model"]["merges"] = [m.split(" ") for m in described["model"]["merges"]]
-    base.path.write_text(json.dumps(described), encoding="utf-8")
-    grown = grown_from(XTTSTokenizer(base.path, "am"))
-    merges = json.loads(grown.file_bytes())["model"]["merges"]
-    assert {type(merge) for merge in merges} == {list if as_lists else str}
-    assert merges[: len(described["model"]["merges"])] == described["model"]["merges"]
-
-
-def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
-    path = write_vocabulary(tmp_path / "vocab.json")
-    described = json.loads(path.read_text(encoding="utf-8"))
-    ids = described["model"]["vocab"]
-    for hole in HOLES:
-        ids[f"<{hole}>"] = hole
-    alone = dict(described["added_tokens"][0], content="[ru]", id=len(ids))
-    described["added_tokens"].append(alone)
-    path.write_text(json.dumps(described), encoding="utf-8")
-    grown = grown_from(XTTSTokenizer(path, "am"))
-    assert grown.vocabulary.ids["[ru]"] == len(ids)
-    assert xtts.load_vocabulary(grown.path).ids == grown.model.get_vocab()
-
-
 def test_a_new_piece_was_spelt_in_old_ones(base):
     grown = grown_from(base)
     spelt = base.spellings(grown)
@@ -140,8 +91,3 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
     accented = base.grow(["é ñ ß"] * 9, base.path.parent / "accents.json")
     spelt = base.spellings(accented)
     assert spelt[accented.vocabulary.ids["é"]] == base.tokenize("e")
-
-
-def test_there_must_be_a_text(base):
-    with pytest.raises(SpeechError, match="every line was empty"):
-        base.grow(["", " "], base.path)

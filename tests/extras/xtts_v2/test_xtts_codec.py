@@ -1,8 +1,5 @@
 """XTTS's codec keeps the contract of a codec, from the tensors of a release to its own file."""
 
-import dataclasses
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +13,7 @@ from kit.audio.codec import AudioStream
 from kit.base.errors import KitError, SpeechError
 from kit.extras.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
 from kit.extras.xtts_v2.model import load_xtts
-from kit.extras.xtts_v2.vocoder import frames_of, to_frames
+from kit.extras.xtts_v2.vocoder import to_frames
 
 RATE = 24_000
 INPUT_RATE = 22_050
@@ -49,14 +46,7 @@ def test_the_contract_in_numbers_and_a_round_trip_at_the_rate_of_the_sound(codec
     assert torch.equal(codec.round_trip(spoken(RATE, rate=RATE)), codec.decode(codes)[0])
 
 
-def test_a_code_for_every_started_1024_samples(codec):
-    for samples in (100, 1024, 1025, 4096, 22_050):
-        codes = codec.encode(spoken(samples).expand(2, -1))
-        assert codes.shape == (2, math.ceil(samples / 1024))
-        assert codes.dtype == torch.int64 and codes.max() < 32
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 40, 147])
+@pytest.mark.parametrize("count", [0, 1, 147])
 def test_the_length_of_the_sound_follows_the_codes(codec, count):
     alone = codec.decode(some_codes(count, 2))
     spoken_by = codec.decode(some_codes(count, 2), **some_states(count, 2))
@@ -65,18 +55,8 @@ def test_the_length_of_the_sound_follows_the_codes(codec, count):
     assert torch.isfinite(alone).all() and torch.isfinite(spoken_by).all()
 
 
-def test_clips_are_encoded_as_each_alone(codec):
-    waves = [spoken(20_000), spoken(31_000, seed=1)]
-    mels, codes = codecs.mels_and_codes(codec, codec.reference_mel, waves)
-    for wave, mel, own in zip(waves, mels, codes):
-        assert torch.equal(own, codec.encode(wave[None])[0])
-        alone = codec.reference_mel.clip_mel(wave, INPUT_RATE)
-        assert mel.shape == alone.shape
-        assert torch.allclose(mel[:, :-6], alone[:, :-6], atol=1e-4), "but where silence follows"
-
-
 @pytest.mark.parametrize("with_state_inputs", [True, False])
-@pytest.mark.parametrize(("start", "end"), [(0, 30), (31, 60), (45, 90), (89, 90)])
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (31, 60), (89, 90)])
 def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, start, end):
     codes = some_codes(90)
     given = some_states(90) if with_state_inputs else {}
@@ -90,31 +70,6 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, st
     assert (wave - whole).abs().max() <= 1e-4 * whole.abs().max()
 
 
-@pytest.mark.parametrize("at", range(30, 40))
-@torch.no_grad()
-def test_the_context_is_how_far_a_state_has_effect(codec, at):
-    given = some_states(70)
-    given["states"][:, at] = math.nan
-    wave = codec.decode(some_codes(70), **given)[0]
-    ends = torch.tensor([codec.samples(n + 1) for n in range(70)])
-    affected = torch.searchsorted(ends, wave.isnan().nonzero()[:, 0], right=True)
-    assert at - codec.vocoder.context <= affected.min() < at < affected.max()
-    assert affected.max() <= at + codec.vocoder.context
-
-
-@torch.no_grad()
-def test_the_context_is_how_far_a_code_has_effect(codec):
-    codes = some_codes(120)
-    codec = xtts_codec(random_sound(), random_dvae(), settings())
-    codec.dvae.codebook.embed[:, 5] = math.nan
-    codes[codes == 5] = 6
-    codes[:, 60] = 5
-    frames = to_frames(codec.dvae.decode(codes)).isnan().any(1)[0].nonzero()[:, 0]
-    frames = torch.arange(frames.min() - codec.griffin_lim.context, frames.max() + 1)
-    first = next(n for n in range(120) if frames_of(n + 1) > frames[0])
-    assert 60 - codec.context <= first <= 60 - codec.context + 3
-
-
 def test_streamed_codes_are_the_whole(codec):
     codes = some_codes(150)[0]
     stream = AudioStream(codec, first=4, longest=30)
@@ -122,15 +77,6 @@ def test_streamed_codes_are_the_whole(codec):
     whole = codec.decode(codes[None])[0]
     assert sum(1 for piece in pieces if len(piece)) > 3
     assert (torch.cat(pieces) - whole).abs().max() <= 1e-4 * whole.abs().max()
-
-
-def test_a_flat_spectrum_keeps_its_loudness(codec):
-    energy = 0.25 * codec.mel.scale.fb.sum(0)  # of bins of a magnitude of 0.5
-    mel = energy.log() / codec.mel.mel_stats
-    magnitude = codec.magnitude(mel[None, :, None].repeat(1, 1, 4))[0]
-    assert magnitude.shape == (513, 4)
-    assert (magnitude[10:330] - 0.5).abs().max() < 0.05, "from 0.2 to 7.7 kHz"
-    assert not magnitude[345:].any(), "above 8 kHz there are no mels"
 
 
 def test_griffin_lim_sounds_log_mels_of_speech(codec):
@@ -156,18 +102,6 @@ def test_a_speaker_vector_is_computed_at_any_rate(codec):
         codec.speaker_embedding(torch.zeros(22_050), 22_050)
 
 
-def test_codes_and_states_that_do_not_fit_are_reported(codec):
-    with pytest.raises(KitError, match=r"must be in 0\.\.31"):
-        codec.decode(torch.tensor([[3, 32]]))
-    given = some_states(5)
-    with pytest.raises(KitError, match=r"`speaker` must be \(1, 512\) .* it is missing"):
-        codec.decode(some_codes(5), states=given["states"])
-    with pytest.raises(KitError, match=r"`states` must be \(1, 5, 96\) .* it is missing"):
-        codec.decode(some_codes(5), speaker=given["speaker"])
-    with pytest.raises(KitError, match=r"`states` must be \(1, 4, 96\) .* it is \(1, 5, 96\)"):
-        codec.decode(some_codes(4), **given)
-
-
 def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     xtts = load_xtts(write_release(tmp_path / "release"))
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
@@ -185,33 +119,28 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
 
-def test_parts_of_two_releases_are_reported():
-    sound = random_sound()
-    for name in ("weight", "bias"):
-        name = f"hifigan_decoder.speaker_encoder.fc.{name}"
-        sound[name] = sound[name][:256]
-    with pytest.raises(KitError, match=r"misshapen: speaker_encoder\.fc\.weight"):
-        xtts_codec(sound, random_dvae(), settings())
+def made(sound: dict | None = None, **over) -> XTTSCodec:
+    return xtts_codec(sound or random_sound(), random_dvae(), settings() | over)
 
 
-def test_a_configuration_of_another_release_is_reported():
-    with pytest.raises(KitError, match=r"`audio\.sample_rate` = 24000"):
-        described = dict(settings(), audio={"sample_rate": 24_000})
-        xtts_codec(random_sound(), random_dvae(), described)
-    described = settings()
-    described["model_args"]["gpt_start_audio_token"] = 1024
-    with pytest.raises(KitError, match="The DVAE has 32 codes, the configuration's GPT 1024"):
-        xtts_codec(random_sound(), random_dvae(), described)
+ENCODER = "hifigan_decoder.speaker_encoder.fc.weight"
+OTHER_GPT = {"model_args": settings()["model_args"] | {"gpt_start_audio_token": 1024}}
+REFUSALS = [
+    (
+        lambda _: made(random_sound() | {ENCODER: torch.zeros(256, 2)}),
+        r"speaker_encoder\.fc\.weight",
+    ),
+    (lambda _: made(audio={"sample_rate": 24_000}), r"`audio\.sample_rate` = 24000"),
+    (lambda _: made(**OTHER_GPT), "32 codes.* 1024"),
+    (lambda c: c.decode(torch.tensor([[3, 32]])), r"0\.\.31"),
+    (lambda c: c.decode(some_codes(5), states=some_states(5)["states"]), r"`speaker`.*\(1, 512\)"),
+    (lambda c: c.decode(some_codes(4), **some_states(5)), r"\(1, 4, 96\).*\(1, 5, 96\)"),
+    (lambda _: XTTSCodec(XTTSCodecConfig(channels=4)), "channels = 4"),
+    (lambda c: c.fit_schedule([]), "comes with a release"),
+]
 
 
-def test_it_is_not_trained_here():
-    small = {"channels": 16, "filters": [8, 8, 8, 8], "dvae_width": 8, "latent_width": 8}
-    codec = codecs.make_codec(codecs.codec_config({"kind": "xtts", **small}))
-    with pytest.raises(KitError, match="comes with a release"):
-        codec.fit_schedule([])
-
-
-def test_sizes_that_are_none_are_reported():
-    for name, value in {"filters": (8, 8), "channels": 4, "codes": 1, "mel_stats": (1.0,)}.items():
-        with pytest.raises(KitError, match=rf"{name} = .*: (give|must)"):
-            XTTSCodec(dataclasses.replace(XTTSCodecConfig(), **{name: value}))
+@pytest.mark.parametrize(("call", "facts"), REFUSALS)
+def test_what_does_not_fit_is_reported(codec, call, facts):
+    with pytest.raises(KitError, match=facts):
+        call(codec)

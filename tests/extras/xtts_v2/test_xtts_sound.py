@@ -53,54 +53,17 @@ def test_a_mel_is_torchaudios_divided_by_the_stats(n_fft):
     assert (front_end.log_mel(wave) - wanted).abs().max() < 1e-4
 
 
-def test_stats_that_are_none_and_a_window_longer_than_the_transform_are_reported():
-    for stats in ((), (1.0,) * 79, (1.0,) * 79 + (0.0,), (math.nan,) * 80):
-        with pytest.raises(KitError, match=r"mel_stats = .*: give 80 numbers"):
-            XTTSMelConfig(mel_stats=stats)
-    with pytest.raises(KitError, match=r"win_length = 1024: must lie in 1 to 512"):
-        XTTSMelConfig(n_fft=512, mel_stats=(1.0,) * 80)
+@pytest.mark.parametrize(
+    "stats", [{}, {"mel_stats": torch.ones(64)}, {"mel_stats": torch.zeros(80)}]
+)
+def test_a_release_without_sound_stats_is_reported(stats):
+    with pytest.raises(KitError, match="mel_stats"):
+        xtts_mels(stats)
 
 
-STATS = {
-    r"it is \(64,\)": torch.ones(64),
-    "none of them 0": torch.zeros(80),
-    r"it is \(80,\) of torch\.int64": torch.ones(80, dtype=torch.long),
-    "mel_stats": torch.full((80,), math.inf),
-}
-
-
-@pytest.mark.parametrize("message", STATS)
-def test_a_release_without_sound_stats_is_reported(message):
-    with pytest.raises(KitError, match=message):
-        xtts_mels({"mel_stats": STATS[message]})
-    with pytest.raises(KitError, match="it is missing"):
-        xtts_mels({})
-
-
-@pytest.mark.parametrize("frames", [1, 2, 4, 5, 87])
-@torch.no_grad()
-def test_a_code_is_four_frames(frames):
-    dvae = codec_of().dvae
-    codes = dvae.encode(torch.randn(2, 80, frames))
-    assert codes.shape == (2, math.ceil(frames / 4)) and codes.dtype == torch.int64
-    assert codes.min() >= 0 and codes.max() < 32
-    assert dvae.decode(codes).shape == (2, 80, 4 * codes.shape[1])
-
-
-@pytest.mark.parametrize(("codes", "frames"), [(1, 4), (2, 8), (10, 43), (147, 640)])
-@torch.no_grad()
-def test_states_become_frames_of_256_samples(codes, frames):
-    vocoder = codec_of().vocoder
-    wave = vocoder(torch.randn(2, codes, 96), torch.randn(2, 512))
-    assert wave.shape == (2, 256 * frames) and wave.abs().max() <= 1
-
-
-@torch.no_grad()
-def test_a_speaker_is_a_direction():
-    for samples in (400, 5280, 32_001):
-        speaker = codec_of().speaker_encoder(torch.randn(3, samples) * 0.1)
-        assert speaker.shape == (3, 512)
-        assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
+def test_a_release_without_a_dvae_is_reported():
+    with pytest.raises(KitError, match=r"dvae\.pth"):
+        xtts_codec(random_sound(), {}, settings())
 
 
 SHOWN = {
@@ -114,27 +77,14 @@ SHOWN = {
 def test_every_tensor_has_its_place(name, shown):
     tensors = all_tensors()
     wrong = {
-        rf"missing: {shown}\. Take": {n: t for n, t in tensors.items() if n != name},
-        rf"misshapen: {shown} \(7,\), not ": {**tensors, name: torch.ones(7)},
+        rf"missing: {shown}\.": {n: t for n, t in tensors.items() if n != name},
+        rf"misshapen: {shown} \(7,\)": {**tensors, name: torch.ones(7)},
         rf"unknown: {shown}\.more": {**tensors, f"{name}.more": torch.ones(7)},
-        rf"of another type: {shown} torch\.int64": {**tensors, name: tensors[name].long()},
-        rf"is damaged: {shown} is not finite": {**tensors, name: tensors[name] * math.nan},
+        rf"{shown} is not finite": {**tensors, name: tensors[name] * math.nan},
     }
     for message, given in wrong.items():
         with pytest.raises(KitError, match=message):
             codec_of(given)
-
-
-def test_a_codec_is_its_own_copy_in_single_precision():
-    tensors = {n: t.half() if t.is_floating_point() else t for n, t in all_tensors().items()}
-    kept = {n: t.clone() for n, t in tensors.items()}
-    codec = codec_of(tensors)
-    assert not codec.training
-    assert {t.dtype for t in codec.parameters()} == {torch.float32}
-    with torch.no_grad():
-        for weight in codec.state_dict().values():
-            weight.zero_()
-    assert all(torch.equal(tensors[n], t) for n, t in kept.items()), "what was read stays"
 
 
 def test_weight_normalisation_is_torchs():
@@ -146,11 +96,3 @@ def test_weight_normalisation_is_torchs():
     own_layer = xtts_codec(tensors, random_dvae(), settings()).vocoder.ups[0]
     assert torch.allclose(own_layer.weight, layer.weight, atol=1e-6)
     assert torch.equal(own_layer.bias, layer.bias)
-
-
-def test_no_dvae_is_reported_and_what_training_kept_of_one_is_left():
-    with pytest.raises(KitError, match=r"no DVAE.*put dvae\.pth"):
-        xtts_codec(random_sound(), {}, settings())
-    more = {"dvae.discrete_loss.accumulator": torch.zeros(100, 32)}
-    codec = codec_of(all_tensors() | more)
-    assert codec.state_dict().keys() == codec_of().state_dict().keys()
