@@ -156,15 +156,6 @@ def test_the_best_path_is_the_best_of_all():
     assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
-    texts, codes, cond = readings()
-    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
-    together = alignment_scores(decoder, texts, cond, codes)
-    assert len(set(together)) == len(texts)
-    monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)
-    assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
-
-
 def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     shape = {"best_of": 5, "max_codes_per_text_id": 1.0, "retries": 0}
     config = GenerateConfig(temperature=2.0, top_k=0, **shape)

@@ -2,16 +2,15 @@
 
 import copy
 import dataclasses
-import time
 
 import pytest
 import torch
-from helpers import GPT, code_cache, manifest, random_rows, real_voice, tiny_model
+from helpers import GPT, code_cache, random_rows, real_voice, tiny_model
 
 from kit.inference import compare_formats as formats
 from kit.inference.compare_formats import FormatResult, compare_decoders
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.linear_formats import has_bf16, weight_bytes
+from kit.inference.linear_formats import has_bf16
 from kit.inference.voice import Voice
 from kit.model.sequence import pack
 from kit.settings import GenerateConfig
@@ -72,33 +71,6 @@ def test_a_code_that_is_never_said_is_no_error(model, rows):
     assert 0 < cost.mean_logit_error < cost.max_logit_error < 10
 
 
-@pytest.mark.skipif(not has_bf16(), reason="an exact half takes bf16, which this processor lacks")
-def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):
-    full, small = Decoder(model), Decoder(model, DecoderConfig(weights="bf16"))
-    cost = compare_decoders(full, small, rows[:1])
-    assert cost.linear_size_ratio == formats.linear_bytes(small) / formats.linear_bytes(full) == 0.5
-    assert cost.size_ratio == weight_bytes(small) / weight_bytes(full)
-    assert cost.linear_size_ratio < cost.size_ratio < 1  # the reading of texts stays fp32
-
-
-def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypatch):
-    torch.set_num_threads(2)
-    threads, slept, real = [], 0.05, voice.codec.decode
-
-    def decode(codes):
-        threads.append(torch.get_num_threads())
-        time.sleep(slept)
-        return real(codes)
-
-    monkeypatch.setattr(voice.codec, "decode", decode)
-    texts = [r.text for r in manifest() if r.split == "train"][:3]
-    config = GenerateConfig(temperature=0, exact_codes=20)
-    speech_s = 3 * 20 * 512 / 22050
-    assert formats.real_time_factor(voice, texts, config) > 3 * slept / speech_s
-    assert set(threads) == {1} and torch.get_num_threads() == 2
-    torch.set_num_threads(1)
-
-
 def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10) -> FormatResult:
     cost = dataclasses.replace(COST, top1_agreement=agreement)
     return dataclasses.replace(FP32, name=name, codes_per_s=speed, cost=cost, cer=cer)
@@ -126,15 +98,3 @@ def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported()
     chosen, against = formats.choose_format([FP32, wild, fast])
     assert chosen == fast
     assert all(fact in against for fact in (wild.name, "94.0%", "CER 20.0%", "10.0%"))
-
-
-def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch, capsys):
-    def in_format(self, weights, compile):
-        if weights == "bf16":
-            raise ValueError("takes inputs in groups of 16.")
-        return self
-
-    monkeypatch.setattr(Voice, "in_format", in_format)
-    voices = formats.voices_by_format(voice, ["fp32", "bf16"], ["int8"])
-    assert [*voices] == ["fp32", "int8, compiled"]
-    assert capsys.readouterr().out == "bf16: takes inputs in groups of 16.\n"

@@ -5,9 +5,8 @@ import dataclasses
 import math
 
 import pytest
-import soundfile
 import torch
-from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model, waves
+from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model
 
 from kit.audio.recognizer import Recognizer, alphabet_of, cer
 from kit.base.checks import problems_of
@@ -59,13 +58,6 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
     reasons = "; ".join(problems_of(gate_checks(Scores(**figures), 0.01, 0.12)))
     assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
-
-
-def test_samples_are_written_where_the_report_looks(tmp_path):
-    named = {"ema": (["ሰላም", "ለሁሉ", "ሰው", "ቤት"], [w[:2000] for w in waves()[:4]])}
-    rows = evaluate.save_samples(named, "held_out", RATE, tmp_path)
-    assert [(r["text"], r["split"]) for r in rows] == [(t, "held_out") for t in named["ema"][0][:3]]
-    assert all(soundfile.info(tmp_path / row["wav"]).samplerate == RATE for row in rows)
 
 
 BAD = [({"cer": 0.2}, "CER 20.0%"), ({"eos_rate": 0.98}, "2.0% of the sentences")]
@@ -120,16 +112,6 @@ def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
         assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
 
 
-def test_what_is_too_long_for_the_model_is_left_out(two_speakers):
-    rows = recordings(two_speakers, 2)
-    long = LabeledClip(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
-    more = [*rows, long, dataclasses.replace(rows[0], speaker="nobody")]
-    assert loss_by_speaker(two_speakers, more) == loss_by_speaker(two_speakers, rows)
-    assert loss_by_speaker(two_speakers, [long]) == {}
-    only = {"alma": two_speakers.references["alma"]}  # nobody else to compare with
-    assert loss_by_speaker(dataclasses.replace(two_speakers, references=only), rows) == {}
-
-
 @pytest.fixture(scope="module")
 def base():
     model = tiny_model()
@@ -155,14 +137,6 @@ def moved(model, by: float):
     return other
 
 
-def test_the_further_it_moved_the_more_is_forgotten(base, readings):
-    models = [base, moved(base, 0.002), moved(base, 0.02)]
-    same, little, much = (measure_divergence(base, model, readings) for model in models)
-    assert same.forgotten == pytest.approx(0, abs=1e-6)
-    assert 0 < little.forgotten < much.forgotten
-    assert 0 < same.base == little.base == much.base < math.log(base.config.code_vocab)
-
-
 def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
     other = moved(base, 0.01)
     wanted = []
@@ -173,6 +147,7 @@ def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
         assert ours.shape == (places, base.config.code_vocab)
         wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
     mean = float(torch.cat(wanted).sum(-1).mean())
+    assert measure_divergence(base, base, readings).forgotten == pytest.approx(0, abs=1e-6) < mean
     assert measure_divergence(base, other, readings).forgotten == pytest.approx(mean, rel=1e-4)
 
 
@@ -195,15 +170,6 @@ def test_each_kind_is_distinguished_from_the_others(kind, transcript):
     assert [word for pair in pairs for word in pair.words] == TEXT.split()
     assert [word for pair in pairs for word in pair.recognized] == transcript.split()
     assert set(TRANSCRIPTS) == set(KINDS)
-
-
-def test_the_word_that_was_joined_or_doubled_or_left_out_is_named():
-    wanted = [(TEXT, TRANSCRIPTS["merged"], ("fresh", "bread"), ("freshbread",))]
-    wanted += [(TEXT, TRANSCRIPTS["doubled"], ("bought",), ("bought", "bought"))]
-    wanted += [("after breakfast a walk", "after breakfast walk", ("a",), ())]  # not merged
-    for text, transcript, words, recognized in wanted:
-        (pair,) = (pair for pair in align_words(text, transcript) if pair.kind)
-        assert (pair.words, pair.recognized) == (words, recognized)
 
 
 def test_punctuation_is_no_error_and_silence_leaves_all_out():

@@ -10,12 +10,11 @@ import torch
 from helpers import GPT, graphed, opinionated_model, pretended_capture, random_rows
 from torch import Tensor
 
-from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, Note, SpeechError
 from kit.inference import decoder_steps
 from kit.inference import generate as generation
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import Noise, candidate_seed, decode_stream, generate
+from kit.inference.generate import Noise, candidate_seed, generate
 from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
@@ -157,25 +156,6 @@ def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
     assert plain(alone) == plain(found)
 
 
-@pytest.mark.parametrize("retries", [0, 2])
-def test_a_model_that_never_ends_is_reported_after_all(model, retries):
-    config = dataclasses.replace(SAMPLED, retries=retries, max_codes_per_text_id=0)
-    for row in generate(with_stop(model, -1e4), *requests(3), config):
-        assert not row.stopped and len(row.codes) == 39
-        assert row.temperature == 1 / 2**retries
-
-
-def test_the_codes_so_far_are_reported_at_every_step(model):
-    texts, cond = requests(3)
-    wanted, steps = generate(model, texts, cond, GREEDY), []
-    for said in decode_stream(Decoder(model), texts, cond, GREEDY, [[0]] * 3):
-        steps.append(said.steps)
-        for row, whole in zip(said.spoken(), wanted):
-            assert torch.equal(row.codes, whole.codes[: said.steps])
-    assert steps == list(range(1, len(steps) + 1))
-    assert plain(said.spoken()) == plain(wanted)
-
-
 def test_a_row_says_whether_it_ended_or_was_cut(model):
     texts, cond = requests()
     config = dataclasses.replace(GREEDY, max_codes_per_text_id=0.5)
@@ -239,20 +219,6 @@ def test_graphs_that_sample_say_the_same(model, monkeypatch):
                 assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
                 torch.testing.assert_close(one.states, other.states, rtol=1e-4, atol=1e-4)
     assert len(decoder.compiled.held) <= decoder_steps.MAX_HELD
-
-
-def test_a_code_costs_one_launch(model, monkeypatch):
-    """Between two checks nothing but a replay touches the rows, the codes or the positions."""
-    decoder = graphed(model, monkeypatch)
-    decoder.check_every = 16
-    launches = []
-    monkeypatch.setattr("helpers.PretendedGraph.replay", lambda graph: launches.append(graph))
-    texts, cond = requests(2)
-    batches = decode_stream(decoder, texts, cond, SAMPLED, [[1], [2]])
-    first = next(batches)
-    before = first.codes.clone()
-    assert torch.equal(next(batches).codes, before)
-    assert len(launches) == 16
 
 
 def test_a_graph_that_cannot_be_captured_in_the_middle_ends_no_text(model, monkeypatch):
@@ -328,22 +294,6 @@ def test_out_of_memory_the_batch_is_halved_and_spoken_again(model, graphs, confi
     assert decoder.row_limit is None  # until what was to be spoken has been
 
 
-def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, monkeypatch):
-    decoder = graphed(model, monkeypatch)
-    texts, cond = requests(4)
-    wanted = plain(generate(model, texts, cond, GREEDY))
-
-    def capture(*args):
-        if decoder.memory.rows > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
-        return pretended_capture(*args)
-
-    monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
-    with pytest.warns(Note, match="4 texts.* with 2"):
-        assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
-    assert decoder.memory.rows == 2 and decoder.compiled is not None
-
-
 def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
     decoder = Decoder(model)
     texts, cond = requests(3)
@@ -371,30 +321,6 @@ def test_each_code_comes_with_the_state_that_predicted_it(model, config):
     texts, cond = requests()
     found = generate(Decoder(model, KEPT), texts, cond, config)
     assert len({len(row.codes) for row in found}) > 1  # rows left the batch at different times
-    require_trained_states(model, texts, cond, found)
-
-
-def test_keeping_them_changes_no_code_and_not_asked_for_there_are_none(model):
-    texts, cond = requests()
-    plain = generate(Decoder(model), texts, cond, SAMPLED)
-    kept = generate(Decoder(model, KEPT), texts, cond, SAMPLED)
-    for one, other in zip(plain, kept):
-        assert one.states is None and torch.equal(one.codes, other.codes)
-        assert one.log_prob == other.log_prob
-
-
-@pytest.mark.long
-def test_a_compiled_decoder_keeps_them_too(monkeypatch):
-    if compiler_available("cpu").value == "no":
-        pytest.skip("no C++ compiler here")
-    monkeypatch.setattr("kit.base.compiler.best_seconds", lambda work: work() is None)
-    torch._dynamo.reset()
-    model = opinionated_model(layers=1)
-    texts, cond = requests(2)
-    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
-        decoder = Decoder(model, DecoderConfig(compile=True, states=True))
-        found = generate(decoder, texts, cond, GREEDY)
-    assert decoder.warm_up_s and "not compiled" not in decoder.ran
     require_trained_states(model, texts, cond, found)
 
 

@@ -83,17 +83,13 @@ def places(value) -> Iterator[tuple]:
 
 
 def mutate(rng: random.Random, value: dict) -> None:
-    """Change one entry of JSON."""
+    """Change one entry of JSON: another value, another size, or it is gone."""
     holder, key = rng.choice(list(places(value)))
-    kind = rng.choice(["another value", "another size", "missing", "extra", "deep"])
+    kind = rng.choice(["another value", "another size", "missing"])
     if kind == "missing":
         del holder[key]
-    elif kind == "extra" and isinstance(holder, dict):
-        holder[rng.choice(["", "../x", "extra", "__metadata__"])] = copy.deepcopy(holder[key])
     elif kind == "another size" and isinstance(holder[key], int | float):
-        holder[key] *= rng.choice([-1, 0, 2, 3, 1000, 2**40])
-    elif kind == "deep":
-        holder[key] = json.loads("[" * 400 + "]" * 400)
+        holder[key] *= rng.choice([-1, 0, 2, 1000, 2**40])
     else:
         holder[key] = copy.deepcopy(rng.choice(VALUES))
 
@@ -123,10 +119,7 @@ def mutate_bytes(rng: random.Random, folder: Path) -> None:
     path = folder / rng.choice([*FILES, READER, CARD])
     data = bytearray(path.read_bytes())
     first = rng.choice([16, 2000, len(data)])  # of which header and metadata come first
-    for _ in range(rng.choice([1, 3])):
-        data[rng.randrange(min(first, len(data)))] ^= 1 << rng.randrange(8)
-    if rng.random() < 0.3:
-        del data[rng.randrange(len(data)) :]
+    data[rng.randrange(min(first, len(data)))] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
     if path.name != CARD and rng.random() < 0.8:
         seal(folder)

@@ -47,16 +47,6 @@ def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
         assert (found - wanted).norm() / wanted.norm() < near
 
 
-@formats
-def test_biases_are_kept_as_they_are(kind, dtype, near):
-    linear, rows = nn.Linear(64, 40), FEW_ROWS + 1
-    linear.weight.data.zero_()
-    linear.bias.data = 100 * torch.randn(40)
-    linear.bias.data[3], linear.bias.data[4] = float("-inf"), -3e4
-    _, found = both(kind, dtype, linear, rows)
-    assert torch.equal(found, linear.bias.to(dtype).float().expand(rows, -1))
-
-
 def test_every_weight_is_within_half_a_step_of_its_channel():
     weight = torch.randn(40, 64) * torch.logspace(-6, 3, 40)[:, None]
     rounded, scale = int8(weight)
@@ -124,17 +114,6 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     for compiled in (False, True):
         *layer, ran = choose_layer("int8", CUDA, compiled)
         assert layer == [layers.WeightOnlyInt8, half] and ("slower than" in ran) != compiled
-
-
-@pytest.mark.parametrize("rows", [1, FEW_ROWS + 1])
-@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (75, 3), (41, 1)])
-def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
-    torch.manual_seed(0)
-    linear = nn.Linear(256, outputs)
-    wanted, found = both(layers.SplitByThread, FP32, linear, rows)
-    assert len(layers.SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
-    torch.testing.assert_close(found, wanted)
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.

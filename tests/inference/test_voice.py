@@ -17,7 +17,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
+from kit.inference.voice import Habits, Voice, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
 
@@ -65,22 +65,6 @@ WRONG += [("texts", ["ሰላም", "!?…።"], ""), ("texts", ["hello"], "")]
 def test_what_does_not_go_together_is_reported(voice, name, value, fault):
     with pytest.raises(SpeechError, match=fault):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | {name: value})
-
-
-def test_the_speech_settings_are_reported(voice):
-    empty = torch.zeros(9)
-    whole = Speech(text="ሰላም", wave=empty, codes=empty, stopped=True, temperature=0.6)
-    config = GenerateConfig(temperature=0.6)
-    assert remark(whole, config) == ""
-    assert "at temperature 0.3" in remark(dataclasses.replace(whole, temperature=0.3), config)
-    assert "was truncated" in remark(dataclasses.replace(whole, stopped=False), config)
-    guided = dataclasses.replace(config, guidance_scale=2.0)
-    assert "text_dropout" in remark(whole, guided)
-    assert remark(dataclasses.replace(whole, guidance=2.0), guided) == ""
-
-
-def test_a_text_of_other_letters_cannot_be_spoken(voice):
-    assert voice.can_speak(texts(1)[0]) and not voice.can_speak("hello")
 
 
 def long_text(sentences: int = 3) -> str:
@@ -210,18 +194,6 @@ def test_the_wave_is_made_from_the_states_that_predicted_its_codes(released, spe
     assert (speech.wave - alone).abs().max() > 1e-2, "of codes alone it is another"
 
 
-def test_speakers_sound_otherwise_and_a_batch_is_each_alone(released):
-    names = ["long", "short", "long"]
-    together = released.speak(texts(3), names, SHORT)
-    for text, name, speech in zip(texts(3), names, together):
-        (alone,) = released.speak([text], name, SHORT)
-        assert torch.equal(alone.codes, speech.codes)
-        assert (alone.wave - speech.wave).abs().max() < 1e-4
-    swapped = dict(released.vectors, short=released.vectors["long"])
-    (other,) = dataclasses.replace(released, vectors=swapped).speak(texts(3)[1:2], "short", SHORT)
-    assert (other.wave - together[1].wave).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_chunks_made_from_states_join_to_the_whole(released, weights):
     spoken_with = released.in_format(weights)
@@ -229,14 +201,6 @@ def test_chunks_made_from_states_join_to_the_whole(released, weights):
     (whole,) = spoken_with.speak(texts(1), "long", LONG)
     assert len(pieces) > 2
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
-
-
-def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(released):
-    other = released_voice(width=192, heads=6)
-    assert released.audio_note() == ""
-    assert "width 96" in other.audio_note() and "width 192" in other.audio_note()
-    (speech,) = other.speak(texts(1), "long", SHORT)
-    assert torch.equal(speech.wave, other.codec.decode(speech.codes[None])[0])
 
 
 def test_a_reference_in_pieces_is_their_mean(released):

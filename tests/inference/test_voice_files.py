@@ -18,7 +18,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import save_model
-from kit.settings import GenerateConfig, MelConfig, TokenizerConfig
+from kit.settings import GenerateConfig, TokenizerConfig
 from kit.text.train_tokenizer import train_tokenizer
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -141,17 +141,6 @@ def test_references_of_another_shape_are_reported(folder, shapes, wanted):
     save_references(mels, folder / "references.safetensors")
     with pytest.raises(SpeechError, match=rf"references\.safetensors.*{wanted}"):
         load_voice(folder)
-
-
-def test_references_say_what_made_them(folder):
-    path = folder / "references.safetensors"
-    mels = {"a": torch.randn(80, 20)}
-    save_references(mels, path, front_end=MelConfig(hop_length=128))
-    assert load_voice(folder).front_end.config == MelConfig(hop_length=128)
-    tensors, header = contents(path)
-    del header["front_end"]  # as earlier versions wrote it
-    path.write_bytes(file_bytes(tensors, header))
-    assert load_voice(folder).front_end.config == MelConfig()
 
 
 def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):

@@ -70,15 +70,6 @@ def test_the_curves_of_a_run_show_averaging_memory_and_load():
     assert (peak, now) == ({1.0}, {0.5}) and len(load.lines[0].get_xdata()) == 50
 
 
-def test_bars_say_what_was_not_measured_and_have_their_errors_at_their_ends():
-    texts = [t.get_text() for t in plots.bars(["a", "b"], [2, None]).axes[0].texts]
-    assert texts == ["2", "not measured"]
-    axes = plots.bars(["a", "b"], [2.0, 1.0], errors=[0.5, 0.0]).axes[0]
-    (whiskers,) = axes.collections
-    start, end = whiskers.get_segments()[0]
-    assert (start[0], end[0]) == (1.5, 2.5) and axes.get_xlim()[1] > 2.5
-
-
 def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda views, raw: shown.append(views))

@@ -38,22 +38,6 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):
     assert 3 <= len(lines) <= 6 and "100 of 100" in lines[-1] and "done in 0:20" in lines[-1]
 
 
-def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
-    shown = []
-
-    def display(data, **_):
-        shown.append(data["text/plain"])
-        return SimpleNamespace(update=display)
-
-    monkeypatch.setattr("kit.notebook.progress.display", display)
-    tick = Ticker("spoken")
-    tick.plain = False
-    for done in range(1, 11):
-        now.s += 1
-        tick(done, 10)
-    assert len(shown) == 10 and shown[-1].startswith("spoken: 10 of 10")
-
-
 @pytest.mark.parametrize(
     "error, row, stopping, facts",
     [

@@ -166,23 +166,6 @@ def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, mo
         load_export(tmp_path / "export")
 
 
-def test_without_one_or_with_that_of_another_codec_nothing_is_reread(tmp_path):
-    run = trained_run(tmp_path)
-    voice = load_voice(run.folder)
-    assert voice.reader is None and voice.within(SEVERAL).reread == 0
-    export_voice(voice, tmp_path / "export", "fp32")
-    assert load_export(tmp_path / "export").reader is None
-    run = trained_run(tmp_path, reader=ASKED)
-    learn_reader(TrainingData(run))
-    voice = load_voice(run.folder)
-    assert voice.reader is not None
-    path = run.path(READER)
-    whole = path.read_bytes()
-    digest = file_digest(run.path("codec.safetensors")).encode()
-    path.write_bytes(whole.replace(digest, digest[::-1]))
-    assert load_voice(run.folder).reader is None
-
-
 def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_path):
     run = active(tmp_path)
     assert "`reader.rows` is 0" in str(learn_reader(TrainingData(run)))

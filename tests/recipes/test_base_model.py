@@ -151,20 +151,6 @@ def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, nam
         start_from_base(start("no voice"), name, "CPML")
 
 
-def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported, monkeypatch):
-    name = "hf://someone/a-voice@v1"
-    with serving(exported, "someone/a-voice", "v1") as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        run = start_from_base(start("a voice of the hub", settings=FEW), name)
-        assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
-        listed = [path for path, _ in hub.asked if path.startswith("/api/models/")]
-        assert len(listed) == 1, "one request lists its files"
-        asked = len(hub.asked)
-        start_from_base(start("another of the hub", settings=FEW), name)
-        assert len(hub.asked) == asked, "it was downloaded already"
-    assert (run.folder / MODEL).is_file()
-
-
 def test_a_voice_asks_for_the_licence_of_its_card_whoever_pushed_it(base, tmp_path, monkeypatch):
     licence = "CC-BY 4.0, with a condition"
     folder = export_voice(load_voice(base), tmp_path, licence=licence)

@@ -7,27 +7,21 @@ XTTS-v2's are small ones of random weights: their sound means nothing, every ste
 import dataclasses
 import functools
 import math
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import safetensors.torch
-import soundfile
 import torch
 import torch.nn.functional as F
 from helpers import corpus, unchecked
-from released_sound import spoken
 from released_xtts import random_dvae, random_sound, settings
 from torch import Tensor, nn
 
 from kit.audio import codec as codecs
-from kit.audio.clip import load_wave
 from kit.audio.codec import CODECS, Codec, codec_config, require_codes, save_codec
 from kit.audio.spectrogram import Mel
 from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError
-from kit.batches.code_cache import reference_rows
-from kit.dataset.manifest import read_manifest
 from kit.extras.neucodec import codec as neucodec
 from kit.extras.neucodec.codec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
 from kit.extras.xtts_v2.codec import XTTSCodec, XTTSMel, xtts_codec
@@ -38,7 +32,6 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.recipes.training_data import TrainingData
 from kit.settings import MelCodecConfig
 
 
@@ -184,23 +177,6 @@ def test_it_is_trained_evaluated_spoken_with_and_exported(run_of, kind):
     assert voice.codec.config == speaking.voice.codec.config
     assert voice.front_end.config == speaking.voice.front_end.config
     assert kind != "xtts" or isinstance(voice.front_end, XTTSMel)
-
-
-def test_speaker_vectors_of_xtts_are_those_of_references_and_of_recordings(run_of, tmp_path: Path):
-    run = run_of("xtts")
-    speaking = Speaking(run)
-    voice = speaking.voice
-    assert sorted(voice.vectors) == voice.speakers
-    cache = TrainingData(run).cache
-    recordings = {row.id: row.audio for row in read_manifest(run.folder)}
-    for speaker, i in reference_rows(cache).items():
-        wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
-        vector = voice.codec.speaker_embedding(wave, 22_050)
-        assert torch.allclose(voice.vectors[speaker], vector, atol=1e-5)
-    both = torch.stack((spoken(5 * 48_000, rate=48_000), spoken(5 * 48_000, 1, 48_000)))
-    soundfile.write(tmp_path / "guest.wav", both.T.numpy(), 48_000)
-    said = speaking.say(reference=str(tmp_path / "guest.wav"))
-    assert said.sounds[0].sample_rate_hz == 24_000 and "guest.wav" not in speaking.voice.speakers
 
 
 def test_a_kind_is_chosen_by_name_saved_without_weights_and_must_be_complete(tmp_path):

@@ -13,7 +13,7 @@ from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unche
 
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
-from kit.base.errors import DamagedFileError, DatasetError, KitError
+from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
@@ -64,23 +64,6 @@ def prepared() -> tuple[Preparation, list]:
     """A preparation of the tiny world's recordings that has taken every step, and its results."""
     preparation = Preparation(start("prepared"), str(corpus()))
     return preparation, list(preparation.run())
-
-
-@pytest.mark.parametrize(
-    ("data", "own", "wanted"),
-    [
-        ("", {}, {"frames_per_code": 3, "steps": 30}),
-        ("my/recordings", {}, {"frames_per_code": 3, "steps": 30, "good": 0.3}),
-        ("my/recordings", {"frames_per_code": 4}, {"frames_per_code": 4, "good": 0.3}),
-        ("my/recordings", {"kind": "xtts"}, {"kind": "xtts"}),
-    ],
-)
-def test_recordings_of_people_get_a_codec_that_trains_longer(data, own, wanted):
-    run = dataclasses.replace(start("codec-settings"), settings={"codec": own})
-    run = dataclasses.replace(run, preset=merge(run.preset, run.settings))
-    settings = RunSource(data=data).section(run, "codec")
-    assert settings == (own if "kind" in own else settings | wanted)
-    assert codec_config(settings)
 
 
 def test_a_run_keeps_its_language_however_it_is_spelt():
@@ -159,16 +142,6 @@ def test_words_are_found_for_rows_of_a_few_words(prepared):
         assert len(texts) == len(codes) == len(row.text.split()) + 1
         assert texts[-1] == len(preparation.cache.texts[i])
         assert codes[-1] == len(preparation.cache.codes[i])
-
-
-def test_without_the_file_of_words_training_does_not_read_whole_recordings_instead(prepared):
-    run = prepared[0].active_run
-    path = run.path(WORDS)
-    lost = path.rename(path.with_suffix(".lost"))
-    with pytest.raises(DamagedFileError, match="01_data_prep"):
-        TrainingData(run).stream()
-    lost.rename(path)
-    assert TrainingData(run).stream().spans.edges(0)[0]
 
 
 def test_recordings_are_encoded_at_the_speeds_asked_for_and_no_other_can_be_trained_on(prepared):

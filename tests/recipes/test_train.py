@@ -27,7 +27,6 @@ from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
 from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
-from kit.recipes.training_plan import TRIAL_STEPS, in_process
 from kit.training import loop
 
 SMALL = {
@@ -188,21 +187,6 @@ def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypa
 @pytest.fixture
 def watched(monkeypatch):
     monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
-
-
-@pytest.mark.long
-def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
-    training = Training(saved(tmp_path))
-    training.panel()
-    said = capsys.readouterr().out
-    for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: the pre"):
-        assert words in said
-    assert training.wait().line == "Trained to step 6 of 6."
-    for drawn in (training.curves(), training.fits(), training.attention()):
-        assert "<img" in drawn._repr_html_()
-    assert "held-out loss" in str(training.summary())
-    training.panel()
-    assert "It fits." not in capsys.readouterr().out, "each message comes once"
 
 
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
@@ -416,24 +400,6 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
     for precision, pads in (("bf16", True), ("fp32", False)):
         apply(precision)
         assert (set(widths()) <= set(fixed)) == pads
-
-
-def test_a_run_shorter_than_its_trial_is_planned_by_steps_whose_shapes_were_met_before(
-    tmp_path, monkeypatch
-):
-    used = []
-
-    def trial(*arguments):
-        used.extend(arguments[-2])
-        return in_process(*arguments)
-
-    monkeypatch.setattr("kit.recipes.training_plan.in_process", trial)
-    run = active(tmp_path, precision="bf16", speed={"mixed_precision": True})
-    training = Training(run, max_steps=2)
-    assert len(training.trial_rows) == TRIAL_STEPS
-    assert len(used) == 2 * TRIAL_STEPS and used[:TRIAL_STEPS] == used[TRIAL_STEPS:]
-    untried(training).in_time()
-    assert training.per_step_s > 0
 
 
 def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):

@@ -173,17 +173,6 @@ def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
     assert [e.step for e in rest] == list(range(10, 21))
 
 
-def test_data_and_random_numbers_resume_where_they_were(tmp_path):
-    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
-    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
-    whole = train_in(tmp_path / "whole", still)
-    begin(tmp_path / "cut", 7, still)
-    rest = train_in(tmp_path / "cut", still)
-    assert rest[0].step == 7
-    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
-    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
@@ -199,15 +188,3 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     whole = train_in(tmp_path / "whole", config)
     assert rest[-1].step == 30 and (tmp_path / "train-finished").read_text() == "30"
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
-
-
-def test_the_setting_may_change_on_the_way(tmp_path):
-    begin(tmp_path, 4, TRAIN)
-    middle = begin(tmp_path, 3)
-    assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note
-    after = begin(tmp_path, 4, TRAIN)
-    assert after[0].step == 7 and NEW_OPTIMIZER in after[0].note and after[0].lr == 0
-    last = train_in(tmp_path, TRAIN)  # from a whole one again
-    assert last[0].step == 10 and NEW_OPTIMIZER not in last[0].note
-    tree = checkpoint.load(files(tmp_path)[-1])
-    assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree

@@ -4,21 +4,19 @@ import dataclasses
 import importlib.util
 import itertools
 from importlib.metadata import PackageNotFoundError
-from threading import Event
 
 import helpers
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in
+from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, train_in
 from torch import nn
 
 from kit.base.hardware import DTYPES
-from kit.settings import DataConfig, SpeedConfig, TrainConfig
+from kit.settings import SpeedConfig, TrainConfig
 from kit.training import optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
-from kit.tuning.memory_plan import Workload, count_parameters, plan_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -184,24 +182,6 @@ def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
         assert (found[name] - wanted[name]).norm() < near * (weights - wanted[name]).norm()
 
 
-@pytest.mark.parametrize("use", ["swapped in", "saved"])
-def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
-    module = model()
-    ema = ema_of(module, 0.9, "cpu")
-    before = snapshot(module)
-    drift(module, [ema], 3)
-    own = snapshot(module)
-    if use == "saved":
-        found = list(ema.state_dict().values())
-    else:
-        with ema.swapped_in():
-            found = snapshot(module)
-    kept = (1 / 10) * (2 / 11) * (3 / 12)
-    for a, b, average in zip(before, own, found):
-        assert torch.allclose(average, kept * a + (1 - kept) * b, atol=1e-6)
-    assert all(map(torch.equal, own, snapshot(module)))
-
-
 # 8-bit AdamW: a quarter of the state, the same loss, an exact resume, and what happens without.
 
 needs_package = pytest.mark.skipif(
@@ -254,34 +234,6 @@ def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
 
 
 @needs_package
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_state_takes_the_bytes_that_are_planned(optimizer):
-    config = dataclasses.replace(TRAIN, max_steps=2, optimizer=optimizer)
-    s = state(config, adamw_8bit=True, fused_adamw=True)
-    losses(s)
-    kept = [t for o in s.optimizers for m in optim.moments_of(o).values() for t in numbers(m)]
-    work = Workload(
-        model=s.model.config,
-        train=config,
-        speed=SpeedConfig(adamw_8bit=True),
-        data=DataConfig(),
-        hw=CPU,
-    )
-    planned = plan_bytes(work).parts["optimizer"]
-    assert sum(t.nbytes for t in kept) == planned
-    whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
-    assert planned < whole * count_parameters(s.model.config)
-    assert s.applied.on("adamw_8bit") and not s.applied.on("fused_adamw")
-    assert "takes its place" in s.applied.table()["Fused AdamW"]
-
-
-def numbers(moments: dict) -> list[torch.Tensor]:
-    """A parameter's tensors, but for the levels that all parameters share."""
-    tensors = {n: t for n, t in moments.items() if isinstance(t, torch.Tensor)}
-    return [t for name, t in tensors.items() if not name.startswith("qmap")]
-
-
-@needs_package
 def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path):
     config = dataclasses.replace(TRAIN, max_steps=30, save_steps=1)
     whole = train_in(tmp_path / "whole", config, ON)
@@ -294,14 +246,3 @@ def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path):
     assert [e.loss for e in rest] == [e.loss for e in whole][-len(rest) :]
     for name in ("model-raw.safetensors", "model-ema.safetensors"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@needs_package
-def test_when_the_switch_is_turned_the_optimizer_starts_again(tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=12, schedule="constant")
-    session = tiny_session(tmp_path, config)
-    for event in itertools.islice(session.run(ON | {"adamw_8bit": True}, Event()), 7):
-        assert event.step <= 7  # left one step after a checkpoint
-    rest = train_in(tmp_path, config, ON | {"adamw_8bit": False})
-    assert rest[0].step == 7 and rest[0].lr == 0 < rest[-1].lr
-    assert "the optimizer starts again" in rest[0].note

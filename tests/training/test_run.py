@@ -1,10 +1,8 @@
 """A run that is stopped, killed or damaged resumes as if nothing had happened."""
 
 import dataclasses
-import errno
 import itertools
 import json
-import os
 import random
 import shutil
 import time
@@ -212,17 +210,6 @@ def test_the_voice_is_that_of_the_best_evaluation(tmp_path, ema):
     assert [row["gate"] for row in logged(tmp_path) if row["gate"]][1]["cer"] == 0.4
 
 
-def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
-    losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
-    monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
-    config = dataclasses.replace(GATED, eval_steps=3, early_stopping_patience=2, gate_patience=5)
-    session = tiny_session(tmp_path, config)
-    events = list(session.run(ON, Event()))
-    assert events[-1].step == 12 and session.finished() and not session.resumable()
-    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    assert same_weights(tmp_path, "ema", best["ema"])
-
-
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     list(itertools.islice(gated(tmp_path, 0.4, 0.5).run(ON, Event()), 6))
     assert list(gated(tmp_path, 0.6, 0.7).run(ON, Event()))[-1].step == 9
@@ -324,23 +311,6 @@ def test_a_damaged_mark_of_the_end_is_named_with_its_fix(tmp_path, data):
     (tmp_path / "train-finished").write_bytes(data)
     with pytest.raises(KitError, match=r"train-finished is damaged.*delete"):
         train_in(tmp_path)
-
-
-def test_a_full_disk_stops_with_the_fix_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
-    real, calls = os.replace, []
-
-    def full(source, target):
-        calls.append(target)
-        if "0000006.safe" in str(target):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="Free some disk space and run again"):
-        train_in(tmp_path)
-    monkeypatch.undo()
-    assert steps_saved(tmp_path) == [3, 4]
-    assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][4:]
 
 
 def test_switches_may_change_between_two_halves(whole, tmp_path):

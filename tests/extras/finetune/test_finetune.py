@@ -4,8 +4,6 @@ The release is a tiny one at random weights; what it says means nothing, that ev
 """
 
 import re
-import subprocess
-import sys
 from itertools import combinations
 
 import pytest
@@ -19,8 +17,6 @@ from xtts_texts import write_readers_release
 
 from kit.audio.clip import load_wave
 from kit.base.errors import KitError
-from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER
 from kit.extras.finetune.recipe import FineTune, compared_rows
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.extras.xtts_v2.model import load_xtts
@@ -59,24 +55,6 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
         steps = ("after", "similarity", "forgetting", "export")
         found |= {name: getattr(tune, name)() for name in steps}
     return tune, found
-
-
-def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    hub.asked.clear()
-    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{XTTS_V2.revision}"
-    folder.parent.mkdir()
-    code = (
-        "from kit.recipes.base_model import RELEASE, folder_of; "
-        "from kit.recipes.start import start; folder_of(start('waits', 'tiny'), RELEASE, 'CPML')"
-    )
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    command = [sys.executable, "-u", "-c", code]
-    with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
-        other = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
-        assert "is in use" in other.stdout.readline() and not hub.asked
-    other.communicate(timeout=120)
-    assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
 def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):

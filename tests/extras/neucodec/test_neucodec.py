@@ -12,7 +12,7 @@ import torch
 from hub import serving
 from torch import nn
 
-from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, save_codec
+from kit.audio.codec import AudioStream, load_codec, save_codec
 from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.extras.neucodec import codec as neucodec
@@ -99,17 +99,6 @@ def test_it_is_saved_without_the_encoder(codec, tmp_path):
     assert again.config.sha256 == "ab" * 32 and again.config == SMALL
     assert torch.equal(again.decode(codes), codec.decode(codes))
     codec.config = SMALL
-
-
-def test_settings_are_checked():
-    assert isinstance(make_codec(codec_config({"kind": "neucodec", **SIZES})), NeuCodec)
-    for over, message in (
-        ({"width": 100}, "width = 100"),
-        ({"repository": "neucodec"}, "OWNER/NAME"),
-        ({"frames_per_code": 2}, "frames_per_code"),
-    ):
-        with pytest.raises(KitError, match=message):
-            codec_config({"kind": "neucodec", **over})
 
 
 @pytest.fixture

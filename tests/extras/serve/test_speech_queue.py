@@ -1,10 +1,13 @@
 """Texts that arrive together are spoken together, and each sounds as it would alone."""
 
+import asyncio
+
 import pytest
 import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
 from kit.base.errors import SpeechError
+from kit.extras.serve.recipe import RequestError, read_body
 from kit.extras.serve.speech_queue import SpeechQueue
 from kit.settings import GenerateConfig
 
@@ -103,3 +106,24 @@ def test_who_waits_when_the_server_stops_gets_an_error(voice):
         list(job)
     with pytest.raises(SpeechError, match="stopped"):
         queue.submit(LINES[0], "alma", CONFIG)
+
+
+class Request:
+    def __init__(self, data: bytes):
+        self.data = data
+
+    async def stream(self):
+        yield self.data
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[1]", b"[" * 60_000, b'{"input": "\\ud83d"}'])
+def test_what_is_no_request_is_refused_with_a_status_that_clients_do_not_repeat(data):
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(read_body(Request(data)))
+    assert caught.value.status == 400 and str(caught.value).encode()
+
+
+def test_a_request_is_read():
+    text = "\\ud83d\\ude00 ሰላም"  # both halves of a pair make a character
+    data = f'{{"input": "{text}"}}'.encode()
+    assert asyncio.run(read_body(Request(data))) == {"input": "😀 ሰላም"}
