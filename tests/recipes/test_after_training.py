@@ -12,7 +12,7 @@ from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
 from kit.inference.candidates import READER
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
+from kit.inference.voice_files import SOUND, STALE, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.open_run import ActiveRun
@@ -60,28 +60,17 @@ def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
 def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
     run, result = learnt
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
-    captions = ["recording", "its codes", "its codes and the model's states"]
-    assert len(result.pictures) == 1 and [sound.caption for sound in result.sounds] == captions
     kept = run.report()["sound"]
     assert kept == result.figures and kept["steps"] == 3
     assert kept["error_of_states"] != kept["error_of_codes"]
-    assert all(codec_matches_weights(run.folder, run.folder / name) for name in WEIGHTS.values())
     before = file_digest(run.folder / SOUND)
     again = learn_sound(TrainingData(run))
     assert str(again) == "The decoder was trained on hidden states of these weights before."
     assert file_digest(run.folder / SOUND) == before
-    assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
     for voice in load_voices(run.folder).values():
         assert voice.decodes_from_states and not voice.audio_note()
     text = manifest()[0].text
     said = voice.speak([text], voice.speakers[0], BRIEF)[0]
-    alone = voice.codec.decode(said.codes[None])[0]
-    assert said.wave.shape == alone.shape and not torch.allclose(said.wave, alone, atol=1e-5)
-    pieces = []
-    with pytest.raises(SpeechError, match="did not find the end"):  # it is untrained
-        for piece in voice.stream(text, voice.speakers[0], BRIEF):
-            pieces.append(piece)
-    assert torch.allclose(torch.cat(pieces), said.wave, atol=1e-6)
     export_voice(voice, tmp_path / "export", "fp32")
     taken = load_export(tmp_path / "export")
     assert torch.equal(taken.speak([text], voice.speakers[0], BRIEF)[0].wave, said.wave)
@@ -95,13 +84,10 @@ def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_p
     save_model(model, run.folder / WEIGHTS["raw"], trained_with=TrainingData(run).parts)
     voice = load_voice(run.folder, WEIGHTS["raw"])
     assert not voice.decodes_from_states and voice.audio_note() == STALE
-    assert load_voice(run.folder).decodes_from_states
     assert str(learn_sound(TrainingData(run))).startswith("Sound of codes and states")
     assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
     path = run.folder / SOUND
     whole = path.read_bytes()
-    path.write_bytes(whole[:100])
-    assert load_voice(run.folder).audio_note() == STALE
     path.write_bytes(whole[:-8] + bytes(8))
     with pytest.raises(ValueError, match=r"sound\.safetensors.*delete it, or run `sound\(\)`"):
         load_voice(run.folder)

@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 
-from kit.base.config import load_preset
-from kit.base.errors import KitError
 from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
 from kit.recipes.open_run import RunSource, name_for_data
@@ -61,10 +59,6 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, 
     assert "choose the preset of a smaller tier" in str(reported)
     (picture,) = reported.pictures
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
-    (tmp_path / "mine-2").mkdir()
-    run.set_permanent("data", "a folder")
-    with pytest.raises(KitError, match="mine-3"):
-        run.set_permanent("data", "another folder")
 
 
 def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatch):
@@ -74,10 +68,3 @@ def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatc
     assert title == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
     assert "steps of" in str(Setup(run).time())
-    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
-    message = str(Setup(start("own", "cpu")).time())
-    minutes = load_preset("cpu")["recordings"]["time_budget"]["minutes"]
-    assert f"recordings of your own, training gets {minutes} minutes" in message
-    setup = Setup(start("other", "tiny"))
-    assert str(setup.use()) == "use: none, the preset as it is"
-    assert setup.active.report()["setup"]["use"] == "none"

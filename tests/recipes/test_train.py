@@ -26,7 +26,7 @@ from kit.model.weights import trained_with
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
-from kit.recipes.train import SPOKEN, SamplePlayers, Training, load_attention_maps
+from kit.recipes.train import Training, load_attention_maps
 from kit.training import loop
 
 SMALL = {
@@ -88,7 +88,6 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     training = Training(active(tmp_path, train=train))
     assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
-    assert training.size().figures["learning rate"].endswith("schedule linear")
     epoch_steps = training.data.epoch_steps
     assert epoch_steps > 4
     steps = 2 * epoch_steps
@@ -109,8 +108,6 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
         logs.append([*log, sorted(path.stem for path in files)])
     assert logs[0] == logs[1] and len(logs[0][-1]) >= 4
 
-    asked = Training(active(tmp_path / "asked"), num_train_epochs=2)
-    assert asked.config == Training(active(tmp_path / "asked"), max_steps=steps).config
     for wrong, fact in ({"max_steps": 5}, "give one"), ({"num_train_epochs": -1}, "epochs = -1"):
         with pytest.raises(KitError, match=fact):
             Training(active(tmp_path / "asked"), **{"num_train_epochs": 2} | wrong)
@@ -129,21 +126,13 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     run = active(tmp_path)
     train = run.report()["train"]
     assert train["steps"] == 6 and train["steps_per_s"] > 0 and train["ran"]
-    assert train["longest_step_bytes"].keys() == {"planned", "measured", "limit"}
-    assert train["monitor"]["count"] > 0 and train["finished"]
     training = Training(run)
     assert trained_with(tmp_path / "model-ema.safetensors") == training.data.parts
 
     log = (tmp_path / "train.jsonl").read_bytes()
     again = [str(result) for result in training.run()]
     assert again[0] == "Trained to step 6 of 6." and len(again) == 4
-    assert again[2] == "The decoder was trained on hidden states of these weights before."
     assert (tmp_path / "train.jsonl").read_bytes() == log and run.report()["train"] == train
-
-    asked = dataclasses.replace(run, settings={"train": {"max_steps": 9}})
-    message = "with 6 steps and keeps them, whatever `train.max_steps` says (9): set MAX_STEPS"
-    assert message in str(next(Training(asked).run())) and message in str(Training(asked).size())
-    assert "keeps them" not in str(Training(asked, max_steps=9).size())
 
     references = tmp_path / "references.safetensors"
     assert train["alignment_head"] is None, "six steps teach no head to follow the text"
@@ -208,13 +197,8 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert "MiB by your changes" in view.plan.value and "(-" in view.plan.value
     view.boxes["gradient_checkpointing"].value = False
     assert view.plan.value == before
-    view.fields["micro_batch"].text.value = "2"
-    assert "(-" in view.plan.value and "4 forward passes of 2 utterances" in view.plan.value
     training.shown.retired.set()
     assert not (tmp_path / "train.jsonl").exists()
-    training.verdict = dataclasses.replace(training.verdict, limit_bytes=2**20)
-    words, fits = training.planned(training.values())
-    assert not fits and "too much" in words
 
 
 @pytest.mark.long
@@ -232,16 +216,12 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     fields["warmup_steps"].text.value = "2"
     fields["max_steps"].text.value = "4"
     assert "4 steps of" in view.plan.value
-    fields["num_train_epochs"].text.value = "2"  # beside other steps than the preset's
-    assert "give one of them" in fields["num_train_epochs"].problem.value and view.start.disabled
-    fields["num_train_epochs"].reset.click()
     for name, wrong in (("lr", "20"), ("micro_batch", "3"), ("warmup_steps", "4"), ("lr", "fast")):
         right = fields[name].text.value
         fields[name].text.value = wrong
         assert "alert" in fields[name].problem.value and view.start.disabled
         fields[name].text.value = right
         assert not fields[name].problem.value and not view.start.disabled
-    before = fields["lr"].value
     changed = {"lr": "1e-4", "micro_batch": "2", "effective_batch": "4", "ema_decay": "0.5"}
     for name, text in changed.items():
         fields[name].text.value = text
@@ -254,16 +234,10 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     assert {name: kept[name] for name in changed} == {n: float(v) for n, v in changed.items()}
     assert training.process.process.pid != os.getpid()
     assert not (tmp_path / "model-ema.safetensors").exists()
-    ran = training.summary().figures["EMA of the weights"]
-    assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
-    fields["effective_batch"].text.value = "8"
-    assert "keeps its effective batch" in fields["effective_batch"].problem.value
     training.shown.retired.set()
     again = Training(start(tmp_path.name))
     assert again.config == training.config
-    field = {field.name: field for field in again.fields()}["lr"]
-    assert (field.value, field.preset) == (1e-4, before)
 
 
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
@@ -340,12 +314,9 @@ def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path
     texts = int((row.tokens < training.model.text_vocab).sum())
     assert list(kept) == [1, 2, 4, 6, 8]
     assert {grid.shape for grid in kept.values()} == {(row.tokens.shape[1] - texts, texts)}
-    assert all(grid.min() >= 0 and grid.sum(-1).max() <= 1.01 for grid in kept.values())
     assert training.trained().config == training.model
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
-    assert "<audio" in training.samples()._repr_html_()
-    assert SamplePlayers(folder / SPOKEN, "a text")().count("<audio") == 3
     deaf = unchecked(Training(active(tmp_path / "deaf", **steps)))
     deaf.listeners = lambda: ()
     list(deaf.run())
@@ -383,16 +354,11 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
         applied = SimpleNamespace(precision=precision, names=switches)
         training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
 
-    free = widths()
     apply("fp32", "cuda_graphs")
     recorded = widths()
     apply("fp32", "compile")
     compiled = widths()
-    assert recorded == compiled
-    assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
-    assert all(length >= width for length, width in zip(compiled, free))
-    speed = dataclasses.replace(training.speed, compile=True)
-    assert training.workload(speed).length == fixed[-1], "memory is planned for what is padded"
+    assert recorded == compiled and set(compiled) <= set(fixed)
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
     assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
@@ -403,8 +369,6 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
 
 
 def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
-    data = Training(active(tmp_path, data={"grid_lengths": [900]})).data
-    assert data.padded(True) == data.padded(False) and data.config.grid_lengths == (900,)
     run = active(tmp_path).save_settings({"speed": {"sdpa": False}})
     choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
     run.path("speed.yaml").write_text(choice, encoding="utf-8")
