@@ -150,27 +150,6 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
 
 
-def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
-    decoder, request = graphed(model, monkeypatch), rows(2)
-    with torch.inference_mode():
-        x, padding = decoder.prompt(request[0], request[2])
-        _, cache = decoder.prefill(x, padding, 3)
-        assert decoder.memory.in_use
-        del cache
-        assert not decoder.memory.in_use
-        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-            patch.setattr(decoder, "final_state", out_of_memory)
-            decoder.prefill(x, padding, 3)
-    assert not decoder.memory.in_use
-    decoder.free_memory()
-    assert not decoder.memory.graphs_memory and not decoder.compiled.ready
-    same_logits(decoder, Decoder(model), request)
-
-
-def out_of_memory(*_):
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
 @pytest.fixture
 def compiler(monkeypatch):
     if compiler_available("cpu").value == "no":
@@ -229,15 +208,6 @@ def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, 
     with torch._inductor.config.patch(max_autotune_gemm_backends="CPP"):
         for seed in (1, 2):
             check_compiled_int8(loud(seed=seed, layers=1), 1)
-
-
-@pytest.mark.long
-def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
-    decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
-    with ThreadPoolExecutor(2) as both:
-        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
-            assert asked.result() == wanted
 
 
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):

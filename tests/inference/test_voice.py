@@ -203,17 +203,6 @@ def test_chunks_made_from_states_join_to_the_whole(released, weights):
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
 
 
-def test_a_reference_in_pieces_is_their_mean(released):
-    pieces = released.reference_segments("long")
-    frames = [length // 256 + 1 for length in (4 * RATE, 4 * RATE, RATE)]
-    assert [mel.shape[-1] for mel in pieces] == released.pieces["long"] == frames
-    cond = released.conditioning(["long"], torch.device("cpu"))
-    with torch.no_grad():
-        each = [released.model.conditioner(mel[None]) for mel in pieces]
-        found = Decoder(released.model).latents(cond)
-    assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-6)
-
-
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_an_exported_voice_keeps_pieces_and_speakers(released, tmp_path, weights):
     # References are kept as half floats.

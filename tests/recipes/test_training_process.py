@@ -162,8 +162,7 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
     process.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
     process.process.wait()
     assert str(process.error()).startswith("The disk is full. (")
-    assert "SIGKILL" in str(process.error())
-    stderr.write_text("Note: fused AdamW is off\n")
+    (folder / "stderr.log").unlink()
     process.process.returncode = -9
     assert "SIGKILL" in str(process.error())
 

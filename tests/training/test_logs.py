@@ -1,15 +1,12 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
 import importlib.util
-import io
 import json
 import math
 import sys
 
 import numpy as np
-import PIL.Image
 import pytest
-import soundfile
 
 from kit.base.errors import DiskError
 from kit.training import logs
@@ -136,23 +133,6 @@ def test_tensorboard_shows_what_the_log_holds(tmp_path):
     assert points(tmp_path, "gate/cer") == [(10, 0.1)]
     assert points(tmp_path, "memory_bytes")[0] == (1, 2**30)
     assert "note/text_summary" in accumulated(tmp_path).Tags()["tensors"]
-
-
-@needs_tensorboard
-def test_a_spoken_sample_has_its_sound_and_picture_at_its_step(tmp_path):
-    sample = spoken_sample(step=2)
-    board, _ = tensorboard_log(tmp_path, newest_sample=lambda: sample)
-    for step in (1, 2, 10):
-        board(event(step))
-    found = accumulated(tmp_path)
-    (sound,), (picture,) = found.Audio("sample"), found.Images("sample/mel")
-    assert (sound.step, picture.step) == (2, 2)
-    wave, rate_hz = soundfile.read(io.BytesIO(sound.encoded_audio_string))
-    assert rate_hz == 8000 and np.allclose(wave, sample.wave, atol=1e-4)
-    assert (picture.width, picture.height) == (30, 20)
-    pixels = np.asarray(PIL.Image.open(io.BytesIO(picture.encoded_image_string)))
-    assert (pixels == sample.spectrogram).all()
-    assert found.Tensors("sample/text/text_summary")[0].tensor_proto.string_val == [b"a text"]
 
 
 def spoken_sample(step: int) -> SpokenSample:

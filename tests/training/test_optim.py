@@ -5,10 +5,9 @@ import importlib.util
 import itertools
 from importlib.metadata import PackageNotFoundError
 
-import helpers
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, train_in
+from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 from torch import nn
 
 from kit.base.hardware import DTYPES
@@ -189,7 +188,6 @@ needs_package = pytest.mark.skipif(
     reason=f"bitsandbytes is not installed ({optim.INSTALL})",
 )
 WIDE = {"width": 64, "heads": 2}  # its matrices have more than 4,096 entries
-ON = {"ema": True, "adamw_8bit": True}
 
 
 @pytest.fixture
@@ -231,18 +229,3 @@ def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
     apart = [abs(a - b) / b for a, b in zip(small, plain)]
     assert plain[-1] < 0.8 * plain[0]
     assert max(apart) < 0.05 and sum(apart) / 60 < 0.01
-
-
-@needs_package
-def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path):
-    config = dataclasses.replace(TRAIN, max_steps=30, save_steps=1)
-    whole = train_in(tmp_path / "whole", config, ON)
-    folder = tmp_path / "killed"
-    child = processes.Process(target=train_in, args=(str(folder), config, ON))
-    helpers.start_and_kill(child, folder / "train.jsonl", 6)
-    assert child.exitcode == -9
-    rest = train_in(folder, config, ON)
-    assert rest and "resumed from step" in rest[0].note
-    assert [e.loss for e in rest] == [e.loss for e in whole][-len(rest) :]
-    for name in ("model-raw.safetensors", "model-ema.safetensors"):
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -18,7 +18,6 @@ from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
 from kit.recipes.train import AttentionLog, load_attention_maps
 from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
-from kit.training import checkpoint
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
 from kit.training.trainer import Trainable, Trainer
@@ -122,17 +121,6 @@ def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
     assert sizes[0] < sizes[1] / 2
 
 
-def test_all_of_the_tables_train_when_they_are_set_to(tmp_path):
-    finetune_in(str(tmp_path), TRAIN, ALL_TABLES)
-    base = tiny_model(**vars(BASE))
-    trained = load_model(tmp_path / "model-raw.safetensors").state_dict()
-    for name in TABLES:
-        old = base.state_dict()[name]
-        assert not torch.equal(trained[name][: len(old)], old)
-    found = load_adapters(tmp_path / "adapters-raw.safetensors", base).state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.items())
-
-
 def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
     session = finetune_session(tmp_path, TRAIN, PHASES)
     for event in session.run(ON, Event()):
@@ -184,14 +172,6 @@ def test_compiled_it_is_the_same(monkeypatch):
         found.append([event.loss for event in train(state, random_batches(GPT))])
         assert state.applied.on("compile") == ("compile" in on), "it was given up"
     assert found[1] == pytest.approx(found[0], rel=1e-5)
-
-
-def test_a_checkpoint_holds_what_trains_and_no_more(whole):
-    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
-    names = set(tree["model"])
-    adapters = {name for name in names if is_adapter(name)}
-    assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
-    assert set(tree["ema"]) - {"updates"} == names
 
 
 ALL_TABLES = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all"))

