@@ -186,30 +186,6 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     assert graphs() == before + 1 and decoder.ran == "fp32"
 
 
-def check_compiled_int8(model, count: int) -> None:
-    """Compiled int8 steps of `count` rows are near fp32, with one thread and then with two."""
-    decoder = Decoder(model, DecoderConfig(weights="int8", compile=True))
-    wanted, threads = decoded(Decoder(model), *rows(count)), torch.get_num_threads()
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            found = decoded(decoder, *rows(count))
-            assert (found - wanted).abs().mean() < 0.05 * wanted.std()
-    finally:
-        torch.set_num_threads(threads)
-    assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
-
-
-@pytest.mark.long
-def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, compiler):
-    check_compiled_int8(one_layer, 8)
-    # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come
-    # back in another model of the same shape.
-    with torch._inductor.config.patch(max_autotune_gemm_backends="CPP"):
-        for seed in (1, 2):
-            check_compiled_int8(loud(seed=seed, layers=1), 1)
-
-
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
     wanted = said(Decoder(one_layer), texts, cond)

@@ -256,12 +256,6 @@ def test_a_card_with_former_names_of_settings_is_read(folder):
     assert read_card(folder).settings == OWN
 
 
-TOO_MUCH = [("model", "layers", 10**8), ("model", "width", 2**40), ("sampling", "retries", 10**9)]
-TOO_MUCH += [("model", "perceiver_layers", 10**9), ("sampling", "best_of", 10**9)]
-TOO_MUCH += [("habits", "pace", pace) for pace in (float("nan"), -1.0)]
-TOO_MUCH += [("habits", "longest_text", -3)]
-
-
 HEADS = {"alignment_layer": 9, "alignment_head": 0}
 FALSE_CARDS = [
     ({"format_version": 3}, "format 3.* reads 2.*update the kit"),

@@ -376,29 +376,6 @@ def test_drawing_follows_the_probabilities(config):
     assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
 
 
-def test_temperature_zero_takes_the_best_and_low_ones_come_near():
-    logits = random_logits(50, 30)
-    assert torch.equal(generation.sample(logits, GREEDY, None), logits.argmax(-1))
-    for temperature in (1e-5, 1e-30, 1e-300):
-        config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
-        drawn = generation.sample(logits, config, Noise([*range(50)], 30).draw()[0])
-        assert torch.equal(drawn, logits.argmax(-1))
-
-
-def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
-    alone, beside = Noise([7], 6), Noise([3, 7, 9], 6)
-    wanted = torch.stack([alone.draw()[:, 0], alone.draw()[:, 0]])
-    assert torch.equal(beside.draw()[:, 1], wanted[0])
-    beside.keep(torch.tensor([False, True, True]))
-    assert torch.equal(beside.draw()[:, 0], wanted[1])
-    before = Noise([1, 7], 6)
-    before.keep(torch.tensor([False, True]))  # before anything was drawn
-    assert torch.equal(before.draw()[:, 0], wanted[0])
-
-
-NAN, INF = float("nan"), float("inf")
-
-
 WRONG = [("temperature", -0.1), ("temperature", float("nan")), ("temperature", "warm")]
 WRONG += [("top_p", 1.1), ("top_k", 2.5), ("repetition_penalty", 0.0), ("best_of", 65)]
 WRONG += [("retries", 10**9), ("max_codes_per_text_id", 1e308), ("seed", None), ("kv_cache", "no")]

@@ -220,15 +220,6 @@ def test_an_exported_voice_keeps_pieces_and_speakers(released, tmp_path, weights
         assert after.wave.shape == before.wave.shape
 
 
-def test_a_voice_without_a_speakers_vector_is_reported(released, tmp_path):
-    lacking = dataclasses.replace(released, vectors={"short": released.vectors["short"]})
-    with pytest.raises(SpeechError, match="'long' has no speaker"):
-        lacking.speak(texts(1), "long", SHORT)
-    export_voice(lacking, tmp_path)
-    with pytest.raises(SpeechError, match=r"'long', .* expects 512"):
-        load_export(tmp_path)
-
-
 def test_any_recording_becomes_a_speaker_of_a_voice(voice, tmp_path):
     row = next(row for row in manifest() if row.split == "held_out")
     wave = load_wave(row.audio, 48_000)

@@ -161,19 +161,6 @@ def test_a_change_stops_the_countdown(show, log):
     assert not held.started_with and panel.view.start.description == "Start"
 
 
-def test_switches_of_the_start_are_what_the_run_gets(show, log):
-    process = Process(log)
-    panel = show(process)
-    box = panel.view.boxes["compile"]
-    tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
-    assert (box.disabled, box.value, tip) == (True, False, "no compiler")
-    panel.view.boxes["sdpa"].value = False
-    box.value = True  # a front end's stale state must not turn it on
-    panel.view.start.click()
-    panel.wait(PATIENCE_S)
-    assert process.started_with == [{"sdpa": False, "compile": False}]
-
-
 def test_each_change_shows_the_plan_and_what_does_not_go_together(log):
     def plan(values):
         if values["warmup_steps"] > 10:

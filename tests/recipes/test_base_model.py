@@ -15,7 +15,6 @@ from kit.base.config import build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.base.run import Run, load_use
-from kit.extras.indextts2.base import INDEXTTS2
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.voice import Voice
@@ -319,15 +318,6 @@ def tuned(run: Run, defaults: dict = COQUI_DEFAULTS) -> tuple[TrainConfig, DataC
     settings = finetuning_settings(run, XTTS, defaults)
     train = build(TrainConfig, merge(run.section("train"), settings["train"]))
     return train, build(DataConfig, merge(run.section("data"), settings["data"]))
-
-
-@pytest.mark.parametrize("preset", GPU_PRESETS)
-def test_on_a_gpu_its_length_is_that_of_fine_tuning(preset):
-    train, data = tuned(gpu_run(preset))
-    assert (train.min_steps, train.gate_every, data.effective_batch) == (300, 100, 16)
-    assert train.guided_attention_weight == 0 and train.lr in (5e-6, 5e-5)
-    silent, _ = tuned(gpu_run(preset), INDEXTTS2.defaults)
-    assert not silent.gate_every and silent.end_patience == 5, "an IndexTTS2 has no gate"
 
 
 def test_what_a_person_or_a_use_has_set_wins_over_it():

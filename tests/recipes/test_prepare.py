@@ -12,13 +12,12 @@ import torch
 from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
 
 from kit.audio.codec import codec_config
-from kit.base.config import build, merge
+from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache, fixed_lengths
-from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
-from kit.recipes.open_run import RunSource, choose_source, sampling_of
+from kit.recipes.open_run import RunSource, choose_source
 from kit.recipes.prepare import Preparation, fetch_recordings
 from kit.recipes.prepare_parts import (
     REUSED,
@@ -84,23 +83,6 @@ def test_a_run_keeps_its_language_however_it_is_spelt():
         choose_source(run, RunSource(language="englsh"))
 
 
-def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
-    run = start("in_time", "cpu")
-    built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
-    assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
-    own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
-    assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
-    run = start("drawn", "cpu")
-    assert sampling_of(run).temperature == 0.3
-    run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
-    asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}
-    assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
-    assert sampling_of(run, best_of=1).best_of == 1
-    own = {"generate": {"temperature": 0.5}}
-    run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
-    assert sampling_of(run).temperature == 0.5
-
-
 def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     preparation, results = prepared
     assert len(results) == 12
@@ -123,17 +105,6 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     micro = next(iter(preparation.stream)).micro[0]
     assert micro.tokens.max() < preparation.model.text_vocab + preparation.model.code_vocab
     assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
-
-
-def test_words_are_found_for_rows_of_a_few_words(prepared):
-    preparation, _ = prepared
-    path = preparation.active_run.path(WORDS)
-    spans = WordSpans(path, rows=60, least_codes=1, seed=0)
-    for i, row in enumerate(preparation.rows):
-        texts, codes = spans.edges(i)
-        assert len(texts) == len(codes) == len(row.text.split()) + 1
-        assert texts[-1] == len(preparation.cache.texts[i])
-        assert codes[-1] == len(preparation.cache.codes[i])
 
 
 def test_recordings_are_encoded_at_the_speeds_asked_for_and_no_other_can_be_trained_on(prepared):

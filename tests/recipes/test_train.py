@@ -288,19 +288,6 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     assert f"1,971 of them to go, about {clock(0.5 * (2000 - 29))}" in str(found)
 
 
-def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.training_plan.load_recognizer", lambda path: "a recogniser")
-    run = active(tmp_path, train={"gate_every": 3})
-    run.record(recognizer={"held_out": 0.4})
-    training = Training(run)
-    line = str(training.judge())
-    some = len(training.data.held_out_sentences(24))
-    assert 0 < some <= sum(row.split == "held_out" for row in manifest())
-    assert line.startswith(f"quality gate: {some} sentences every 3 steps")
-    assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
-    assert training.gate is not None
-
-
 @pytest.mark.long
 def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path):
     steps = {"train": {"max_steps": 8, "eval_steps": 2}}

@@ -97,16 +97,6 @@ def backend(monkeypatch):
     monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
 
 
-def test_low_level_switches_set_what_they_name_and_off_sets_it_back(backend, bf16):
-    ampere = dataclasses.replace(GPU, capability=(8, 0))
-    cudnn = torch.backends.cudnn
-    for on in (True, False):
-        applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
-        assert (cudnn.benchmark, cudnn.allow_tf32) == (on, on)
-        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-        assert applied.on("tf32") is applied.on("cudnn_benchmark") is on
-
-
 def test_what_this_device_lacks_is_off_and_says_why(bare):
     asked = SpeedConfig(mixed_precision=True, compile=True, sdpa=True)
     offered = {s.name: s for s in switches(asked, CPU)}

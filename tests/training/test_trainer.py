@@ -212,10 +212,6 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
     assert len(evaluated) == 3 and not torch.equal(evaluated[0][name], evaluated[2][name])
 
 
-WRONG = [("method", "qlora", "choose full, lora or auto"), ("tables", "none", "choose new or all")]
-WRONG += [("tables_first", -1, "must be 0 or more"), ("methd", "lora", "Did you mean .*method")]
-
-
 REFUSALS = [
     (lambda: build(FinetuneConfig, {"method": "qlora"}), "qlora.*full, lora or auto"),
     (lambda: build(FinetuneConfig, {"methd": "lora"}), "method"),
