@@ -105,8 +105,8 @@ def mutate_header(rng: random.Random, folder: Path) -> None:
     path = folder / rng.choice([name for name in [*FILES, READER] if "safetensors" in name])
     header, data = split_tensors(path)
     metadata = header.get("__metadata__", {})
-    if "header" in metadata and rng.random() < 0.5:
-        kit_header = json.loads(metadata["header"])
+    kit_header = json.loads(metadata.get("header", "{}"))
+    if kit_header and rng.random() < 0.5:
         mutate(rng, kit_header)
         metadata["header"] = json.dumps(rng.choice([kit_header] * 9 + [rng.choice(VALUES)]))
     else:

@@ -1,4 +1,4 @@
-"""Number formats: small, near, biases kept, and what cannot run here is said."""
+"""Number formats: small, near, and what cannot run here is said."""
 
 import pytest
 import torch
@@ -25,7 +25,6 @@ LAYERS = [
     pytest.param(layers.DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
     *((layers.WeightOnlyInt8, *each) for each in ((BF16, 0.015), (FP16, 0.01))),
 ]
-formats = pytest.mark.parametrize(("kind", "dtype", "near"), LAYERS)
 
 
 @torch.inference_mode()
@@ -35,7 +34,7 @@ def both(kind, dtype, linear: nn.Linear, rows: int = 3) -> tuple[torch.Tensor, t
     return linear(x), kind(linear, dtype)(x.to(dtype)).float()
 
 
-@formats
+@pytest.mark.parametrize(("kind", "dtype", "near"), LAYERS)
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 5])
 def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (layers.WeightOnlyInt8, FP16) and rows <= FEW_ROWS:

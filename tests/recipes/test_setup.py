@@ -41,7 +41,7 @@ def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
     assert last_run() == "demo"
 
 
-def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, tmp_path):
+def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run):
     found = list(Setup(run).run())
     assert all(str(result) and result._repr_html_() for result in found)
     report = run.report()
@@ -61,7 +61,7 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run, 
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
 
 
-def test_matmuls_advice_use_and_time_name_their_values(run, tmp_path, monkeypatch):
+def test_matmuls_advice_use_and_time_name_their_values(run):
     rows, inner, columns = MATMUL_SHAPES["cpu"]
     (picture,) = Setup(run).products().pictures
     title = picture.axes[0].get_title(loc="left")

@@ -62,7 +62,6 @@ def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking
 
 
 def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch, capsys):
-    own = Speaking(active_run, sentence="ሰላም", story="ሰላም. ሰላም")
     own = Speaking(active_run, "one")
     cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
     monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])

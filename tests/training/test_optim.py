@@ -181,7 +181,7 @@ def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
         assert (found[name] - wanted[name]).norm() < near * (weights - wanted[name]).norm()
 
 
-# 8-bit AdamW: a quarter of the state, the same loss, an exact resume, and what happens without.
+# 8-bit AdamW: the same loss, and what happens without its package.
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,

@@ -17,7 +17,6 @@ from kit.settings import SpeedConfig
 from kit.training.switches import LABELS, Applied, apply, compilations, prefetched, switches
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
-GPU = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
 IN_BF16 = f"explicit up to {SHORT_ROW} tokens, then flash"
 
 
@@ -95,6 +94,16 @@ def test_the_more_layers_are_recomputed_the_less_is_kept():
 def backend(monkeypatch):
     picked = Choice(value="flash", reason="test")
     monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
+
+
+def test_low_level_switches_set_what_they_name_and_off_sets_it_back(backend, bf16):
+    ampere = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
+    cudnn = torch.backends.cudnn
+    for on in (True, False):
+        applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (on, on)
+        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+        assert applied.on("tf32") is applied.on("cudnn_benchmark") is on
 
 
 def test_what_this_device_lacks_is_off_and_says_why(bare):
@@ -182,13 +191,9 @@ def until_none() -> None:
     until(lambda: not any(t.name.startswith("batches") for t in threading.enumerate()))
 
 
-def test_everything_comes_once_and_in_order():
+def test_everything_comes_once_in_order_and_an_error_where_its_batch_would_have():
     assert list(prefetched(range(100))) == list(range(100))
-    assert list(prefetched([])) == []
-    until_none()
 
-
-def test_an_error_in_the_making_arrives_where_its_batch_would_have():
     def broken():
         yield 1
         raise ValueError("The shard is damaged.")

@@ -34,7 +34,7 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Run:
+def run(tmp_path) -> Run:
     folder = tmp_path / "runs" / "mine"
     for each in (tmp_path / "parts", folder / "samples"):
         each.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run
         push(run, NAME, space=True)
 
 
-def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monkeypatch):
+def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, monkeypatch):
     push(run, NAME)
     with serving(hub.folder, NAME, "main") as other:
         hub.elsewhere = other.address
