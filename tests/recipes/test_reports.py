@@ -10,7 +10,7 @@ from kit.base.errors import KitError
 from kit.base.run import Run, find_run
 from kit.recipes import reports
 from kit.recipes.base_model import MIN_HOURS, RELEASE
-from kit.recipes.reports import Checklist, Compare, same_level, write_comparison
+from kit.recipes.reports import Checklist, Compare, write_comparison
 from kit.recipes.run_parts import START_FROM
 
 RATE_HZ = 8000
@@ -92,12 +92,6 @@ def test_both_voices_are_played_equally_loud(runs, monkeypatch):
     notes = [np.abs(np.fft.rfft(sound.wave)).argmax() for sound in sounds]
     assert notes == [200, 400, 200, 400]
     assert np.allclose([np.std(sound.wave) for sound in sounds], 0.2 / np.sqrt(2), atol=1e-3)
-
-
-def test_the_louder_voice_has_no_advantage():
-    loud, quiet = same_level([np.array([0.8, -0.8]), np.array([0.2, -0.2])])
-    assert np.allclose(loud, quiet) and np.allclose(quiet, [0.2, -0.2])
-    assert not same_level([np.zeros(2), np.ones(2)])[0].any()
 
 
 PEOPLE = {"data": "my/recordings", "language": "en"}
