@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import yaml
 from published_indextts2 import SENTENCES, SMALL, write_vocabulary
 from test_parity import kit_codes, package_codes, row
 
-from kit.base.errors import DamagedFileError, KitError
+from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.extras.indextts2.model import SPEAKER_MARK, load_indextts2, save_indextts2
 from kit.model.gpt import weighted_loss
 from kit.model.lora import add_adapters, is_adapter, merged
@@ -81,6 +82,18 @@ def test_halves_are_loaded_too(folder, tmp_path):
         save_indextts2(release, folder)
 
 
+def test_a_copy_that_was_cut_short_leaves_no_file(folder, tmp_path, monkeypatch):
+    def full_disk(source, target):
+        target.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.link", Mock(side_effect=OSError))
+    monkeypatch.setattr("shutil.copyfile", full_disk)
+    with pytest.raises(DiskError):
+        save_indextts2(load_indextts2(folder), tmp_path / "tuned")
+    assert not (tmp_path / "tuned" / "wav2vec2bert_stats.pt").exists()
+
+
 def change_settings(folder, **sizes):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     settings["gpt"] |= sizes
@@ -109,13 +122,17 @@ def change_tensor(folder, name, tensor=None):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda f: change_tensor(f, "text_embedding.weight", Hostile()), "run code"),
+        (lambda f: change_tensor(f, "text_embedding.weight", Hostile()), "could run code on this"),
         (truncate, "cut short"),
-        (lambda f: (f / "bpe.model").unlink(), "bpe.model"),
-        (lambda f: write_vocabulary(f / "bpe.model", 100), "100 pieces.*101 rows.* 121"),
-        (lambda f: change_settings(f, layers=None), "`layers` = None"),
+        (lambda f: (f / "bpe.model").unlink(), "There is no .*bpe.model: copy it"),
+        (lambda f: write_vocabulary(f / "bpe.model", 100), "100 pieces.*101 rows.*it has 121"),
+        (lambda f: change_settings(f, number_text_tokens=130), "120 pieces.*has 131"),
+        (lambda f: change_settings(f, max_mel_tokens=9), "mel_pos_embedding.emb.weight"),
+        (lambda f: change_settings(f, layers=None), "`layers` = None; it must be a whole number"),
         (lambda f: change_settings(f, condition_type="perceiver"), "conformer_perceiver"),
-        (lambda f: change_tensor(f, "emo_layer.weight"), "emo_layer.weight"),
+        (lambda f: change_settings(f, condition_num_latent=16), "condition_num_latent"),
+        (lambda f: change_tensor(f, "emo_layer.weight"), "missing: emo_layer.weight"),
+        (lambda f: change_tensor(f, "emovec_layer.weight"), "is not the GPT of an IndexTTS2"),
         (lambda f: change_tensor(f, SPEAKER_MARK), r"version 2\.5"),
         (lambda f: change_tensor(f, "speed_emb.weight", NANS), "speed_emb.weight is not finite"),
     ],
@@ -124,6 +141,9 @@ def test_another_file_is_refused(folder, change, said):
     change(folder)
     with pytest.raises((KitError, DamagedFileError), match=said):
         load_indextts2(folder)
+
+
+# --- text ----------------------------------------------------------------------------------
 
 
 AMHARIC = ["ሰላም እንዴት ነህ", "ቤት ሰላም ነው", "እንዴት ነው ቤት"] * 80
@@ -166,7 +186,7 @@ def test_old_ids_stay_and_new_rows_begin_as_what_spelt_them(folder):
     tuned = dataclasses.replace(release, model=model, tokenizer=tokenizer.file_bytes())
     loaded = loaded_by_package(save_indextts2(tuned, folder / "tuned"))
     assert len(loaded.text_embedding.weight) == tokenizer.vocab_size
-    with pytest.raises(KitError, match="trained with"):
+    with pytest.raises(KitError, match="use the one that the model was trained with"):
         save_indextts2(dataclasses.replace(release, model=model), folder / "mixed")
 
 

@@ -29,10 +29,10 @@ def release(small):
     return write_codec(small[0])
 
 
-@pytest.fixture(scope="module", params=["full", "own"])
+@pytest.fixture(scope="module", params=["full", "lora", "own"])
 def tuned(request, release, tmp_path_factory) -> tuple[FineTune, dict]:
     """A fine-tuning, and what its steps said; "own" with a tokenizer of one's own, by LoRA."""
-    method = "lora" if request.param == "own" else "full"
+    method = "lora" if request.param == "own" else request.param
     settings = FEW | {"finetune": {"method": method}}
     run = start(f"indextts2-{request.param}", "tiny", settings=settings)
     given = {"base_model": str(release), "accept_license": "bilibili"}

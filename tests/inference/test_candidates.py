@@ -169,3 +169,22 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     assert choices[0] != choices[2]
     without = [row.log_prob for row in generate(model, texts, cond, config)]
     assert without == choices[0], "no head is known: likelihood alone"
+
+
+def test_training_on_rows_without_a_way_through_stays_finite():
+    reader = made()
+    loss = reader.loss([torch.tensor([0, 1]), torch.tensor([2, 8, 2])], ["abcdef", "c"])
+    assert torch.isfinite(loss) and loss > 0
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in reader.parameters() if p.grad is not None)
+
+
+def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
+    texts, codes, cond = readings()
+    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    together = alignment_scores(decoder, texts, cond, codes)
+    assert len(set(together)) == len(texts)
+    monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)
+    assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
+    pieces = [[mel] for mel in cond]
+    assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)

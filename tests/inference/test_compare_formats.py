@@ -90,3 +90,9 @@ def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported()
     chosen, against = formats.choose_format([FP32, wild, fast])
     assert chosen == fast
     assert all(fact in against for fact in (wild.name, "94.0%", "CER 20.0%", "10.0%"))
+
+
+def test_the_codes_are_forced_as_in_training(model, rows):
+    for row in rows:
+        logits = formats.teacher_forced_logits(Decoder(model), row)
+        torch.testing.assert_close(logits, trained(model, row), rtol=1e-4, atol=1e-4)

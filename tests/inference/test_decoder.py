@@ -282,3 +282,108 @@ def test_damaged_weights_and_references_are_reported_at_once(name, weights, valu
 def test_an_unknown_format_names_the_nearest():
     with pytest.raises(KitError, match=r"DecoderConfig.weights = 'int5': .*`int8`"):
         DecoderConfig(weights="int5")
+
+
+def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    assert decoder.memory.rows_that_fit() is None
+    decoded(decoder, *rows(2))
+    row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
+    gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
+    gpu |= {"memory_allocated": 12 * row_bytes, "get_per_process_memory_fraction": 1.0}
+    for name, value in gpu.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
+    decoder.memory.device = torch.device("cuda:0")
+    assert decoder.memory.idle_bytes() == 2 * row_bytes  # which a larger cache replaces
+    assert decoder.memory.rows_that_fit() == int(0.8 * (60 + 38 + 2))
+    # Of 200 rows 60 are allowed, 50 of which are reserved.
+    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
+    assert decoder.memory.rows_that_fit() == int(0.8 * (10 + 38 + 2))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
+    assert decoder.memory.rows_that_fit() == 2  # that are there already
+
+
+def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
+    decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
+    wanted = said(Decoder(one_layer), texts, cond)
+    with ThreadPoolExecutor(2) as both:
+        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == wanted
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
+    decoder = graphed(model, monkeypatch)
+    same_logits(decoder, Decoder(model), rows(count, codes=20))
+    assert len(decoder.compiled.ready) > 4
+
+
+def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
+    def refuse(*_args):
+        raise RuntimeError("CUDA error: not permitted\nmore")
+
+    decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
+    wanted = said(Decoder(model), texts, cond)
+    for _ in range(2):
+        assert said(decoder, texts, cond) == wanted
+    assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
+    assert decoder.can_drop_rows
+
+
+def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
+    settings = []
+
+    def fail(*_args):
+        settings.append(torch._inductor.config.coordinate_descent_tuning)
+        raise errors.OutOfResources(100_000, 65_536, "shared memory")  # no RuntimeError
+
+    decoder, (texts, _, cond) = graphed(model, monkeypatch), rows(3)
+    decoder.compiled.compiles = True
+    decoder.compiled.parts = fail, fail
+    wanted = said(Decoder(model), texts, cond)
+    for _ in range(2):
+        assert said(decoder, texts, cond) == wanted
+    assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
+    assert decoder.compiled is not None and decoder.compiled.ready
+    assert settings == [True]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_cuda_graphs_of_every_bucket_share_a_cache_that_grows(weights, monkeypatch):
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
+    model = loud().cuda()
+    eager = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, DecoderConfig(weights=weights, graphs=True))
+    for count in (1, 4, 2, 4):
+        texts, codes, cond = rows(count, codes=20)
+        request = texts, codes.cuda(), cond.cuda()
+        wanted = decoded(eager, *request)
+        difference = (decoded(decoder, *request) - wanted).abs().mean()
+        assert difference < (1e-3 if weights == "fp32" else 0.02) * wanted.std()
+    assert decoder.memory.rows == 4 and "no CUDA graph" not in decoder.ran
+    assert {case[0] for case in decoder.compiled.ready} == {4, 2}
+    assert len(decoder.compiled.ready) > 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cuda_graphs_sample_what_eager_steps_do(compiled, monkeypatch):
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
+    model = loud(text_dropout=0.1).cuda()
+    eager = Decoder(model)
+    decoder = Decoder(model, DecoderConfig(compile=compiled, graphs=True))
+    texts, _, cond = rows(3)
+    configs = [GREEDY, GenerateConfig(temperature=0.7, top_k=5, repetition_penalty=1.2, best_of=2)]
+    configs += [GenerateConfig(temperature=1.0, top_k=0, guidance_scale=2.0, exact_codes=30)]
+    alike = []
+    for config in (*configs, *configs):
+        for count in (1, 3):
+            wanted = said(eager, texts[:count], cond[:count].cuda(), config)
+            found = said(decoder, texts[:count], cond[:count].cuda(), config)
+            alike += [one == other for one, other in zip(found, wanted)]
+    assert sum(alike) >= 0.9 * len(alike)  # rounding may turn a near tie
+    assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran

@@ -188,3 +188,15 @@ def test_the_word_that_is_wrong_most_often_comes_first():
     assert (first.word, first.count, first.wrong) == ("two", 3, 2)
     assert set(first.kinds) == {"replaced", "left out"} and "ten" in first.recognized
     assert not any(record.wrong for record in others)
+
+
+def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
+    """Its mean over the codes that were said is what the decoder noted as it said them."""
+    for reading in readings:
+        expected = code_log_probs(base, reading.base_ids, reading).clone()
+        expected[:, base.config.start_code] = -torch.inf  # which is never said
+        expected = expected.log_softmax(-1)
+        codes = reading.spoken.codes
+        said = torch.cat((codes, torch.tensor([base.config.stop_code])))[: len(expected)]
+        likely = expected[torch.arange(len(said)), said].mean()
+        assert float(likely) == pytest.approx(reading.spoken.log_prob, abs=1e-3)

@@ -22,7 +22,7 @@ from kit.base.errors import SpeechError
 from kit.base.files import digest
 from kit.inference import export
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.export import CARD, FILES, export_voice, load_export, read_card
+from kit.inference.export import CARD, FILES, SCALE, export_voice, load_export, read_card, unpacked
 from kit.inference.generate import generate
 from kit.inference.linear_formats import int8
 from kit.inference.voice import Voice
@@ -280,3 +280,29 @@ def test_a_card_that_describes_another_voice_is_refused(folder, over, facts):
     parts = {k: card[k] | v if isinstance(v, dict) else v for k, v in over.items()}
     sealed(folder, **parts)
     refused(folder, facts)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1.0, 1e4])
+def test_rounding_again_finds_the_same_whole_numbers(size):
+    rounded, scale = int8(torch.randn(20_000, 5) * size * torch.rand(20_000, 1))
+    again = int8(unpacked({"w": rounded, "w" + SCALE: scale})["w"])
+    assert torch.equal(again[0], rounded) and torch.equal(again[1], scale)
+
+
+TOO_MUCH = [("model", "layers", 10**8), ("model", "width", 2**40), ("sampling", "retries", 10**9)]
+
+
+TOO_MUCH += [("model", "perceiver_layers", 10**9), ("sampling", "best_of", 10**9)]
+
+
+TOO_MUCH += [("habits", "pace", pace) for pace in (float("nan"), -1.0)]
+
+
+TOO_MUCH += [("habits", "longest_text", -3)]
+
+
+@pytest.mark.parametrize(("part", "name", "value"), TOO_MUCH)
+def test_a_card_that_asks_for_what_no_voice_has_is_refused_at_once(folder, part, name, value):
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    sealed(folder, **{part: card[part] | {name: value}})
+    refused(folder, rf"\w+\.{name} = .*: (must lie in|must be 0 or more)")

@@ -385,3 +385,78 @@ WRONG += [("retries", 10**9), ("max_codes_per_text_id", 1e308), ("seed", None), 
 def test_settings_out_of_range_are_refused(field, value):
     with pytest.raises(KitError, match=rf"GenerateConfig.{field} .*{re.escape(repr(value))}"):
         GenerateConfig(**{field: value})
+
+
+def test_neither_start_nor_stop_is_ever_among_the_codes(model):
+    for row in generate(model, *requests(), dataclasses.replace(SAMPLED, temperature=5.0)):
+        assert row.codes.numel() == 0 or row.codes.max() < GPT.start_code
+
+
+def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
+    # Graphs look at all of a cache, what the text before left there too.
+    decoder, (texts, cond) = graphed(model, monkeypatch), requests(2)
+    wanted = plain(generate(decoder, texts, cond, GREEDY))
+    loud = copy.deepcopy(decoder.layers[0].c_attn.bias)
+    decoder.layers[0].c_attn.bias.fill_(float("nan"))
+    with pytest.raises(SpeechError, match="not finite"):
+        generate(decoder, texts, cond, GREEDY)
+    decoder.layers[0].c_attn.bias.copy_(loud)
+    assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("fit", [0, 1, 3, 5, 100])
+def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, monkeypatch):
+    decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
+    texts, cond = requests(6)
+    asked = short_of_memory(decoder, 100, monkeypatch)
+    monkeypatch.setattr(decoder.memory, "rows_that_fit", lambda: fit)
+    for config in (GREEDY, GUIDED):
+        wanted = plain(generate(model, texts, cond, config))
+        asked.clear()
+        assert plain(generate(decoder, texts, cond, config)) == wanted
+        least = 2 if config is GUIDED else 1  # rows of one text
+        assert max(asked) <= max(fit, least)
+
+
+def test_a_graphs_states_are_not_written_over(model, monkeypatch):
+    texts, cond = requests(3)
+    decoder = graphed(model, monkeypatch, states=True)
+    require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
+
+
+def test_filters_and_repetition_penalty_are_transformers_own():
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    logits = random_logits()
+    for config in SETTINGS:
+        chain = [tf.TemperatureLogitsWarper(float(config.temperature))]
+        chain += [tf.TopKLogitsWarper(config.top_k)] if config.top_k else []
+        chain += [tf.TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []
+        wanted = logits
+        for step in chain:
+            wanted = step(None, wanted)
+        assert torch.allclose(filtered(logits, config), wanted), config
+    ids = torch.arange(30).view(10, 3)
+    seen = torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, True)
+    wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
+    assert torch.allclose(generation.penalize(logits, seen, 1.4), wanted)
+
+
+def test_temperature_zero_takes_the_best_and_low_ones_come_near():
+    logits = random_logits(50, 30)
+    assert torch.equal(generation.sample(logits, GREEDY, None), logits.argmax(-1))
+    for temperature in (1e-5, 1e-30, 1e-300):
+        config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
+        drawn = generation.sample(logits, config, Noise([*range(50)], 30).draw()[0])
+        assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
+    alone, beside = Noise([7], 6), Noise([3, 7, 9], 6)
+    wanted = torch.stack([alone.draw()[:, 0], alone.draw()[:, 0]])
+    assert torch.equal(beside.draw()[:, 1], wanted[0])
+    beside.keep(torch.tensor([False, True, True]))
+    assert torch.equal(beside.draw()[:, 0], wanted[1])
+    before = Noise([1, 7], 6)
+    before.keep(torch.tensor([False, True]))  # before anything was drawn
+    assert torch.equal(before.draw()[:, 0], wanted[0])

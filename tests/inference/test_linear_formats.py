@@ -130,3 +130,44 @@ def test_a_gpu_speaks_in_its_own_half_precision(monkeypatch, capability, wanted)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
     assert layers.default_format(CUDA) == wanted
     assert layers.default_format(CPU) == "fp32"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [layers.DynamicInt8, layers.WeightOnlyInt8])
+def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind, value):
+    linear = nn.Linear(64, 40)
+    linear.weight.data[3, 3] = value
+    with pytest.raises(ValueError, match="not finite"):
+        kind(linear)
+    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
+        layers.WeightOnlyInt8(nn.Linear(40, 17))
+
+
+def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
+    torch.manual_seed(0)
+    layer = layers.WeightOnlyInt8(nn.Linear(64, 40), BF16)
+    x = torch.randn(FEW_ROWS + 1, 64)
+    weight = layer.weight.float() * layer.scale.float()[:, None]
+    wanted = torch.nn.functional.linear(x.to(BF16).float(), weight, layer.bias.float())
+    found = layer(x.to(BF16))
+    assert found.dtype == BF16 and layer.matmul_dtype == FP32
+    assert (found.float() - wanted).norm() / wanted.norm() < 0.005
+
+
+def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
+    *layer, ran = choose_layer("int8", CPU, compiled=True)
+    assert layer == [layers.WeightOnlyInt8, BF16] and ran == "int8 weights, bf16 activations"
+    monkeypatch.setattr(layers, "has_fbgemm", lambda: False)
+    *layer, ran = choose_layer("int8", CPU, compiled=False)
+    assert layer == [layers.WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (75, 3), (41, 1)])
+def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    torch.manual_seed(0)
+    linear = nn.Linear(256, outputs)
+    wanted, found = both(layers.SplitByThread, FP32, linear, rows)
+    assert len(layers.SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
+    torch.testing.assert_close(found, wanted)

@@ -20,6 +20,7 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Habits, Voice, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
+from kit.text.normalize import letters, normalize
 
 GREEDY = GenerateConfig(temperature=0)
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -244,3 +245,41 @@ def test_a_recording_that_is_no_reference_is_reported(voice, released, wave, fau
     for one in (released, voice):
         with pytest.raises(SpeechError, match=fault):
             one.with_speaker("guest", wave, RATE)
+
+
+def test_each_text_may_have_its_own_speaker(voice):
+    names = ["voice0", "voice1", "voice2"]
+    for name, speech in zip(names, voice.speak(texts(1) * 3, names, SHORT), strict=True):
+        assert torch.equal(speech.codes, voice.speak(texts(1), name, SHORT)[0].codes)
+    assert voice.speakers == names
+
+
+def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
+    steps, real = [], Decoder.decode_one
+    count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
+    monkeypatch.setattr(Decoder, "decode_one", count)
+    long = dataclasses.replace(STREAMED, exact_codes=200)
+    assert len(next(voice.stream(texts(1)[0], "voice0", long))) and len(steps) < 150
+
+
+def test_ten_thousand_characters_are_spoken_whole(voice):
+    text = (long_text(5) + " ") * 200
+    text = text[: text.rindex(" ", 0, 10_000)]
+    quick = GenerateConfig(temperature=0, exact_codes=1)
+    patient = dataclasses.replace(voice, habits=Habits(longest_text=40))
+    (speech,) = patient.speak([text], "voice0", quick)
+    assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
+
+
+def test_the_first_sound_waits_for_no_more_codes_than_the_context(released):
+    """Its own sound needs six codes more, that of codes alone 25."""
+    first = next(released.stream(texts(1)[0], "short", LONG))
+    assert len(first) < released.codec.samples(12)
+
+
+def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(released):
+    other = released_voice(width=192, heads=6)
+    assert released.audio_note() == ""
+    assert "width 96" in other.audio_note() and "width 192" in other.audio_note()
+    (speech,) = other.speak(texts(1), "long", SHORT)
+    assert torch.equal(speech.wave, other.codec.decode(speech.codes[None])[0])

@@ -17,7 +17,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import save_model
-from kit.settings import GenerateConfig, TokenizerConfig
+from kit.settings import GenerateConfig, MelConfig, TokenizerConfig
 from kit.text.train_tokenizer import train_tokenizer
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -147,3 +147,33 @@ def configure(path, **over) -> None:
     tensors, header = contents(path)
     header["config"] |= over
     path.write_bytes(file_bytes(tensors, header))
+
+
+FILES = dict.fromkeys(NAMES, SpeechError) | {"codec.safetensors": KitError}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "safetensors" in name])
+def test_a_flipped_bit_is_noticed(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum"):
+        load_voice(folder)
+
+
+def test_references_say_what_made_them(folder):
+    path = folder / "references.safetensors"
+    mels = {"a": torch.randn(80, 20)}
+    save_references(mels, path, front_end=MelConfig(hop_length=128))
+    assert load_voice(folder).front_end.config == MelConfig(hop_length=128)
+    tensors, header = contents(path)
+    del header["front_end"]  # as earlier versions wrote it
+    path.write_bytes(file_bytes(tensors, header))
+    assert load_voice(folder).front_end.config == MelConfig()
+
+
+@pytest.mark.parametrize("over", [{"blocks": 10**8}, {"griffin_lim_iters": 10**9}, {"width": 9**9}])
+def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
+    configure(folder / "codec.safetensors", **over)
+    with pytest.raises(KitError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
+        load_voice(folder)

@@ -263,3 +263,47 @@ def test_a_broken_panel_does_not_end_training_or_stay_silent(show, log, monkeypa
     until(lambda: process.done == 20)
     with pytest.raises(ZeroDivisionError):
         panel.wait(PATIENCE_S)
+
+
+def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
+    process = Process(log, steps=10_000, pause_s=0.01)
+    panel = panel_of(process)
+    process.start({})
+    work = Mock(side_effect=[KeyboardInterrupt, None])
+    panel._interruptible(work)
+    assert process.requests == [STOP] and work.call_count == 2
+    with pytest.raises(KeyboardInterrupt):
+        panel._interruptible(Mock(side_effect=KeyboardInterrupt))
+    process.thread.join(PATIENCE_S)
+
+
+TOUCHES = {
+    "Wait": lambda view: view.stop.click(),
+    "a switch": lambda view: setattr(view.boxes["sdpa"], "value", False),
+    "a field": lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
+}
+
+
+@pytest.mark.parametrize("touched", TOUCHES)
+def test_any_click_stops_the_countdown(show, log, touched):
+    held = Process(log)
+    panel = show(held, fields=FIELDS, countdown_s=1.0)
+    until(lambda: "Training starts in" in panel.view.status.value)
+    assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
+    TOUCHES[touched](panel.view)
+    with pytest.raises(TimeoutError):
+        panel.wait(1.5)
+    assert not held.started_with and panel.view.start.description == "Start"
+
+
+def test_switches_of_the_start_are_what_the_run_gets(show, log):
+    process = Process(log)
+    panel = show(process)
+    box = panel.view.boxes["compile"]
+    tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
+    assert (box.disabled, box.value, tip) == (True, False, "no compiler")
+    panel.view.boxes["sdpa"].value = False
+    box.value = True  # a front end's stale state must not turn it on
+    panel.view.start.click()
+    panel.wait(PATIENCE_S)
+    assert process.started_with == [{"sdpa": False, "compile": False}]

@@ -7,6 +7,7 @@ import torch
 from helpers import leave_voice_files, manifest, real_voice
 from test_train import active
 
+from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
@@ -169,3 +170,15 @@ def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_pat
     assert "learnt from" in str(learn_reader(TrainingData(run)))
     found = balance_speakers(list(range(10)), [0] * 6 + [1] * 3 + [2], max_repeats=4)
     assert sorted(found) == sorted([*range(6), *[6, 7, 8] * 2, *[9] * 4])
+
+
+def test_a_decoder_that_diverges_leaves_the_sound_to_the_codes(tmp_path, monkeypatch):
+    run = trained_run(tmp_path)
+
+    def diverges(*_):
+        raise KitError("The loss was nan at step 59 of training the codec's decoder.")
+        yield
+
+    monkeypatch.setattr(MelCodec, "finetune_decoder", diverges)
+    assert "made of codes alone. The loss was nan" in str(learn_sound(TrainingData(run)))
+    assert not (run.folder / SOUND).exists()

@@ -34,6 +34,7 @@ from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig
+from kit.training import checkpoint
 from kit.training.logs import read_log
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
@@ -335,3 +336,29 @@ def test_what_a_person_or_a_use_has_set_wins_over_it():
         assert method == ("full" if preset in ("24gb", "80gb") else "lora")
     with pytest.raises(KitError, match=r"micro_batch = 64: must divide effective_batch \(16\)"):
         tuned(gpu_run("t4", data={"micro_batch": 64}))
+
+
+def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported, monkeypatch):
+    name = "hf://someone/a-voice@v1"
+    with serving(exported, "someone/a-voice", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        run = start_from_base(start("a voice of the hub", settings=FEW), name)
+        assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
+        listed = [path for path, _ in hub.asked if path.startswith("/api/models/")]
+        assert len(listed) == 1, "one request lists its files"
+        asked = len(hub.asked)
+        start_from_base(start("another of the hub", settings=FEW), name)
+        assert len(hub.asked) == asked, "it was downloaded already"
+    assert (run.folder / MODEL).is_file()
+
+
+@pytest.mark.long
+def test_embeddings_and_heads_first_and_then_all(release):
+    run = adapting("two phases", release, finetune={"tables_first": 3})
+    training = Training(run)
+    assert "In the first 3 steps only embeddings and heads train." in str(training.size())
+    list(unchecked(training).run())
+    assert run.report()["train"]["finetune"]["tables_first"] == 3
+    saved = checkpoint.load(checkpoint.checkpoints(run.path("checkpoints"))[-1])["model"]
+    began = load_model(run.folder / MODEL).gpt.h[0].mlp.c_fc.weight
+    assert not torch.equal(saved["gpt.h.0.mlp.c_fc.weight"], began)

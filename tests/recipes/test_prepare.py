@@ -12,13 +12,13 @@ import torch
 from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
 
 from kit.audio.codec import codec_config
-from kit.base.config import build
+from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
-from kit.recipes.open_run import RunSource, choose_source
+from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
@@ -390,3 +390,20 @@ def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
     verdicts = [str(result) for result in Evaluation(start("unsure")).run()]
     assert any("cannot tell whether a voice is below" in line for line in verdicts)
     assert len(Speaking(start("unsure")).say().sounds[0].wave) > 1000
+
+
+def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
+    run = start("in_time", "cpu")
+    built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
+    assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
+    own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
+    assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
+    run = start("drawn", "cpu")
+    assert sampling_of(run).temperature == 0.3
+    run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
+    asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}
+    assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
+    assert sampling_of(run, best_of=1).best_of == 1
+    own = {"generate": {"temperature": 0.5}}
+    run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
+    assert sampling_of(run).temperature == 0.5

@@ -28,6 +28,7 @@ from kit.recipes.speak import (
     SOUND_FILES,
     STEPS,
     Speaking,
+    chosen_weights,
     speak,
     speak_file,
     written,
@@ -330,3 +331,11 @@ def test_options_that_do_not_belong_together(options, named, monkeypatch):
     monkeypatch.setattr(release, lambda folder: INDEXTTS2 if folder.name == "index" else None)
     with pytest.raises(KitError, match=named):
         list(speak("mine", **options))
+
+
+def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
+    run = dataclasses.replace(active_run, folder=tmp_path / "run")
+    shutil.copytree(active_run.folder, run.folder)
+    assert chosen_weights(run) == "ema"
+    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
+    assert chosen_weights(run) == "raw"

@@ -429,3 +429,31 @@ def test_what_a_person_set_holds_whatever_is_compiled_or_was_measured(tmp_path):
         assert Training(run).data.config.micro_batch == taken
     asked = run.save_settings({"data": {"micro_batch": 4}})
     assert Training(asked).data.config.micro_batch == 4
+
+
+@pytest.mark.long
+def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
+    training = Training(saved(tmp_path))
+    training.panel()
+    said = capsys.readouterr().out
+    for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: the pre"):
+        assert words in said
+    assert training.wait().line == "Trained to step 6 of 6."
+    for drawn in (training.curves(), training.fits(), training.attention()):
+        assert "<img" in drawn._repr_html_()
+    assert "held-out loss" in str(training.summary())
+    training.panel()
+    assert "It fits." not in capsys.readouterr().out, "each message comes once"
+
+
+def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.recipes.training_plan.load_recognizer", lambda path: "a recogniser")
+    run = active(tmp_path, train={"gate_every": 3})
+    run.record(recognizer={"held_out": 0.4})
+    training = Training(run)
+    line = str(training.judge())
+    some = len(training.data.held_out_sentences(24))
+    assert 0 < some <= sum(row.split == "held_out" for row in manifest())
+    assert line.startswith(f"quality gate: {some} sentences every 3 steps")
+    assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
+    assert training.gate is not None

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,10 +18,11 @@ from helpers import CODEC, LINES, opinionated_voice
 from kit.__main__ import main
 from kit.audio.codec import make_codec
 from kit.base.errors import KitError
+from kit.base.files import file_digest
 from kit.extras.onnx import speak_onnx
 from kit.extras.onnx.export import export_onnx
 from kit.inference.export import export_voice
-from kit.inference.generate import Noise, candidate_seed
+from kit.inference.generate import Noise, candidate_seed, penalize, sample
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
@@ -104,6 +106,27 @@ def test_the_same_random_numbers_draw_the_same_codes(voice, exported, monkeypatc
     assert codes == expected.codes.tolist()
 
 
+def test_the_filters_are_those_of_the_kit():
+    generator = torch.Generator().manual_seed(0)
+    for config in (SAMPLED, dataclasses.replace(SAMPLED, top_k=0, top_p=1.0), GREEDY):
+        for _ in range(50):
+            logits = 3 * torch.randn(1, 60, generator=generator)
+            codes = torch.randint(60, (9,), generator=generator).tolist()
+            noise = torch.empty(1, config.choices(60)).exponential_(generator=generator)
+            seen = torch.zeros(1, 60, dtype=torch.bool)
+            seen[0, codes] = True
+            penalized = penalize(logits, seen, config.repetition_penalty)
+            wanted = sample(penalized, config, noise if config.temperature else None)
+
+            class Drawn:
+                def exponential(self, size, noise=noise):
+                    return noise[0].numpy()
+
+            settings = dataclasses.asdict(config)
+            got = speak_onnx.sample(logits[0].numpy().copy(), codes, settings, Drawn())
+            assert got == int(wanted)
+
+
 def run_script(folder, *words):
     called = [sys.executable, "-c", WITHOUT_TORCH, str(folder / "speak_onnx.py"), *words]
     return subprocess.run(called, capture_output=True, text=True)
@@ -114,6 +137,11 @@ def refusal(folder, text, out) -> str:
     done = run_script(folder, text, "--out", str(out))
     assert done.returncode == 1 and "Traceback" not in done.stderr and not out.exists()
     return done.stderr
+
+
+def write_sums(folder) -> None:
+    sums = [f"{file_digest(folder / name)}  {name}\n" for name in speak_onnx.FILES]
+    (folder / speak_onnx.SUMS).write_text("".join(sums))
 
 
 def test_the_script_speaks_without_torch(voice, exported, tmp_path):
@@ -137,16 +165,22 @@ def test_a_long_sentence_is_spoken_in_parts(exported):
     assert [i for part in parts for i in part] == voice.ids(text)
 
 
+def test_a_turkish_capital_is_lowered_as_in_the_kit():
+    tokens = SimpleNamespace(encode=list, is_byte=str.isdigit, is_unknown=str.isdigit)
+    voice = SimpleNamespace(card={"language": "tr"}, tokens=tokens)
+    assert "".join(speak_onnx.Voice.ids(voice, "IŞIK İyi")) == "ışık iyi"
+
+
 LONG_WORD = "".join(LINES[0].split()) * 9
 
 
-@pytest.mark.parametrize("text, reported", [("日本", "日"), (LONG_WORD, LONG_WORD)])
+@pytest.mark.parametrize("text, reported", [("日本", "日"), ("...", "..."), (LONG_WORD, LONG_WORD)])
 def test_the_script_says_what_it_cannot_say(exported, text, reported, tmp_path):
     assert reported in refusal(exported, text, tmp_path / "speech.wav")
 
 
 def test_a_damaged_folder_is_named(exported, tmp_path):
-    for name in (speak_onnx.FILES[0], speak_onnx.SUMS):
+    for name in (*speak_onnx.FILES, speak_onnx.SUMS):
         folder = shutil.copytree(exported, tmp_path / name)
         data = bytearray((folder / name).read_bytes())
         data[len(data) // 2] ^= 1
@@ -154,6 +188,13 @@ def test_a_damaged_folder_is_named(exported, tmp_path):
         assert speak_onnx.SUMS in refusal(folder, LINES[0], tmp_path / "speech.wav"), name
         (folder / name).unlink()
         assert name in refusal(folder, LINES[0], tmp_path / "speech.wav")
+
+
+def test_what_onnxruntime_refuses_ends_in_a_sentence(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "onnx")
+    (folder / "step.onnx").write_bytes(b"no graph")
+    write_sums(folder)
+    assert "step.onnx" in refusal(folder, LINES[0], tmp_path / "speech.wav")
 
 
 def test_int8_speaks(tmp_path, capsys):
@@ -184,3 +225,12 @@ def test_what_cannot_be_exported_is_named(voice, tmp_path, monkeypatch):
     with pytest.raises(KitError, match="pip install onnx onnxscript onnxruntime"):
         export_onnx(voice, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.parametrize("sample_rate", [0, -1, 10**9])
+def test_a_sample_rate_that_no_voice_has_is_refused(exported, tmp_path, sample_rate):
+    folder = shutil.copytree(exported, tmp_path / "onnx")
+    card = json.loads((folder / "voice-onnx.json").read_text()) | {"sample_rate": sample_rate}
+    (folder / "voice-onnx.json").write_text(json.dumps(card))
+    write_sums(folder)
+    assert f"sample_rate {sample_rate}," in refusal(folder, LINES[0], tmp_path / "speech.wav")

@@ -117,6 +117,8 @@ REFUSED = {
     "a format": ({"response_format": "aac"}, "BadRequestError", "flac"),
     "faster": ({"speed": 2.0}, "BadRequestError", "speed"),
     "a word for a number": ({"extra_body": {"seed": "x"}}, "BadRequestError", "seed"),
+    "too hot": ({"extra_body": {"temperature": 1e9}}, "BadRequestError", "temperature"),
+    "half a candidate": ({"extra_body": {"best_of": 1.5}}, "BadRequestError", "best_of"),
     "many candidates": ({"extra_body": {"best_of": 64}}, "BadRequestError", "best_of"),
     "another field": ({"extra_body": {"pitch": 2}}, "BadRequestError", "pitch"),
 }
@@ -134,12 +136,30 @@ def test_without_the_key_nothing_is_spoken(address):
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="other", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         say(client)
+    with pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["a voice"]
 
 
 def test_a_full_queue_asks_to_try_again(client, monkeypatch):
     monkeypatch.setattr(serve, "MAX_WAITING", 0)
     with pytest.raises(openai.RateLimitError):
         say(client)
+
+
+def test_a_part_without_an_end_is_an_error_where_nothing_was_sent(client, monkeypatch):
+    finish = SpeechQueue._finish_part
+
+    def cut(self, job, part, stopped):
+        finish(self, job, part, True)
+        job.truncated.append(part.text)
+
+    monkeypatch.setattr(SpeechQueue, "_finish_part", cut)
+    with pytest.raises(openai.UnprocessableEntityError, match="end of"):
+        say(client, response_format="flac")
 
 
 def test_the_page_speaks(voice):

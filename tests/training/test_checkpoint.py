@@ -188,3 +188,42 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     whole = train_in(tmp_path / "whole", config)
     assert rest[-1].step == 30 and (tmp_path / "train-finished").read_text() == "30"
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
+
+
+def test_views_and_shared_memory_are_written_whole(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    wanted = {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]}
+    assert equal(load(save(wanted, tmp_path, 1)), wanted)
+
+
+def test_damage_is_found_without_a_checksum_too(tmp_path):
+    path = save(tree(), tmp_path, 1)
+    path.with_suffix(".sha256").unlink()  # killed between the two files
+    assert load(path)["run"]["step"] == 1
+    damaged(path, "truncated")
+    with pytest.raises(DamagedFileError, match="damaged"):
+        load(path)
+
+
+def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
+    for step in (1, 2):
+        save(tree(step), tmp_path, step)
+
+    def require(found):
+        if found["run"]["step"] == 2:
+            raise DamagedFileError("its `model` is missing")
+
+    found, (note,) = load_newest(tmp_path, require)
+    assert found["run"]["step"] == 1
+    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
+
+
+def test_data_and_random_numbers_resume_where_they_were(tmp_path):
+    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
+    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
+    whole = train_in(tmp_path / "whole", still)
+    begin(tmp_path / "cut", 7, still)
+    rest = train_in(tmp_path / "cut", still)
+    assert rest[0].step == 7
+    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
+    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)

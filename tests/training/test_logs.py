@@ -1,12 +1,16 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
+import errno
 import importlib.util
 import json
 import math
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import python_path
 
 from kit.base.errors import DiskError
 from kit.training import logs
@@ -191,3 +195,23 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
     assert calls[1][1]["loss"] == 5.0 and calls[1][2] == 1 and "sample" not in calls[1][1]
     assert calls[2][1]["sample"] == (800, 8000, "a text")
     assert calls[2][1]["sample/mel"] == ((20, 30, 3), "a text")
+
+
+def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
+    body = (
+        "import os, signal, sys; from test_logs import *\n"
+        "log = jsonl_log(sys.argv[1])\n"
+        "for step in range(1, 8): log(event(step))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "log.jsonl"
+    paths = {"PYTHONPATH": python_path(__file__)}
+    subprocess.run([sys.executable, "-c", body, str(path)], env=paths, timeout=300)
+    assert [r["step"] for r in read_log(path)] == list(range(1, 8))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_reported_with_its_fix():
+    with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
+        jsonl_log(Path("/dev/full"))(event(1))
+    assert caught.value.errno == errno.ENOSPC

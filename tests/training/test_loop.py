@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import json
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
 from kit.settings import SpeedConfig, TrainConfig
-from kit.training.loop import accumulate, split_batch, train
+from kit.training.loop import accumulate, gradient_norm, split_batch, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, validation_loss
 from kit.training.trainer import Trainer
@@ -405,3 +406,138 @@ def test_parts_are_what_packing_fewer_rows_would_have_given(rows, width):
     parts = split_batch(pack(GPT, *columns, width), rows)
     wanted = [pack(GPT, *(c[i : i + rows] for c in columns), width) for i in range(0, 8, rows)]
     assert len(parts) == len(wanted) and all(map(same, parts, wanted))
+
+
+def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
+    s = fp16_state(monkeypatch, 8.0, max_steps=40, patience=3)
+    with pytest.raises(KitError, match="not finite for 4 steps in a row"):
+        run(s, itertools.repeat(poisoned()))
+    assert s.step == 7 and s.scaler.get_scale() < 1
+
+
+def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
+    s = fp16_state(monkeypatch, 256.0, optimizer="muon")
+    s.set_rates()
+    accumulate(s, next(random_batches(GPT)))
+    s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
+    before = [p.detach().clone() for p in s.model.parameters()]
+    norm = gradient_norm(s).item()
+    update(s, norm, finite=math.isfinite(norm))
+    assert all(map(torch.equal, before, s.model.parameters()))
+    assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
+
+
+def test_anomaly_detection_names_the_operator_of_a_gradient(monkeypatch):
+    class Sick(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 0 / 0
+
+    s = state(settings(detect_anomaly=True))
+    s.model.gpt.h[1].register_forward_hook(lambda layer, args, result: Sick.apply(result))
+    with (
+        pytest.warns(UserWarning, match="SickBackward"),
+        pytest.raises(KitError, match=r"operator aten\.div"),
+    ):
+        run(s)
+
+
+def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(baseline):
+    s = state()
+    forward = s.model.forward
+    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]
+
+    def fragmented(batch, text_width=0):
+        sums = forward(batch, text_width)
+        if failures and s.step == 3:
+            sums[1].backward()
+            raise failures.pop()
+        return sums
+
+    s.model.forward = fragmented
+    events = run(s)
+    assert losses(events) == baseline and s.micro_rows == 0 and not failures
+    assert [bool(event.note) for event in events] == [number == 3 for number in range(12)]
+    assert "out of memory" in events[3].note
+
+
+def test_a_spike_is_said_and_clipped_harder():
+    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
+
+    def shaken():
+        for number, batch in enumerate(random_batches(GPT)):
+            for p in s.model.code_head.parameters():
+                p.data *= 100.0 if number == 3 else 1.0
+            yield batch
+
+    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
+    assert s.adaptation.tight == 0.5
+
+
+def test_with_a_gate_the_validation_loss_ends_nothing():
+    often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
+    s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
+    assert len(run(s, validate=rising.__next__, evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
+    assert s.best.step == 4
+
+
+def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
+    s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
+    batches = first_batches(5)
+    batches[1] = poisoned()
+    assert saved(s, tmp_path, iter(batches)) == [3, 4, 5]
+
+
+def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
+    s = state(settings(max_steps=9, patience=2))
+    cycle = [poisoned(), poisoned(), next(random_batches(GPT))]
+    with pytest.raises(KitError, match="ended at step 6 of 9"):
+        run(s, iter(cycle * 2))
+
+
+def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
+    tree = state().tree()
+    shape = json.loads(tree["shape"])
+    del shape["start_text_id"], shape["text_stop_input"], tree["conditioner"]
+    tree["shape"] = json.dumps(shape)
+    state().restore(tree)
+    with pytest.raises(KitError, match="text_stop_input True -> False"):
+        state(shape={"text_stop_input": False}).restore(tree)
+    own = settings(conditioner_lr=1e-4)
+    with pytest.raises(KitError, match=r"conditioner_lr .*the rest -> a learning rate of its"):
+        state(own).restore(tree)
+    with pytest.raises(KitError, match=r"conditioner_lr .*of its own -> the rate of the rest"):
+        state().restore(state(own).tree())
+    state(own).restore(state(own).tree())
+
+
+def test_a_run_may_resume_in_fp16_and_with_an_average_that_began_without(monkeypatch):
+    trained = state()
+    run(trained)
+    force_precision(monkeypatch, "fp16")
+    late = state(mixed_precision=True, ema=True)
+    late.restore(trained.tree())
+    now = dict(late.model.named_parameters())
+    assert late.scaler.get_scale() > 1
+    assert all(torch.equal(s, now[k]) for k, s in late.ema.shadow.items())
+
+
+def test_digits_that_codes_share_are_trained_without_decay_and_resumed():
+    shape = {"code_levels": (5, 3, 2)}
+    whole = run(state(shape=shape, ema=True))
+    digits = [name for name, _ in state(shape=shape).model.named_parameters() if "digits" in name]
+    assert len(digits) == 6
+    first = state(shape=shape, ema=True)
+    before = {name: copy.deepcopy(first.trainable.parameters[name]) for name in digits}
+    decayed = first.optimizers[0].param_groups[0]["params"]
+    assert not any(p is first.trainable.parameters[name] for p in decayed for name in digits)
+    head = list(itertools.islice(train(first, random_batches(GPT)), 5))
+    assert all(not torch.equal(first.trainable.parameters[n], before[n]) for n in digits)
+    second = state(shape=shape, ema=True)
+    second.restore(copy.deepcopy(first.tree()))
+    rest = run(second, random_batches(GPT, second.position))
+    assert losses(head + rest) == losses(whole)

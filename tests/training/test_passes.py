@@ -134,3 +134,20 @@ def test_another_phase_of_finetuning_is_recorded_again(captured):
     made = trainer(True, finetuning)
     assert [e.loss for e in run(made)] == wanted
     assert len(captured) == 4 and len(made.graphs.recorded) == 2
+
+
+def test_memory_that_runs_out_frees_the_graphs(captured):
+    made = trainer(True)
+    forward = made.model.forward
+
+    def short(batch, text_width=0):
+        if made.step >= 8 and len(batch.tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return forward(batch, text_width)
+
+    made.model.forward = short
+    events = list(itertools.islice(train(made, batches()), 8))
+    assert len(made.graphs.recorded) == 2
+    events += run(made, batches(8, lengths=(54, 57)))
+    assert made.micro_rows == 2 and made.graphs and len(events) == 14
+    assert {shape[0] for shape in made.graphs.recorded} == {2}, "those of four rows are gone"

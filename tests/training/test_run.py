@@ -1,9 +1,12 @@
 """A run that is stopped, killed or damaged resumes as if nothing had happened."""
 
 import dataclasses
+import errno
 import itertools
 import json
+import os
 import random
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 import torch
 from helpers import CPU, TRAIN, code_index, stream_in, tiny_session, train_in
 
-from kit.base.errors import KitError
+from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
 from kit.settings import SpeedConfig
 from kit.training import checkpoint
@@ -318,3 +321,59 @@ def test_trial_steps_leave_no_trace(whole, tmp_path):
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
+
+
+def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
+        for event in tiny_session(folder).run(ON, Event()):
+            if event.step == 4:
+                shutil.rmtree(folder)
+    assert not folder.exists()
+
+
+def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
+    session = exploding(tiny_session(tmp_path, PATIENT), {8, 9}, times=2)
+    for event in session.run(ON, Event()):
+        if "returned to step" in event.note:
+            break  # killed before the next checkpoint
+    rest = train_in(tmp_path, PATIENT)
+    assert rest[0].step == 7 and rest[0].lr == event.lr
+
+
+def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
+    losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
+    monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
+    config = dataclasses.replace(GATED, eval_steps=3, early_stopping_patience=2, gate_patience=5)
+    session = tiny_session(tmp_path, config)
+    events = list(session.run(ON, Event()))
+    assert events[-1].step == 12 and session.finished() and not session.resumable()
+    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
+    assert same_weights(tmp_path, "ema", best["ema"])
+
+
+def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
+    session = gated(tmp_path, 0.9, 0.4, 0.5, 0.6)
+    best = checkpoint.of_step(tmp_path / "checkpoints", 6)
+    with pytest.warns(UserWarning, match=r"0000006.*damaged.*last step, 12"):
+        for event in session.run(ON, Event()):
+            if event.step == 12:
+                best.write_bytes(b"junk")
+    assert session.finished() and load_model(tmp_path / "model-ema.safetensors")
+
+
+def test_a_full_disk_stops_with_the_fix_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
+    real, calls = os.replace, []
+
+    def full(source, target):
+        calls.append(target)
+        if "0000006.safe" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="Free some disk space and run again"):
+        train_in(tmp_path)
+    monkeypatch.undo()
+    assert steps_saved(tmp_path) == [3, 4]
+    assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][4:]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import threading
+import time
 
 import pytest
 import torch
@@ -233,3 +235,44 @@ def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatc
         plain, ahead = (load_model(tmp_path / way / name) for way in ("plain", "ahead"))
         for mine, theirs in zip(ahead.parameters(), plain.parameters(), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_chosen_switches_are_set_and_a_baseline_takes_them_back(bf16):
+    model, plain = tiny_model(), tiny_model().gpt.run_layer
+    applied = apply(model, SpeedConfig(**dict.fromkeys(NAMES, True)), CPU)
+    assert (applied.precision, applied.ran("sdpa")) == ("bf16", IN_BF16)
+    assert model.gpt.run_layer is not plain
+    assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
+    applied = apply(model, SpeedConfig(), CPU)
+    assert (applied.precision, applied.ran("sdpa")) == ("fp32", "explicit softmax")
+    assert not applied.notes and not model.gpt.recompute and model.gpt.run_layer is plain
+    assert not any(layer.attn.fused for layer in model.gpt.h)
+
+
+def test_everything_comes_once_and_in_order():
+    assert list(prefetched(range(100))) == list(range(100))
+    assert list(prefetched([])) == []
+    until_none()
+
+
+def test_only_so_many_are_made_while_the_step_waits_and_closing_ends_the_thread():
+    made = []
+    stream = prefetched(made.append(i) or i for i in itertools.count())
+    assert next(stream) == 0
+    until(lambda: 1 in made)  # while the step has the first
+    time.sleep(0.3)
+    assert len(made) <= 4, "one taken, two waiting, one in the maker's hands"
+    stream.close()
+    until_none()
+
+
+def test_an_error_in_the_making_arrives_where_its_batch_would_have():
+    def broken():
+        yield 1
+        raise ValueError("The shard is damaged.")
+
+    stream = prefetched(broken())
+    assert next(stream) == 1
+    with pytest.raises(ValueError, match="shard is damaged"):
+        next(stream)
+    until_none()

@@ -18,6 +18,7 @@ from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
 from kit.recipes.training_listeners import AttentionLog, load_attention_maps
 from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
+from kit.training import checkpoint
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
 from kit.training.trainer import Trainable, Trainer
@@ -225,3 +226,19 @@ REFUSALS = [
 def test_what_cannot_be_finetuned_is_refused(call, facts):
     with pytest.raises(KitError, match=facts):
         call()
+
+
+def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
+    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
+    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
+    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
+    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
+    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
+
+
+def test_a_checkpoint_holds_what_trains_and_no_more(whole):
+    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
+    names = set(tree["model"])
+    adapters = {name for name in names if is_adapter(name)}
+    assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
+    assert set(tree["ema"]) - {"updates"} == names

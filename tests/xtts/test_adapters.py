@@ -25,6 +25,7 @@ from kit.training.trainer import Trainer
 
 TRAIN = TrainConfig(max_steps=5, warmup_steps=1, lr=3e-3, eval_steps=100)
 WAYS = {
+    "full": FinetuneConfig(),
     "two phases": FinetuneConfig(tables_first=2),
     "lora": FinetuneConfig(method="lora"),
     "lora and all tables": FinetuneConfig(method="lora", tables="all"),
@@ -109,7 +110,7 @@ def require_close(actual: Tensor, wanted: Tensor) -> None:
 FEWER = {"rank": 8, "targets": ("attn.c_attn", "mlp.c_proj")}
 
 
-@pytest.mark.parametrize("changes", [{}, FEWER], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"rank": 4, "alpha": 2.0}, FEWER], ids=str)
 def test_adapters_are_those_of_peft(release, changes):
     """States, gradients, and the matrices that they merge into."""
     lora = LoRAConfig(**changes)
@@ -141,3 +142,20 @@ def test_adapters_are_those_of_peft(release, changes):
             module.merge()
             require_close(plain.get_submodule(name).weight, module.base_layer.weight)
     assert not any(isinstance(module, LoRALinear) for module in plain.modules())
+
+
+def test_adapters_begin_as_pefts_do(release):
+    """B at 0 and A drawn evenly from the same bounds."""
+    pytest.importorskip("peft", reason="needs peft (make test-xtts installs it)")
+    lora = LoRAConfig(rank=32)
+    theirs = with_peft(load_xtts(release).model, lora)
+    model = load_xtts(release).model
+    add_adapters(model, lora)
+    for name, wanted in adapters(theirs).items():
+        own, wanted = adapters(model)[name].detach(), wanted.detach()
+        assert own.shape == wanted.shape
+        if name.endswith("lora_B"):
+            assert not own.any() and not wanted.any()
+        else:
+            torch.testing.assert_close(own.abs().max(), wanted.abs().max(), rtol=0.01, atol=0)
+            torch.testing.assert_close(own.std(), wanted.std(), rtol=0.05, atol=0)

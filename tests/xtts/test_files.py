@@ -13,7 +13,7 @@ from released_xtts import vocabulary
 from kit.base.torch_file import read_torch_file
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
-from kit.extras.xtts_v2.tokenizer import read_ids
+from kit.extras.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
 def write_as_released(folder, model) -> None:
@@ -127,8 +127,11 @@ def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
 
 VOCABULARIES = {
     "as it is": lambda v: v,
+    "without holes": lambda v: vocabulary(holes=()),
+    "START last": lambda v: vocabulary(start=40),
     "a language more": lambda v: with_piece(vocabulary(holes=()), "[am]", 41),
     "a language after holes": lambda v: with_piece(v, "[am]", 41),
+    "a language in the middle": lambda v: with_piece(vocabulary(holes=()), "[am]", 40),
     "a special piece that is known by another id": lambda v: with_piece(v, "c", 41),
 }
 
@@ -152,3 +155,12 @@ def test_ids_are_those_of_tokenizers_or_refused(kind):
     else:
         with pytest.raises(ValueError, match=r"claims id|both have id"):
             read_ids(words)
+
+
+def test_size_start_and_stop_are_what_coqui_counts(small):
+    words = load_vocabulary(small[0] / "vocab.json")
+    theirs = small[1].tokenizer
+    assert words.size == theirs.get_number_tokens() == SMALL["text_rows"]
+    assert words.start == theirs.tokenizer.token_to_id("[START]") == SMALL["start"]
+    assert words.stop == theirs.tokenizer.token_to_id("[STOP]")
+    assert words.size - len(words.ids) == 3 and len(words.ids) == len(theirs)

@@ -4,6 +4,7 @@ Small sizes, and the released one, 30 x 1024, which takes minutes (`-m 'not full
 out).
 """
 
+import dataclasses
 import shutil
 
 import pytest
@@ -132,6 +133,26 @@ def test_latents_are_those_of_coqui(small):
     require_same_latents(small[1].gpt, load_xtts(small[0]).model)
 
 
+def test_dropout_falls_in_the_same_places(small):
+    """With the same random numbers, state for state."""
+    gpt = small[1].gpt
+    model = load_xtts(small[0]).model
+    x = torch.randn(2, 17, model.config.width)
+    try:
+        gpt.train()
+        gpt.gpt.set_attn_implementation("eager")
+        torch.manual_seed(7)
+        wanted = gpt.gpt(inputs_embeds=x).last_hidden_state
+    finally:
+        gpt.eval()
+        gpt.gpt.set_attn_implementation("sdpa")
+    for layer in model.gpt.h:
+        layer.attn.fused = False
+    torch.manual_seed(7)
+    assert (model.gpt.train()(x) - wanted).abs().max() < 1e-4
+    assert model.config.dropout == 0.1
+
+
 def test_greedy_codes_are_those_of_coqui(tmp_path):
     theirs = coqui_xtts(tmp_path, VARIED)
     opinionated(theirs.gpt)
@@ -154,6 +175,27 @@ def test_a_round_trip_leaves_the_logits(small, tmp_path):
     for name, tensor in small[1].state_dict().items():
         if not name.startswith("gpt."):
             assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_a_half_precision_export_is_loaded_strictly(small, tmp_path):
+    xtts = load_xtts(small[0])
+    save_xtts(xtts, tmp_path, dtype=torch.float16)
+    again = coqui_loaded(tmp_path)
+    for name, weight in to_released(xtts.model.half().float().state_dict()).items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+def test_a_configuration_of_another_size_is_saved_with_it(small, tmp_path):
+    """More positions than the file had: coqui-tts builds what config.json says."""
+    xtts = load_xtts(small[0])
+    config = dataclasses.replace(xtts.model.config, max_text=30, max_code=50)
+    torch.manual_seed(0)
+    other = dataclasses.replace(xtts, model=SpeechGPT(config).eval())
+    save_xtts(other, tmp_path)
+    again = coqui_loaded(tmp_path)
+    assert again.gpt.text_pos_embedding.emb.weight.shape[0] == 30
+    assert again.gpt.mel_pos_embedding.emb.weight.shape[0] == 50
+    require_same_logits(again.gpt, other.model)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
-from coqui import SMALL, coqui_dvae, require_close
+from coqui import SMALL, coqui_dvae, older_names, require_close
 from released_sound import spoken, xtts_mels
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from kit.audio.spectrogram import load_reference, reference_mels
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import load_xtts
 from kit.extras.xtts_v2.vocoder import SPEAKER_RATE
+from kit.inference.decoder import Decoder
 
 RATE = 22_050
 
@@ -44,12 +45,37 @@ def trained(module):
     return module.eval()
 
 
-@pytest.mark.parametrize("samples", [1500, 2 * 22_050 + 17])
+@pytest.mark.parametrize("samples", [1500, 22_050, 2 * 22_050 + 17])
 def test_mels_are_those_of_coqui(small, sound, samples):
     wave = spoken(samples)[None]
     for front_end in xtts_mels(sound):
         wanted = coqui_mel(wave, small[1].mel_stats, front_end.config.n_fft)
         require_close(front_end.log_mel(wave), wanted, spread=0.5)
+
+
+def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
+    from TTS.tts.layers.tortoise.arch_utils import TorchMelSpectrogram
+
+    torch.save(sound["mel_stats"], tmp_path / "mel_stats.pth")
+    same = {"mel_norm_file": str(tmp_path / "mel_stats.pth"), "sampling_rate": RATE}
+    wave = spoken(RATE)[None]
+    for front_end, length in zip(xtts_mels(sound), (1024, 2048)):
+        theirs = TorchMelSpectrogram(filter_length=length, **same)
+        require_close(front_end.log_mel(wave), theirs(wave), spread=0.5)
+
+
+@pytest.mark.parametrize("samples", [4096, 22_050, 30_001])
+def test_codes_are_those_of_coqui(sound, samples):
+    theirs = coqui_dvae()
+    ours = xtts_codec(sound, theirs.state_dict(), {}).dvae
+    mel = xtts_mels(sound)[0].log_mel(spoken(samples)[None].repeat(2, 1))
+    mel = mel + 6 * torch.randn_like(mel)
+    with torch.no_grad():
+        wanted = theirs.get_codebook_indices(mel)
+        actual = ours.encode(mel)
+        assert actual.tolist() == wanted.tolist()
+        assert len(wanted.unique()) > wanted.numel() / 8
+        require_close(ours.decode(actual), theirs.decode(wanted)[0], spread=1e-3)
 
 
 def test_recordings_get_the_codes_of_its_trainer(sound):
@@ -65,6 +91,18 @@ def test_recordings_get_the_codes_of_its_trainer(sound):
     released = {name: t for name, t in state.items() if not name.startswith("discrete_loss.")}
     assert len(released) < len(state), "a released one has no sums of its training"
     xtts_codec(sound, released, {})
+
+
+def test_conditioning_latents_are_those_of_coqui(small, sound):
+    """Of a reference in pieces, as its inference cuts it."""
+    model = load_xtts(small[0]).model
+    wave = spoken(5 * RATE)[None]
+    wanted = small[1].get_gpt_cond_latents(wave, RATE, length=4, chunk_length=2)
+    front_end = xtts_mels(sound)[1]
+    mels = front_end.log_mel(wave[:, : 4 * RATE].view(2, -1))
+    with torch.no_grad():
+        actual = model.conditioner(mels).mean(0, keepdim=True)
+    require_close(actual, wanted, spread=0.1)
 
 
 @pytest.mark.parametrize("samples", [8000, 48_001])
@@ -114,7 +152,7 @@ def vocoders(small, sound):
 
 
 # Not two: torch interpolates nothing where as many come out as went in, 8 frames of 8 quarters.
-@pytest.mark.parametrize("codes", [1, 5, 147])
+@pytest.mark.parametrize("codes", [1, 3, 5, 40, 147])
 @torch.no_grad()
 def test_the_wave_is_that_of_coqui(vocoders, codes):
     theirs, ours = vocoders
@@ -124,3 +162,54 @@ def test_the_wave_is_that_of_coqui(vocoders, codes):
     wanted = theirs(states, g=speaker[..., None]).reshape(1, -1)
     actual = ours(states, speaker)
     require_close(actual, wanted, spread=0.02)
+
+
+@torch.no_grad()
+def test_every_row_of_a_batch_has_its_own_speaker(vocoders):
+    states = torch.randn(2, 6, SMALL["width"])
+    speakers = F.normalize(torch.randn(2, 512))
+    alone = [vocoders[1](states[i : i + 1], speakers[i : i + 1]) for i in range(2)]
+    assert (vocoders[1](states, speakers) - torch.cat(alone)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_sentence_sounds_as_coqui_says_it(small, sound):
+    """From text ids, codes and a reference to the wave, through the kit's decoder and codec."""
+    theirs = copy.deepcopy(small[1])
+    theirs.eval()
+    theirs.hifigan_decoder.waveform_decoder.conv_post.weight.data *= 30
+    theirs.gpt.init_gpt_for_inference()
+    reference = spoken(2 * RATE)
+    text = torch.randint(8, 50, (1, 9), generator=torch.Generator().manual_seed(1))
+    codes = torch.randint(0, 32, (1, 30), generator=torch.Generator().manual_seed(2))
+    latents = theirs.get_gpt_cond_latents(reference[None], RATE)
+    lengths = torch.tensor([text.shape[1]]), torch.tensor([1024 * codes.shape[1]])
+    states = theirs.gpt(
+        text, lengths[0], codes, lengths[1], cond_latents=latents, return_latent=True
+    )
+    speaker = theirs.get_speaker_embedding(reference[None], RATE)
+    wanted = theirs.hifigan_decoder(states, g=speaker)[0]
+
+    model = load_xtts(small[0]).model
+    codec = xtts_codec(
+        {name: t for name, t in theirs.state_dict().items() if not name.startswith("gpt.")},
+        coqui_dvae(codes=32).state_dict(),
+        theirs.config.to_dict(),
+    )
+    decoder = Decoder(model)
+    mel = codec.reference_mel.clip_mel(reference, RATE)
+    prompt, _ = decoder.prompt(text.tolist(), mel[None])
+    positions = torch.arange(1, codes.shape[1])
+    said = torch.cat((prompt, decoder.embed(codes[:, :-1], positions)), dim=1)
+    own = model.final_norm(model.gpt(said))[:, -codes.shape[1] :]
+    actual = codec.decode(codes, states=own, speaker=codec.speaker_embedding(reference, RATE)[None])
+    assert actual.shape == (1, codec.samples(30))
+    require_close(own, states, spread=0.1)
+    require_close(actual, wanted, spread=0.02)
+
+
+def test_older_names_of_weight_normalisation_are_the_same_sound(sound):
+    dvae = coqui_dvae().state_dict()
+    wanted = xtts_codec(sound, dvae, {}).state_dict()
+    for name, tensor in xtts_codec(older_names(sound), dvae, {}).state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name

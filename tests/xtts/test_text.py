@@ -1,9 +1,15 @@
 """Texts become the ids that coqui-tts's own tokenizer makes of them, before and after growth."""
 
+import dataclasses
+
 import pytest
+import torch
+from coqui import coqui_loaded
 from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
 
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
 from kit.extras.xtts_v2.tokenizer import XTTSTokenizer, teach_language
+from kit.model.weights import warm_start_model
 from kit.text.normalize import normalize
 
 TEXTS = {
@@ -70,6 +76,14 @@ def test_amharic_is_spoken_by_coqui_once_it_is_taught(grown):
     assert theirs.encode(text, "en") == XTTSTokenizer(grown.path, "en").encode(text)
 
 
+@pytest.mark.parametrize("tag", ["ar", "en", "hi", "hu", "ru", "tr"])
+def test_amharic_is_spoken_by_coqui_under_a_tag_that_it_knows(tag, grown):
+    """Without the kit's cleaning there: the text is written as the kit leaves it."""
+    text = normalize(SPOKEN, "am")
+    ids = coqui(grown.path).encode(text, tag)
+    assert ids == XTTSTokenizer(grown.path, "am", tag=tag).encode_checked(text)
+
+
 def test_coqui_counts_the_grown_vocabulary_alike_and_a_text_of_old_pieces_keeps_its_ids(
     vocabulary, grown
 ):
@@ -79,3 +93,21 @@ def test_coqui_counts_the_grown_vocabulary_alike_and_a_text_of_old_pieces_keeps_
     assert marks == [grown.start, grown.stop] and new.tokenizer.get_vocab() == grown.vocabulary.ids
     for line in lines_of(ENGLISH, 20):
         assert new.encode(line, "en") == old.encode(line, "en")
+
+
+def test_a_model_with_a_grown_vocabulary_is_loaded_strictly(small, tmp_path):
+    xtts = load_xtts(small[0])
+    base = XTTSTokenizer(small[0] / "vocab.json", "am")
+    grown = base.grow(lines_of(AMHARIC), tmp_path / "grown.json")
+    config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
+    model = warm_start_model(config, xtts.model, base.spellings(grown))
+    larger = dataclasses.replace(xtts, model=model, vocabulary=grown.vocabulary)
+    theirs = coqui_loaded(save_xtts(larger, tmp_path / "larger"))
+    rows = theirs.gpt.text_embedding.weight
+    assert len(rows) == theirs.tokenizer.get_number_tokens() == grown.vocab_size
+    assert torch.equal(rows[: base.vocab_size], small[1].gpt.text_embedding.weight)
+    assert rows.isfinite().all()
+    assert theirs.gpt.start_text_token == base.start
+    teach_language(theirs.tokenizer, "am")
+    text = lines_of(AMHARIC, 1, seed=2)[0]
+    assert theirs.tokenizer.encode(text, "am") == grown.encode(text)

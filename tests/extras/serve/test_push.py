@@ -134,3 +134,11 @@ def test_figures_of_other_weights_are_not_pushed(hub, run):
     with pytest.raises(KitError, match="kit evaluate --run mine"):
         push(run, NAME)
     assert not hub.created
+
+
+def test_another_licence_of_the_base_model_is_named_in_the_card(hub, run):
+    run.record(start_from={"licence": "bilibili, accepted: its conditions go with the model"})
+    push(run, NAME, license="mit")
+    assert header_of(hub.folder)["license_name"] == "bilibili"
+    text = (hub.folder / "README.md").read_text(encoding="utf-8")
+    assert "Coqui" not in text and "mit" not in text.split()

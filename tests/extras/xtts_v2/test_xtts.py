@@ -12,12 +12,16 @@ from unittest.mock import Mock
 import pytest
 import released_xtts
 import torch
+from helpers import GPT, random_rows
 from released_xtts import TINY, random_model, settings, tensors_of, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.extras.xtts_v2 import model as xtts_v2
 from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
+from kit.settings import GenerateConfig
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +289,36 @@ def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_
     with pytest.raises(DiskError, match="could not write"):
         save_xtts(dataclasses.replace(xtts, model=random_model(seed=5)), new)
     assert {file.name: file.read_bytes() for file in new.iterdir()} == before
+
+
+def test_what_was_read_trains_and_speaks(release):
+    model = load_xtts(release).model
+    texts, codes, _ = random_rows(GPT, 2)
+    mels = torch.randn(2, 80, 12)
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
+    assert all(len(row.codes) == 5 for row in spoken)
+
+
+def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    other = dataclasses.replace(xtts, model=random_model(seed=5))
+
+    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
+    with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
+        save_xtts(other, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_an_export_over_another_removes_its_files(release, tmp_path):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    (folder / "notes.txt").write_text("mine")
+    save_xtts(dataclasses.replace(xtts, dvae={}), folder)
+    assert not (folder / "dvae.pth").exists() and (folder / "notes.txt").exists()
+    files = "config.json mel_stats.pth model.pth notes.txt vocab.json"
+    assert sorted(p.name for p in folder.iterdir()) == files.split()
