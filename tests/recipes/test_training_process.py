@@ -16,8 +16,8 @@ from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
 from kit.recipes import training_plan
+from kit.recipes.panel import gpus_offered
 from kit.recipes.train import Training
-from kit.recipes.training_plan import gpus_offered
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.training.ranks import ANOTHER_ENDED
