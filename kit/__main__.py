@@ -209,6 +209,12 @@ COMMANDS = [  # in the order in which they are used
         example="--with other",
         takes="name",
     ),
+    Command(
+        "pack",
+        "recipes.run_copy:pack",
+        "a run as one file, for another machine",
+        "NAME.tar: the run, its codes and held-out recordings",
+    ),
     *(Command(name, **words) for name, words in extras.offered("COMMANDS").items()),
 ]
 

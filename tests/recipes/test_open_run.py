@@ -17,7 +17,7 @@ from kit.base.mirror import stamps
 from kit.base.run import find_run, parse_settings
 from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.recipes import open_run as opening
+from kit.recipes import run_copy as opening
 from kit.recipes import start as start_module
 from kit.recipes.open_run import ActiveRun, check_settings
 from kit.recipes.start import start
@@ -108,8 +108,26 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
                 start("any", create=create)
 
 
+def with_codes(run: ActiveRun) -> set[str]:
+    """Give `run` a codec and codes, at another speed, too; return the names that belong to it."""
+    index, codes = code_index(), run.folder.parent / "codes"
+    shutil.copytree(index.parent, codes)
+    shutil.copy(world() / "codec.safetensors", run.folder)
+    shutil.copy(index, codes / "faster.safetensors")
+    data = build(DataConfig, run.section("data"))
+    key = cache_key(run.folder / "codec.safetensors", DEFAULT_MEL, data)
+    for shard in codes.glob("codes-*"):
+        shard.rename(shard.with_name(f"codes-{key}-{shard.name[-12:]}"))
+    (codes / "codes-other-1.safetensors").write_text("another run's")
+    indexes = {
+        "codes": f"../codes/{index.name}",
+        "at_speeds": {"110": "../codes/faster.safetensors"},
+    }
+    run.record(data=indexes)
+    return set(stamps(codes)) - {"codes-other-1.safetensors"}
+
+
 def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine):
-    index, codec = code_index(), world() / "codec.safetensors"
     run = machine("a")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
     run.record(train={"steps": 4})
@@ -117,19 +135,27 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-    run = machine("a")
-    runs = run.folder.parent
-    shutil.copytree(index.parent, runs / "codes")
-    shutil.copy(codec, run.folder)
-    data = build(DataConfig, run.section("data"))
-    key = cache_key(run.folder / "codec.safetensors", DEFAULT_MEL, data)
-    for shard in (runs / "codes").glob("codes-*"):
-        shard.rename(shard.with_name(f"codes-{key}-{shard.name[-12:]}"))
-    (runs / "codes" / "codes-other-1.safetensors").write_text("another run's")
-    run.record(data={"codes": f"../codes/{index.name}"})
-    made = {name for name in stamps(runs / "codes") if name.startswith(f"codes-{key}")}
-    came = set(stamps(machine("b").folder.parent / "codes"))
-    assert made and came == made | {index.name}
+    belong = with_codes(machine("a"))
+    assert set(stamps(machine("b").folder.parent / "codes")) == belong
+
+
+def test_a_packed_run_goes_on_where_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "here"))
+    run = start("mine", "tiny")
+    belong = with_codes(run)
+    audio = run.path("corpus", "kept.wav")
+    audio.write_text("sound")
+    write_manifest([row("1", audio, "held_out")], run.folder)
+    run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
+    assert "-C runs" in str(opening.pack(run, tmp_path / "mine.tar"))
+    shutil.rmtree(tmp_path / "here")
+    shutil.unpack_archive(tmp_path / "mine.tar", tmp_path / "there")
+    assert set(stamps(tmp_path / "there" / "codes")) == belong
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "there"))
+    again = start("mine")
+    assert Path(read_manifest(again.folder)[0].audio).read_text() == "sound"
+    assert (again.folder / "checkpoints" / "step-0000004.safetensors").is_file()
+    assert again.index().is_file()
 
 
 def test_held_out_recordings_travel_with_the_run(machine, tmp_path):
