@@ -68,3 +68,4 @@ def test_matmuls_advice_use_and_time_name_their_values(run):
     assert title == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
     assert "steps of" in str(Setup(run).time())
+    assert "built-in" not in str(Setup(run, own=True).time())
