@@ -162,3 +162,20 @@ def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
         assert clip.resampling_ratio(rate, RATE) == (a, b)
     assert len(caught) == 1
     assert a * b <= clip.MAX_FILTER_TAPS and a / b == pytest.approx(rate / RATE, rel=7e-4)
+
+
+@pytest.mark.parametrize("gains", [[1, 0.3], [0, 1], [1, -0.3], [0, 0, 1, 0, 0, 0]])
+def test_other_channels_are_averaged(tmp_path, gains):
+    wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
+    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
+    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
+    assert not measure_clip(path).cancels
+    offsets = np.stack([speech() + 0.2, speech() - 0.2], axis=1)  # opposite, but not in phase
+    assert not measure_clip(at(tmp_path, encoded(offsets))).cancels
+
+
+def test_usual_rates_are_resampled_exactly(recwarn):
+    clip.resampling_ratio.cache_clear()
+    for rate in (16_000, 44_100, 48_000, 96_000, 384_000):
+        a, b = clip.resampling_ratio(rate, RATE)
+        assert a * RATE == b * rate and not recwarn

@@ -196,3 +196,14 @@ def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
     wave = read_clip(path)[0]
     monkeypatch.setattr(container, "IN_MEMORY_BYTES", 1000)
     assert np.array_equal(read_clip(path)[0], wave)
+
+
+def test_what_follows_the_last_frame_of_an_mp3_is_no_sound_and_its_suffix_decides_nothing(tmp_path):
+    frames = mp3(speech())
+    alone = read_clip(at(tmp_path, frames, "a.mp3"))[0]
+    for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
+        wave = read_clip(at(tmp_path, frames + rest, "b.mp3"))[0]
+        assert np.array_equal(wave[: len(alone)], alone)
+        assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
+    for name in ("a.wav", "A.Mp3", "a"):
+        assert measure_clip(at(tmp_path, frames, name)).seconds == 1

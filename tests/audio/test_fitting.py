@@ -105,6 +105,17 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
     assert never.step == 10 and "one cycle" in never.reason and not never.record()["cut_short"]
 
 
+@pytest.mark.parametrize(
+    ("seconds_a_step", "steps"),
+    [(1.0, 100), (1.5, 20 + 60), (9.0, 20 + 50)],  # in time as it is; what fits; the least
+)
+def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(seconds_a_step, steps):
+    slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
+    schedule = fit_schedule([0.9, 0.8], **slow)
+    assert schedule.step == steps and schedule.record()["cut_short"]
+    assert fit_schedule([0.9, 0.8], **slow | {"least_steps": 0}).step == 100
+
+
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
     schedule = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
     assert not schedule.advance(1.0, taken=True) and not schedule.reason
@@ -124,3 +135,37 @@ def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(name):
         sums = [p.detach().sum().item() for p in model.parameters()]
         ends.append((figures["ended"], figures["held_out_by_step"], sums))
     assert ends[0] == ends[1]
+
+
+def test_gradients_are_clipped_after_they_are_unscaled():
+    layer = nn.Linear(4, 1, bias=False)
+    before = layer.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    loss = layer(torch.full((1, 4), 50.0)).sum()
+    fitting.backward_and_step(loss, torch.optim.SGD(layer.parameters(), 1.0), scaler)
+    assert float((layer.weight - before).norm()) == pytest.approx(fitting.CLIP_NORM, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["codec", "recogniser"])
+def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
+    scales, unscale = [], torch.amp.GradScaler.unscale_
+
+    def unscale_noted(scaler, optimizer):
+        scales.append(scaler.get_scale())
+        unscale(scaler, optimizer)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", unscale_noted)
+    steps = fit(name, corpus(), "fp16", steps=3)[2]
+    assert all(math.isfinite(loss) for _, loss in steps)
+    assert len(scales) == 3 and scales[0] == 65536.0
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 11])
+def test_every_number_of_steps_can_be_trained(steps):
+    """PyTorch divides by the number of warm-up steps less one."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = fitting.one_cycle(optimizer, 1e-3, steps, warmup_share=0.1)
+    for _ in range(steps - 1):
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr()[0] < 1e-6

@@ -17,7 +17,7 @@ from kit.audio.spectrogram import Mel
 from kit.audio.vocoder import Vocoder, compare_waves
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
-from kit.settings import MelCodecConfig
+from kit.settings import MelCodecConfig, MelConfig
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 
@@ -323,3 +323,41 @@ def test_a_power_above_1_makes_what_is_loud_louder_and_what_is_quiet_quieter():
     )
     expected = plain.by_griffin_lim(1.2 * log_magnitude)
     torch.testing.assert_close(clearer.by_griffin_lim(log_magnitude), expected)
+
+
+OTHER_SIZES = [{"griffin_lim_iters": 0}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}]
+OTHER_SIZES += [{"vocoder_steps": 1, "vocoder_width": 16, "vocoder_blocks": 2}]
+
+
+@pytest.mark.parametrize("over", OTHER_SIZES, ids=str)
+@torch.inference_mode()
+def test_the_context_is_how_far_a_code_has_effect(over):
+    """A NaN in a code reaches every sample that depends on it."""
+    codec = MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_iters": 1} | over)).eval()
+    at, context = 60, codec.context
+    values = codec.fsq.dequantize(torch.zeros(1, 2 * at, dtype=torch.long)).float()
+    values[:, at] = math.nan
+    log_magnitude = codec.decode_values(values)[1]
+    sound = codec.vocoder(log_magnitude) if codec.vocoder else codec.by_griffin_lim(log_magnitude)
+    first, *_, last = sound.isnan().view(2 * at, -1).any(1).nonzero()[:, 0].tolist()
+    # Sound waits for exactly `context` codes; what came before may matter for one code less.
+    assert first == at - context and at + context - 1 <= last <= at + context
+
+
+@pytest.mark.parametrize("codes", [1, 3, 4])
+def test_beyond_a_clip_shorter_than_a_crop_is_silence_and_its_last_code(codes):
+    codec = MelCodec(MelCodecConfig(n_fft=64, hop_length=16, n_mels=8, crop_frames=8))
+    some = codec.state_crops([counted(codes)], 1, torch.Generator().manual_seed(0), 0.0)
+    place = torch.arange(1.0, 7 * 16 + 32 + 1)
+    sound = torch.where(place <= 32 * codes, place, 0)
+    assert torch.equal(some.wave[0], torch.cat((torch.zeros(32), sound)))
+    assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
+
+
+def test_codes_do_not_depend_on_the_log_mels_of_the_references(codec):
+    clips = waves()[:3]
+    codes = mels_and_codes(codec, Mel(), clips)[1]
+    mels, same = mels_and_codes(codec, Mel(MelConfig(sample_rate=16_000, n_mels=40)), clips)
+    assert all(torch.equal(a, b) for a, b in zip(codes, same))
+    frames = [math.ceil(len(clip) * 16_000 / RATE) // 256 + 1 for clip in clips]
+    assert [mel.shape for mel in mels] == [(40, count) for count in frames]

@@ -7,6 +7,7 @@ from helpers import waves
 from torch import nn
 
 from kit.audio import vocoder
+from kit.audio.spectrogram import Mel
 from kit.audio.vocoder import Vocoder
 from kit.base.errors import KitError
 
@@ -65,3 +66,23 @@ def test_a_loss_of_critics_that_is_no_number_ends_the_training():
     depth = nn.Parameter(torch.tensor(float("nan")))
     with pytest.raises(KitError, match=r"nan at step 1 .*sharpen_steps=0"):
         next(vocoder.train_generator([depth], lambda: ([], [], depth.sum()), 5, adversarial=True))
+
+
+def test_silence_has_a_gradient():
+    silence = torch.zeros(1, 50 * 256, requires_grad=True)
+    vocoder.compare_waves(waves()[0][None, : 50 * 256], silence, Mel())[2].backward()
+    assert torch.isfinite(silence.grad).all()
+
+
+def wavy(depth) -> torch.Tensor:
+    """Log-spectrograms (4, 40, 24) with harmonics of this depth, each at another place."""
+    at = 10 * torch.rand(4, 1, 1)
+    return depth * torch.sin(torch.arange(40)[:, None] + at).expand(-1, -1, 24) - 3
+
+
+def test_critics_teach_a_maker_of_shallow_harmonics_to_make_them_deep():
+    torch.manual_seed(0)
+    depth = nn.Parameter(torch.tensor(0.2))
+    views = lambda: ([wavy(2.0)], [wavy(depth)], 0 * depth.square())  # noqa: E731
+    steps = list(vocoder.train_generator([depth], views, 120, adversarial=True))
+    assert len(steps) == 120 and depth > 0.21  # 4e-4 a step at most

@@ -88,6 +88,47 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
     assert capsys.readouterr().err == ""
 
 
+def run_code(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+INSTRUCTIONS = """
+import subprocess
+import torch
+from kit.base.compiler import detect_vector_isa
+from torch._inductor.cpu_vec_isa import VecISA, supported_vec_isa_list, valid_vec_isa_list
+
+theirs = VecISA._avx_py_load
+tried, real = [], subprocess.check_call
+
+def check_call(command, **more):
+    tried.append(command[-1])
+    return real(command, **more)
+
+subprocess.check_call = check_call
+detect_vector_isa()
+assert not any(code.strip().startswith("import torch") for code in tried), tried
+assert VecISA._avx_py_load == theirs != "", "torch's own is back"
+found = " ".join(map(str, valid_vec_isa_list())).split()
+known = " ".join(map(str, supported_vec_isa_list)).split()  # torch 2.9 asks for fewer
+for name, there in (
+    ("avx2", torch.cpu._is_avx2_supported()),
+    ("avx512", torch.cpu._is_avx512_supported()),
+    ("avx512_vnni", torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()),
+    ("amx_tile", torch.cpu._is_amx_tile_supported()),
+):
+    assert (name in found) == (there and name in known), (name, found)
+"""
+
+
+@pytest.mark.long
+def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
+    if compiler_available("cpu").value == "no":
+        pytest.skip("no C++ compiler here")
+    run_code(INSTRUCTIONS)
+
+
 TURNS = """
 import sys, threading
 import torch
@@ -109,7 +150,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.long
 def test_threads_may_compile_in_turns():
     """Without a GPU, torch 2.11 alone crashes here."""
-    done = subprocess.run([sys.executable, "-c", TURNS], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_code(TURNS)

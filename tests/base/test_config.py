@@ -157,3 +157,57 @@ NO_OBJECTS = ["[]", "null", "{", '{"a": ' + "9" * 5000 + "}", b"\xff", "[" * 100
 def test_json_that_is_no_plain_object_is_refused(text):
     with pytest.raises(KitError, match="header"):
         config.parse_object(text, "header")
+
+
+# What strangers send with a voice: a schema, what fits it, and what does not, with its place.
+CARD = {"rate": (int, 8000, 192_000), "names": (list, 1, 3, (str, 1, 5)), "gain": (float, 0, 1)}
+CARD |= {"files": (dict, 0, 2, {"bytes": (int, 0, 10)}), "note": (str | None, 0, 9)}
+CARD |= {"setting": Setting}
+GOOD = {"rate": 8000, "names": ["a", "b"], "gain": 1, "files": {"x": {"bytes": 3}}, "note": None}
+GOOD |= {"setting": {"steps": 9, "levels": [3, 4]}}
+BAD = [
+    ({"rate": 7999}, r"card\.rate is 7999: must lie in 8000 to 192000"),
+    ({"rate": True}, r"card\.rate must be of type int, got True"),
+    ({"names": []}, r"length of card\.names is 0"),
+    ({"names": [1, "a"]}, r"card\.names\[0\] must be of type str, got 1"),
+    ({"files": {"x": {}}}, r"card\.files\['x'\] has no bytes"),
+    ({"files": {"x": {"bytes": 3, "byte": 4}}}, r"unknown key `byte`.*`bytes`"),
+    ({"note": 7}, r"card\.note must be of type str \| None"),
+    ({"gain": math.nan}, r"card\.gain is nan"),
+    ({"setting": {"stesp": 1}}, r"no setting `stesp`"),
+    ({"setting": []}, r"card\.setting must be of type dict, got \[\]"),
+]
+
+
+def test_a_card_that_fits_is_returned_with_its_dataclasses_built_and_a_fault_is_named():
+    built = {"setting": Setting(steps=9, levels=(3, 4))}
+    assert config.checked(GOOD, CARD, "card") == GOOD | built
+    for over, facts in BAD:
+        with pytest.raises(KitError, match=facts):
+            config.checked(GOOD | over, CARD, "card")
+
+
+INFINITE = {"ManifestConfig.pace_deviations"}  # fields whose infinity means "off"
+NEGATIVE = {"AlignConfig.hopeless", "GenerateConfig.seed", "ManifestConfig.least_snr_db"}
+
+
+def is_taken(cls: type, field: dataclasses.Field, number: float) -> bool:
+    """Whether the field, or every entry of it, may be `number`; else the message names it."""
+    is_list = isinstance(field.default, tuple)
+    try:
+        build(cls, {field.name: [number] * max(len(field.default), 1) if is_list else number})
+    except KitError as error:
+        assert f"{cls.__name__}." in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_no_number_is_taken_that_cannot_be_meant(section):
+    cls = SECTIONS[section]
+    for field in dataclasses.fields(cls):
+        if type(field.default) in (int, float, tuple) or field.default is None:
+            name = f"{cls.__name__}.{field.name}"
+            assert not is_taken(cls, field, math.nan) and not is_taken(cls, field, -math.inf), name
+            assert name in INFINITE or not is_taken(cls, field, math.inf), name
+            assert name in NEGATIVE or not is_taken(cls, field, -1), name

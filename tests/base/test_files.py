@@ -11,7 +11,14 @@ from collections.abc import Callable
 import pytest
 
 from kit.base.errors import DiskError
-from kit.base.files import atomic_folder, atomic_path, cached_result, remove_litter, write_atomic
+from kit.base.files import (
+    atomic_folder,
+    atomic_path,
+    cached_result,
+    digest,
+    remove_litter,
+    write_atomic,
+)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -132,3 +139,10 @@ def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, work, dat
     with pytest.warns(UserWarning, match=r"result\.json is damaged .* made again"):
         cached_result(path, "a", work)
     assert cached_result(path, "a", None)["times"] == 1
+
+
+def test_a_digest_changes_with_any_part_only():
+    one = digest({"a": 1, "b": 2}, "ሰላም", 3)
+    assert one == digest({"b": 2, "a": 1}, "ሰላም", 3) and len(one) == 12
+    for others in (({"a": 1, "b": 3}, "ሰላም", 3), ({"a": 1, "b": 2}, "ሰላ", 3)):
+        assert one != digest(*others)

@@ -173,3 +173,47 @@ def test_running_out_of_memory_is_recognised_and_no_other_error():
     assert all(map(hardware.is_oom, errors))
     errors = [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("memory")]
     assert not any(map(hardware.is_oom, errors))
+
+
+def test_emulated_bf16_is_detected_by_small_matmuls_and_a_busy_moment_decides_nothing(measure):
+    timed = set()
+
+    def emulated(dtype, rows):
+        timed.add(rows)
+        return 0.03 if dtype == torch.bfloat16 else 0.0005
+
+    choice = measure(emulated)
+    assert choice.value == "fp32" and "emulated" in choice.reason
+    assert timed == {hardware.QUICK_ROWS}
+    # The first bf16 matmul falls into a busy moment, on a processor twice as quick in bf16.
+    seconds = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
+    choice = measure(lambda dtype, _: next(seconds[dtype]))
+    assert choice.value == "bf16" and "2x" in choice.reason
+
+
+def test_timing_matmuls_leaves_the_random_numbers_where_they_were():
+    before = torch.get_rng_state()
+    assert hardware.matmul_seconds(torch.float32) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+BUILDS = [(CUDA_13, (7, 0), False), (CUDA_13, (8, 9), True), (CUDA_13, (12, 1), True)]
+BUILDS += [(CUDA_12_6, (7, 5), True), (CUDA_12_6, (12, 0), False)]
+BUILDS += [([*CUDA_12_6, "compute_90"], (12, 0), True), (["sm_90a"], (9, 0), True)]
+
+
+def test_a_build_of_torch_runs_on_the_generations_it_was_made_for():
+    for architectures, capability, runs in BUILDS:
+        assert hardware.has_code_for(capability, architectures) is runs, capability
+
+
+def test_cudas_memory_may_grow_unless_the_user_has_set_it_or_under_wsl(monkeypatch):
+    grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    set_by_user = {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}
+    cases = [({}, "6.1.0", grows), (set_by_user, "6.1.0", set_by_user)]
+    for given, kernel, wanted in [*cases, ({}, "5.15.0-microsoft-standard-WSL2", {})]:
+        monkeypatch.setattr(os, "environ", dict(given))
+        monkeypatch.setattr("platform.release", lambda kernel=kernel: kernel)
+        hardware.allow_expandable_segments()
+        assert os.environ == wanted

@@ -11,7 +11,7 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.batches import batching
-from kit.batches.batching import drawn, passes, permuted, plan_batches
+from kit.batches.batching import drawn, padding_waste, passes, permuted, plan_batches
 from kit.settings import DataConfig
 
 
@@ -140,3 +140,38 @@ def test_no_other_lengths_make_fewer_cells():
             other = (*some, wanted[-1])
             made[other] = sum(min(n for n in other if n >= length) for length in lengths)
         assert cells == made[grid] == min(made.values())
+
+
+def test_passes_split_a_batch_and_never_change_it():
+    sizes = {"effective_tokens": 601, "effective_batch": 12}
+    lengths, c = toy_lengths(300), config(**sizes, micro_batch=12)
+    for split in (config(**sizes, micro_batch=size) for size in (6, 4, 1)):
+        assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
+        for batch in plan_batches(lengths, c, 2):
+            assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch
+
+
+def test_a_token_budget_leaves_one_short_batch_an_epoch():
+    assert batching.split_by_tokens(range(6), [2, 2, 3, 5, 9, 20], 10) == [[0, 1, 2], [3], [4], [5]]
+    batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
+    assert sorted(map(len, batches)) == [7] + [20] * 50
+
+
+def test_padding_is_counted_and_that_of_speech_is_little():
+    spread = np.log(1 + (2.5 / 5) ** 2)  # of seconds that are log-normal, mean 5 and spread 2.5
+    seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, 10_007)
+    lengths = [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
+    waste = padding_waste(lengths, DataConfig(effective_batch=16, micro_batch=16))
+    assert waste["any order"] > 0.45
+    assert waste["neighbours in length"] < 0.04 and waste["token budget"] < 0.02
+    for grid, cells in (((), 8), ((8,), 16)):
+        waste = padding_waste([2, 4], config(grid_lengths=grid))
+        assert waste["neighbours in length"] == pytest.approx(1 - 6 / cells)
+
+
+def test_a_part_of_a_permutation_is_that_of_the_whole_and_costs_only_itself():
+    whole = permuted(np.arange(5000), 5000, "k")
+    some = np.array([4999, 17, 17, 0])
+    assert permuted(some, 5000, "k").tolist() == whole[some].tolist()
+    far = permuted(np.arange(30_000_000 - 5, 30_000_000), 30_000_000, "k")
+    assert len(set(far.tolist())) == 5 and far.max() < 30_000_000

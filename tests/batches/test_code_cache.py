@@ -1,6 +1,7 @@
 """The cache that is read: what a look at every row would find, flat in memory, checked files."""
 
 import itertools
+import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -210,3 +211,32 @@ def test_no_byte_can_change_and_no_file_be_shorter_or_longer_unseen(tmp_path, re
             read(path)
     with pytest.raises(DamagedFileError, match="There is no"):
         read(tmp_path / "none")
+
+
+def test_rows_texts_and_figures_come_back_as_they_were():
+    cache, rows = odd_cache()
+    assert list(cache.rows) == rows and len(cache.rows) == 200 and cache.rows[-1] == rows[-1]
+    assert cache.texts[1].dtype == np.int32 and set(cache.texts[1].tolist()) == {70_000}
+    members = named(rows, "train")
+    texts = [len(cache.texts[i]) for i in members]
+    paces = [len(cache.codes[i]) / count for i, count in zip(members, texts)]
+    assert code_cache.longest_text(cache) == np.quantile(texts, 0.95, method="higher")
+    assert code_cache.slowest_pace(cache) == np.quantile(paces, 0.99)
+    assert cache.longest("codes") == max(len(codes) for codes in cache.codes)
+    assert len(set(cache.sample_of_split("train", 40).tolist()) & set(members)) == 40
+
+
+def test_a_cache_travels_to_a_worker_as_paths_and_outlives_their_names(tmp_path):
+    cache = CodeCache(made_index(tmp_path, CLIPS))
+    sent = pickle.dumps(CodeStream(cache, "train", DataConfig(), parts_only))
+    assert len(sent) < 5000 and len(pickle.loads(sent).members) > CLIPS / 2
+    save(tmp_path / "a")
+    found = MappedFile(tmp_path / "a")
+    sent = pickle.dumps(found)
+    assert len(sent) < 300 and equal(pickle.loads(sent).arrays)
+    (tmp_path / "a").unlink()
+    for _ in range(2):
+        assert equal(found.arrays)
+        found.release()
+    with pytest.raises(DamagedFileError, match="no column `other`"):
+        found["other"]

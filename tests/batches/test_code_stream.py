@@ -97,6 +97,17 @@ def test_some_rows_come_without_their_text_the_same_ones_however_they_are_split(
     assert reported(rank=0, world=2) | reported(rank=1, world=2) == whole
 
 
+def test_rows_without_a_text_change_neither_order_nor_references():
+    wanted, found = stream(), stream(text_dropout=0.5)
+    assert found.identity == wanted.identity
+    for (one, place), (other, its_place) in itertools.islice(zip(found, wanted), 12):
+        assert place == its_place
+        for mine, theirs in zip(one, other):
+            assert mine[1] == theirs[1] and torch.equal(mine[2], theirs[2])
+            assert mine[3] == theirs[3], "padded alike: the plan goes by what rows could hold"
+            assert all(text in ([], its) for text, its in zip(mine[0], theirs[0]))
+
+
 @pytest.mark.parametrize("over", [{}, {"effective_tokens": 900}, {"sort_window": 7}])
 def test_every_utterance_exactly_once_an_epoch_as_planned(groups, over):
     s = stream(**over)
@@ -329,3 +340,12 @@ def test_short_first_sorts_the_first_group_alone(grouped):
     shortest = s.cache.lengths([batch[0] for batch in s.plan(0, 0)])
     assert (np.diff(shortest) >= 0).all()
     assert [s.plan(0, 1), s.plan(1, 0)] == [plain.plan(0, 1), plain.plan(1, 0)]
+
+
+def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
+    every = stream()
+    mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
+    some = every.representative_batches(6, 100)
+    codes = [sum(map(len, members(batch))) for batch in some]
+    assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
+    assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)

@@ -16,13 +16,14 @@ from helpers import DATA, code_cache, corpus, manifest, tokenizer, trained_codec
 from kit.audio.clip import KEPT_SILENCE_S, load_speech, load_wave, resampled
 from kit.audio.codec import load_codec, mels_and_codes
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
-from kit.base.errors import DamagedFileError, DatasetError
+from kit.base.errors import DamagedFileError, DatasetError, DiskError
 from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.encoding import (
     build_cache,
     cache_key,
     clip_names,
     encode_missing,
+    make_room,
 )
 from kit.dataset.manifest import read_manifest
 from kit.text.tokenizer import Tokenizer
@@ -286,3 +287,57 @@ def test_a_recording_at_another_speed_is_the_tape_played_so(built):
         assert np.mean(faster.codes[i] == codes.numpy()) > 0.95  # batches round otherwise
         expected = reference_mel(mel, DATA.reference_frames).half().numpy()
         assert np.abs(faster.references[i] - expected).max() < 0.01
+
+
+def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
+    build(tmp_path, manifest()[:20])
+    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
+    index, reported = build_noted(tmp_path, rows, digests=digests())
+    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
+    cache, wanted = CodeCache(index), CodeCache(built)
+    assert list(cache.rows) == list(wanted.rows)
+    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
+
+
+def test_one_recording_under_two_names_is_encoded_once(tmp_path):
+    rows = [*manifest()[:2], dataclasses.replace(manifest()[0], id="again", text="ሰላም")]
+    index, reported = build_noted(tmp_path, rows)
+    cache = CodeCache(index)
+    assert reported == [(0, 2), (2, 2)]
+    assert cache.codes[0].tolist() == cache.codes[2].tolist()
+    assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
+
+
+def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
+    free = shutil.disk_usage(tmp_path)._replace(free=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(DiskError, match="needs about"):
+        build(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_counts_as_use_and_litter_of_killed_builds_goes_with_time(copy):
+    old, young = (copy.parent / f".codes-k-{name}.safetensors.x8gh2" for name in "ab")
+    old.touch()
+    for path in copy.parent.iterdir():
+        os.utime(path, (1, 1))
+    young.touch()
+    CodeCache(copy)
+    assert all(path.stat().st_mtime > 1e9 for path in (copy, *shards(copy.parent)))
+    build(copy.parent, manifest()[: ROWS + 1])
+    assert not old.exists() and young.exists()
+
+
+@pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
+def test_room_is_made_of_the_longest_unused_of_the_caches_own_files_alone(tmp_path, needed, left):
+    others = [tmp_path / name for name in ("model-ema.safetensors", "codec.safetensors")]
+    paths = [tmp_path / f"codes-{i}.safetensors" for i in range(4)]
+    for path, age_s in zip([*others, *paths], (99, 99, 1, 9, 5, 7)):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (2e9 - age_s, 2e9 - age_s))
+    make_room(tmp_path, 4000 / 2**30, needed, set())
+    assert {i for i in range(4) if paths[i].exists()} == {*(0, 2, 3, 1)[:left]}  # young to old
+    with pytest.raises(DamagedFileError, match="max_cache_gib"):
+        make_room(tmp_path, 1500 / 2**30, 1000, {paths[0]})
+    assert paths[0].exists(), "in use, however old"
+    assert all(path.exists() for path in others)

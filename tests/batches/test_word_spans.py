@@ -13,6 +13,7 @@ from tones import LETTERS, RATE, ToneRecognizer, noisy, say
 from kit.base.errors import DamagedFileError
 from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
+from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_stream import CodeStream
 from kit.batches.find_words import find_words, token_edges
 from kit.batches.word_spans import FIRST_WORDS, LAST_WORDS, WHOLE_SHARE, WordSpans
@@ -206,3 +207,13 @@ def test_words_begin_in_the_quiet_between_two_words(tokenizer, tmp_path):
     assert found.edges(1) == ([0, len(ids[1])], [0, len(codes[1])])
     assert len(found.edges(2)[0]) == 4, "a dash belongs to the word before it"
     assert set("".join(WORDS)) <= set(LETTERS)
+
+
+def test_steps_are_timed_with_the_lengths_of_all_the_training(cache, spans):
+    """A short one ends while rows are short; most of a long one has long rows."""
+    every = stream(cache, spans)
+    usual = []
+    for steps in (every.batches_an_epoch, 100 * every.batches_an_epoch):
+        batches = every.representative_batches(6, steps)
+        usual.append(sum(len(t) + len(c) + EXTRA_TOKENS for rows, _ in batches for t, c in rows))
+    assert usual[1] > 1.3 * usual[0]

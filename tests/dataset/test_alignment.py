@@ -167,3 +167,26 @@ def test_alignments_resume_after_a_kill(clips, tmp_path):
     assert again == wanted and kept.read_bytes() == whole.read_bytes()
     assert reported[40] == 64, "two parts were whole"
     assert reported[-1] == 90 and not (tmp_path / "kept.parts").exists()
+
+
+def test_where_text_and_sound_part_is_pointed_at_and_silence_costs_nothing():
+    wave = np.concatenate([say("abcdefgh"), say("mmmm"), say("abcdefgh")])
+    assert score(wave, "abcdefgh abcdefgh").worst_at_s == pytest.approx(1.3, abs=0.3)
+    long = np.concatenate([silence(1.0), say("dab lime"), silence(1.0)])
+    assert score(long, "dab lime").score > -0.3
+
+
+def test_a_clip_alone_scores_as_in_any_batch(clips):
+    batches = (CONFIG, AlignConfig(batch=1))
+    together, alone = ([a.score for a in align_clips(clips[0][:20], HEAR, c)] for c in batches)
+    assert together == pytest.approx(alone, abs=0.05)
+
+
+def test_the_lowest_score_follows_the_clips_and_those_it_cannot_judge_stay_with_a_note():
+    assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
+    unsure = scored(*np.random.default_rng(0).normal(-0.5, 0.2, 200), -9.0, -math.inf)
+    assert -1.9 < lowest_score(unsure, CONFIG) < -1.5, "more room"
+    judged = match(*clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf]), CONFIG)
+    assert [finding.id for finding in judged.mismatched] == ["train-20", "held_out-3"]
+    assert judged.note.startswith("2 of 25 clips") and judged.limits.keys() == {"trained on"}
+    assert "3 that the recogniser was not trained on" in judged.note

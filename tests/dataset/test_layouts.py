@@ -1,10 +1,11 @@
 """From real bytes to rows: every layout one way, every unusable line a finding with its fix."""
 
 import os
+from pathlib import Path
 
 import folders
 import pytest
-from clips import TEXT
+from clips import TEXT, encoded, voice
 from folders import (
     ALL_ONE,
     CSV,
@@ -254,3 +255,55 @@ def test_folders_are_speakers_only_where_the_user_says_so(tmp_path, kind):
         assert {row.speaker for row in read(folder).rows} == {"speaker"}
     rows = sorted(read(folder, speakers="folder").rows, key=lambda row: TEXTS.index(row.text))
     assert [row.speaker for row in rows] == TWO and len({row.id for row in rows}) == 10
+
+
+def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp_path):
+    files = {f"wavs/c{i}.wav": encoded(voice(2.0, seed=i)) for i in range(10)}
+    folder_of(tmp_path / "mine", [], **files, **{"metadata.csv": lines("c{i}|{t}")})
+    config = ManifestConfig(language="en")
+    before = read_dataset(tmp_path / "mine", config).rows
+    (chosen,) = [row for row in before if row.split == "held_out"]
+    Path(chosen.audio).write_bytes(b"no audio")
+    report = check_dataset(tmp_path / "mine", config, tmp_path / "run")
+    assert [finding.id for finding in report.refused] == [chosen.id]
+    (again,) = [row for row in report.kept if row.split == "held_out"]
+    assert again.id != chosen.id
+
+
+def test_held_out_rows_of_a_script_with_thousands_of_letters_may_have_letters_of_their_own():
+    texts = [chr(0x4E00 + 3 * i) + chr(0x4E00 + 3 * i + 1) for i in range(40)]
+    rows = hold_out([utterance(i, t) for i, t in enumerate(texts)], ManifestConfig())
+    assert sum(row.split == "held_out" for row in rows) >= 4
+
+
+CV_ROWS = {
+    "x\ta.mp3\tone two\n": "4 columns expected",
+    "x\te.mp3\tone two\t1\n": "no recording clips/e.mp3",
+    "x\t/etc/passwd\tone two\t1\n": "inside clips/",
+    "x\t\tone two\t1\n": "inside clips/",
+    "x\ta.mp3\tcaf\udce9\t1\n": "UTF-8",
+}
+
+
+@pytest.mark.parametrize(("bad", "reason"), CV_ROWS.items(), ids=ascii)
+def test_every_unusable_common_voice_row(tmp_path, bad, reason):
+    table = f"\ufeff{HEADER}{bad}x\tb.mp3\t{TEXT}\t1\r\n".encode(errors="surrogateescape")
+    result = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
+    assert [row.id for row in result.rows] == ["b"]
+    (refusal,) = result.refused
+    assert reason in refusal.reason and (refusal.file, refusal.line) == ("validated.tsv", 2)
+
+
+def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):
+    table = f"a|{TEXT}\n".encode() + b"caf\xe9|x y\n"
+    report = check_dataset(dataset(tmp_path, table, {"a": speech()}), LOOSE, tmp_path / "run")
+    assert [finding.id for finding in report.refused] == ["caf?"]
+    assert "caf?" in (tmp_path / "run/ledger.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_link_out_of_the_folder_is_the_users_own_wish_and_no_folder_is_no_speaker(tmp_path):
+    folder = folder_of(tmp_path / "mine", [], **{"metadata.csv": f"a|{TEXT}\n"})
+    (folder / "wavs").symlink_to(dataset(tmp_path / "away", "", {"a": speech()}) / "wavs")
+    assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
+    result = read(folder, speakers="folder")
+    assert not result.rows and "SPEAKERS" in result.refused[0].cure

@@ -8,6 +8,7 @@ from folders import CSV, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wa
 
 from kit.audio.container import SUFFIXES
 from kit.dataset.fetch import fetch_dataset
+from kit.dataset.recordings import canonical_split
 
 TRAIN, HELD = parts('{{"audio": "wavs/c{i}.wav", "text": "{t}"}}')
 TRAIN_LIST, HELD_LIST = ("path|text\n" + part for part in parts("wavs/c{i}.wav|{t}"))
@@ -105,3 +106,22 @@ def test_linked_folders_are_read_and_circles_left(tmp_path):
     (folder / "audio" / "x").symlink_to(tmp_path / "away")
     (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
     assert len(read(folder).rows) == 10
+
+
+def test_names_of_splits():
+    names = {"train": "train-clean-100 train_nodev", "test-clean": "test-clean", "unseen": "unseen"}
+    names["held_out"] = "Validation dev_clean train_dev held-out"
+    for split, own in names.items():
+        assert {canonical_split(name) for name in own.split()} == {split}
+
+
+def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
+    table = f"Ab|{TEXTS[0]}\nwavs\\aB.wav|{TEXTS[1]}\nAB|{TEXTS[2]}\n"
+    folder = folder_of(tmp_path / "a", ["wavs/Ab.wav", "wavs/aB.wav"], **{"metadata.csv": table})
+    if len(list((folder / "wavs").iterdir())) < 2:
+        pytest.skip("this disk does not tell capitals from small letters")
+    result = read(folder)
+    names = {"Ab.wav": TEXTS[0], "aB.wav": TEXTS[1]}
+    assert {Path(row.audio).name: row.text for row in result.rows} == names
+    (refused,) = result.refused
+    assert refused.id == "AB" and "Ab.wav" in refused.reason and "aB.wav" in refused.reason

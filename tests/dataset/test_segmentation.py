@@ -21,7 +21,7 @@ from kit.audio import recognizer as recognition
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
 from kit.dataset import alignment, segmentation
-from kit.dataset.alignment import AlignedToken, Pause, Token, read_tokens
+from kit.dataset.alignment import AlignedToken, Pause, Token, read_tokens, split_phrases
 from kit.dataset.data_report import DataReport, refuse
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance
@@ -382,3 +382,76 @@ def test_random_recordings_are_covered_and_clips_keep_their_limits():
         said = " ".join(c.text for c in clips).split()
         assert said == [w for w, _, _ in words if w in said]
         assert not {f"w{i}" for i in lost} & set(said)
+
+
+def test_no_clip_includes_words_that_were_not_aligned_or_begins_within_the_one_before():
+    clips, losses = plan([("a.", 2, 0.3), ("b.", 2, 0.3), ("c.", 2, 0)], lost=frozenset({1}))
+    assert [c.text for c in clips] == ["a.", "c."]
+    assert [loss.reason for loss in losses] == ["not recognised as written: b."]
+    # Where no pause separates aligned words from missing ones, the next pause begins the clip.
+    clips, losses = plan([("lost", 1, 0), ("a", 1, 0.3), ("b.", 2, 0)], lost=frozenset({0}))
+    assert [c.text for c in clips] == ["b."]
+    assert "not recognised as written: lost" in losses[0].reason and "with: a" in losses[0].reason
+
+
+def test_words_never_spoken_are_reported_without_seconds_and_none_at_all_is_one_loss():
+    tokens, aligned, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
+    tokens.insert(1, Token(text="b.", ids=(1,), ends_sentence=True))
+    aligned[1] = AlignedToken(**(vars(aligned[1]) | {"number": 2}))
+    clips, losses = plan_segments(aligned, tokens, total_s, CONFIG)
+    assert [c.text for c in clips] == ["a.", "c."] and sum(c.seconds for c in clips) == total_s
+    (loss,) = losses
+    assert (loss.seconds, loss.reason) == (0, "not recognised as written: b.")
+    clips, losses = plan_segments([], tokens, total_s, CONFIG)
+    assert clips == [] and [(s.start_s, s.end_s) for s in losses] == [(0, total_s)]
+
+
+def clip_s(first: segmentation.Boundary, last: segmentation.Boundary) -> float:
+    return last.ending_s(CONFIG.margin_s) - first.beginning_s(CONFIG.margin_s)
+
+
+def best_by_trying(places: list, config: SegmentConfig) -> float:
+    """The most seconds that any choice of cuts can keep, found by trying all of them."""
+    best = 0.0
+    for chosen in itertools.product((0, 1, 2), repeat=len(places)):  # no cut, cut, gap after
+        edges = [(place, cut) for place, cut in zip(places, chosen) if cut]
+        kept = 0.0
+        for (first, how), (last, _) in itertools.pairwise(edges):
+            fits = config.min_s <= clip_s(first, last) <= config.max_s
+            if how == 1 and fits and first.allowed and last.allowed:
+                kept += clip_s(first, last)
+        best = max(best, kept)
+    return best
+
+
+def test_no_choice_of_cuts_keeps_more():
+    rng = random.Random(0)
+    for _ in range(25):
+        words = [
+            (f"w{i}" + rng.choice(["", "."]), rng.uniform(0.2, 3), rng.choice([0, 0.05, 0.2, 0.5]))
+            for i in range(6)
+        ]
+        _, aligned, total_s = recording(words)
+        config = SegmentConfig(min_s=1.0, max_s=5.0, longest_pause_s=99)
+        places = segmentation.boundaries(aligned, total_s, config)
+        clips = segmentation.choose_clips(places, config)
+        kept = sum(clip_s(places[i], places[j]) for i, j in clips)
+        assert kept == pytest.approx(best_by_trying(places, config), abs=0.35)  # pauses cost a bit
+
+
+def test_every_word_belongs_to_one_phrase():
+    words = read_tokens("— ab cd. " + "ab " * 40 + ". — —", HEAR, "en")
+    phrases = split_phrases(words)
+    assert [n for phrase in phrases for n in phrase] == list(range(len(words)))
+    assert all(any(words[n].ids for n in phrase) for phrase in phrases)
+    assert max(map(len, phrases)) <= 15 and split_phrases(read_tokens("— —", HEAR, "en")) == []
+
+
+def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):
+    texts, wave = book_to_change(tmp_path / "in", 5)
+    wave = np.interp(np.arange(0, len(wave), RATE / 48000), np.arange(len(wave)), wave)
+    soundfile.write(tmp_path / "in/a.flac", np.stack([wave, wave], axis=1), 48000, "PCM_24")
+    rows, _ = cut(tmp_path)
+    assert [text for _, text in rows] == texts
+    info = soundfile.info(tmp_path / "out/wavs/a_0001.wav")
+    assert (info.samplerate, info.channels, info.subtype) == (48000, 1, "PCM_16")

@@ -149,3 +149,28 @@ def test_what_a_word_list_lacks_is_reported(tmp_path, monkeypatch, line):
     (tmp_path / "xx.yaml").write_text("\n".join([*kept, line]), encoding="utf-8")
     with pytest.raises(KitError, match=rf"xx\.yaml.*{LACKING[line]}"):
         load_words("xx")
+
+
+def test_words_in_any_order_change_no_other_sentence():
+    few = CorpusConfig(utterances=600, free_order=50, any_order=0.0)
+    without = sentences(few)
+    mixed = sentences(dataclasses.replace(few, any_order=0.5))
+    for split in ("held_out", "unseen", "long", "free_order"):
+        assert mixed[split] == without[split]
+    assert mixed["train"][:300] == without["train"][:300]
+    assert len(set(mixed["train"][300:]) - set(without["train"])) > 250
+    known, unseen = vocabulary("am")
+    words = {item for text in mixed["free_order"] for item in items(text, known)}
+    assert len(words) > 100 and not words & unseen
+
+
+def test_test_sentences_are_distinct_long_ones_long_and_too_few_words_refused(monkeypatch):
+    splits = sentences(CorpusConfig(utterances=50))
+    for name, count in (("held_out", 250), ("unseen", 100), ("long", 30)):
+        assert len(set(splits[name])) == len(splits[name]) == count
+    assert min(len(text.split()) for text in splits["long"]) >= 18
+    few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
+    few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
+    monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
+    with pytest.raises(KitError, match=r"yields only \d+ of the 250 sentences"):
+        sentences(CorpusConfig())

@@ -272,3 +272,14 @@ def test_absolute_paths_below_the_root_are_the_same_as_relative_ones(tmp_path):
     assert read_dataset(away, config).rows == [row]
     with pytest.raises(DatasetError, match=r"gone is gone: .*`audio_root`"):
         read_dataset(away, ManifestConfig(audio_root=str(tmp_path / "gone")))
+
+
+def test_what_the_user_says_of_columns_goes_before_what_they_seem_to_be(tmp_path):
+    table = "audio,text,begin_time\n" + lines("c{i},{t},7.5")
+    folder = folder_of(tmp_path / "times", wavs(), **{"a.csv": table})
+    assert not read(folder).rows and len(read(folder, columns="audio|text|-").rows) == 10
+    folder = folder_of(tmp_path / "ipa", wavs(), **{"metadata.csv": lines("c{i}|ðə dˈɔɡ {i}")})
+    assert len(read(folder, columns="audio|text").rows) == 10
+    table = f"audio,text,speaker\nc0,{TEXTS[0]},\nc1,{TEXTS[1]},nan\n"
+    rows = read(folder_of(tmp_path / "nobody", wavs(), **{"a.csv": table})).rows
+    assert [row.speaker for row in rows] == ["speaker"] * 2

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import GPT, random_rows, tiny_model
+from helpers import GPT, effective_batch, random_rows, tiny_model
 from torch import nn
 
 from kit.base.errors import KitError
 from kit.model.gpt import (
     Trunk,
+    attention_weights,
+    explicit_attention,
+    summed_loss,
     weighted_loss,
 )
 from kit.model.sequence import pack
@@ -72,6 +75,85 @@ def test_fused_attention_is_explicit_softmax():
     (logits, grads), (wanted_logits, wanted_grads) = found
     assert (logits - wanted_logits).abs().max() < 1e-5
     assert (grads - wanted_grads).norm() < 1e-5 * wanted_grads.norm()
+
+
+def test_explicit_attention_of_large_queries_stays_within_fp16():
+    """Their product is beyond its range, and an eighth of it is not."""
+    q = torch.full((1, 1, 3, 64), 40.0)
+    k = q + torch.arange(3.0)[:, None]
+    v = torch.randn(1, 1, 3, 64)
+    y = explicit_attention(q.half(), k.half(), v.half(), is_causal=True)
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.allclose(y.float(), wanted, atol=0.02)
+
+
+def test_the_causal_mask_within_the_matmul_changes_no_bit():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 2, 7, 64)  # of a head of 64 numbers, whose scale of 1/8 is exact
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    wanted = ((q / 8) @ k.mT).masked_fill(later, float("-inf")).softmax(-1)
+    with torch.inference_mode():
+        assert attention_weights(q, k, is_causal=True).equal(wanted)
+    attention_weights(q.requires_grad_(), k, is_causal=True).sum().backward()
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, explicit_attention])
+def test_dropout_of_attention_keeps_the_mean(attend):
+    q = torch.randn(1, 2, 400, 8)
+    y = attend(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
+    assert y.mean().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_counts_are_of_real_tokens(stop):
+    texts, codes, cond = rows(6)
+    config = dataclasses.replace(GPT, text_stop_input=stop)
+    batch = effective_batch(config, (texts, codes, cond), parts=2)
+    assert batch.text_targets == sum(len(t) + 1 for t in texts)
+    assert batch.code_targets == sum(len(c) + 4 for c in codes)
+    assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
+
+
+def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
+    torch.manual_seed(0)
+    head, shapes = nn.Linear(8, 5), set()
+    head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
+    states = torch.randn(300, 8)
+    for count in (1, 64, 65, 180):
+        at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
+        found = summed_loss(head, states, at, targets)
+        logits = F.linear(states[at], head.weight, head.bias)
+        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
+    assert shapes == {(64, 5), (128, 5), (192, 5)}
+
+
+def test_the_first_loss_is_that_of_guessing():
+    torch.manual_seed(0)
+    model = tiny_model(code_vocab=500).requires_grad_(False)
+    model.init_weights()
+    config = dataclasses.replace(GPT, code_vocab=500)
+    batch = pack(config, *random_rows(config, 8))
+    per_code = model(batch)[1].item() / len(batch.code_targets)
+    assert per_code == pytest.approx(np.log(500), rel=0.02)
+
+
+def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
+    model = tiny_model(text_stop_input=False)
+    texts, codes, cond = rows(1)
+    with_stop = pack(dataclasses.replace(GPT, text_stop_input=True), texts, codes, cond)
+    x, stop = model.inputs(with_stop), GPT.latents + 1 + len(texts[0])
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    seen[stop + 1 :, stop] = False  # no query sees text STOP but itself
+    for layer in model.gpt.h:
+        q, k, v = layer.attn.qkv(layer.ln_1(x))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        x = x + layer.attn.c_proj(attended.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.ln_2(x))
+    x = model.final_norm(model.gpt.ln_f(x))
+    unseen = torch.cat((x[:, GPT.latents : stop], x[:, stop + 1 :]), dim=1)
+    batch = pack(model.config, texts, codes, cond)
+    torch.testing.assert_close(model.hidden(batch), unseen)
+    assert batch.text_targets[-1] == GPT.stop_text, "it is still learnt"
 
 
 def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:

@@ -119,3 +119,11 @@ def test_a_damaged_or_missing_file_says_what_is_wrong(travelled, tmp_path):
         load_adapters(path, base)
     with pytest.raises(DamagedFileError, match=r"There is no .*finetune\.method=lora"):
         load_adapters(tmp_path / "none.safetensors", base)
+
+
+def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
+    model, plain = adapted(), tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    merged(model)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert merged(plain) is plain

@@ -232,3 +232,36 @@ def test_the_suffix_decides(tmp_path):
     assert type(open_source(write(tmp_path, "a.psv", "a|b\n"), delimiter="|")) is Table
     with pytest.raises(DatasetError, match=r"`\.xlsx`.*Known: \.txt"):
         open_source(write(tmp_path, "a.xlsx", ""))
+
+
+ENDS = [(b"", []), (b"\n", [""]), (b"\n\n", ["", ""]), (b"a", ["a"]), (b"\xef\xbb\xbf", [])]
+ENDS += [(b"\xef\xbb\xbfa\nb", ["a", "b"]), (b"a\r\n\r\nb\r\n", ["a", "", "b"])]
+
+
+@pytest.mark.parametrize("data, lines", [*ENDS, (b"x" * 300 + b"\ny", ["x" * 300, "y"])])
+def test_ends_of_files(tmp_path, data, lines):
+    path = write(tmp_path, "a.txt", data)
+    for block_bytes in (1, 3, 65536):
+        assert everything(TextLines(path, small(block_bytes))) == lines
+
+
+@pytest.mark.parametrize("block_bytes", [5, 64, 65536])
+@pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
+def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
+    """Where each line is a row, and where `odd` is not."""
+    table = ["a,b\n"] + [f"{i},ሰላም\n" for i in range(50)]
+    table[20] += odd
+    path = write(tmp_path, "a.csv", "".join(table))
+    some_rows = [{"a": str(i), "b": "ሰላም"} for i in range(50)]
+    numbered = Table(path, small(block_bytes), on_bad_record=print).rows()
+    late = odd.count("\n")
+    expected = [*range(2, 22), *range(22 + late, 52 + late)]
+    assert [line for line, row in numbered if row in some_rows] == expected
+
+
+def test_values_of_a_table_stay_text_and_quotes_that_are_letters_stay(tmp_path):
+    head = "client_id\tpath\tsentence\tup_votes\n"
+    path = write(tmp_path, "train.tsv", head + 'ab\tx.mp3\t"ሰላም" አለ\t2\ncd\ty.mp3\tNA\t001\n')
+    first, second = open_source(path, quoting=False)
+    assert first["sentence"] == '"ሰላም" አለ'
+    assert (second["sentence"], second["up_votes"]) == ("NA", "001")

@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 from functools import partial
@@ -217,3 +218,50 @@ def test_what_is_not_a_file_is_reported(tmp_path, what):
     reason = "is a named pipe" if what == "a pipe" else "cannot be read"
     with pytest.raises(DatasetError, match=rf"x\.txt {reason}"):
         TextLines(path)
+
+
+def test_the_shuffle_reaches_across_the_file_and_travels_to_another_process(tmp_path):
+    path, _ = lines_file(tmp_path, 1500)
+    source = stream(path, shuffle=True)
+    order = [int(line.split()[0]) for line in source]
+    quarter = order[: len(order) // 4]
+    assert 600 < sum(quarter) / len(quarter) < 900  # no quarter is one end of the file
+    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < 300
+    assert list(pickle.loads(pickle.dumps(source))) == list(source)
+
+
+def test_resuming_reads_one_group(tmp_path, monkeypatch):
+    path, _ = lines_file(tmp_path, 10_007)
+    source, resumed = (stream(path, shuffle=True) for _ in range(2))
+    rows = iter(source)
+    list(itertools.islice(rows, 9000))
+    resumed.load_state_dict(source.state_dict())
+    read, span = [], resumed.span
+    monkeypatch.setattr(resumed, "span", lambda *a: read.append(a) or span(*a))
+    assert next(iter(resumed)) == next(rows) and len(read) <= SMALL["group_blocks"]
+
+
+def test_a_repeating_mix_keeps_its_proportions_and_refuses_what_does_not_fit(tmp_path):
+    mixed = mix(tmp_path, repeat=True)
+    small = set(mixed.sources[2])
+    records = list(itertools.islice(mixed, 5000))
+    assert 0.17 < sum(line in small for line in records) / 5000 - 0.005 < 0.26
+    mixed.set_epoch(1)
+    assert list(itertools.islice(mixed, 100)) != records[:100]
+    state = mix(tmp_path).state_dict()
+    assert "weights = [3.0, 1.0, 1.0]" in refused(state, Mix(mixed.sources[:2], [3, 1]))
+    (tmp_path / "b.txt").write_text("another\n")
+    changed = stream(tmp_path / "b.txt", shuffle=True)
+    other = Mix([mixed.sources[0], changed, mixed.sources[2]], [3, 1, 1])
+    assert "b.txt" in refused(state, other) and "changed" in refused(state, other)
+    with pytest.raises(DatasetError, match="weight"):
+        Mix(mixed.sources, [1, 0, 1])
+
+
+def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path):
+    path, lines = lines_file(tmp_path, 2000)
+    rows = iter(stream(path))
+    first = next(rows)
+    with open(path, "a") as file:
+        file.write("later\n" * 1000)
+    assert [first, *rows] == lines

@@ -10,6 +10,7 @@ NORMALIZED = [
     ("1.2.2016 10:30", "one two two thousand sixteen ten thirty"),
     ("3.14, 50%, $5", "three point one four, fifty percent, five dollars"),
     ("the 1st, 2nd, 3rd and 12th", "the first, second, third and twelfth"),
+    ("20th, 21st, 100th", "twentieth, twenty first, one hundredth"),
     ("Dr. Smith & Mrs. Jones", "doctor smith and missus jones"),
     ("2-3, 3-1, 1.5-2 km", "two to three, three one, one point five to two km"),
     ("-5 degrees, (-3.5)", "minus five degrees, minus three point five"),
@@ -29,6 +30,7 @@ NORMALIZED = [
      "two dollars"),
     ("£2,50, $2.5, $2.505", "two pounds fifty pence, two point five dollars, "
      "two point five zero five dollars"),
+    ("-$5, $-5, -50%", "minus five dollars, minus five dollars, minus fifty percent"),
     ("$5-10, 5–10%, 3-4pm", "five to ten dollars, five to ten percent, three to four pm"),
     ("1-2-2016, 10:30-11:30, 2024-05", "one two two thousand sixteen, ten thirty eleven thirty, "
      "two thousand twenty four zero five"),

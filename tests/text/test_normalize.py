@@ -163,3 +163,11 @@ def test_letters_drops_punctuation_but_keeps_marks():
     assert letters("ሰላም, ለሁሉ! (42)") == "ሰላም ለሁሉ 42"
     assert letters("नमस्ते.") == "नमस्ते"
     assert letters("!?… 🙂") == ""
+
+
+@pytest.mark.parametrize("language", WRITTEN)
+def test_numbers_have_words_of_their_own(language):
+    rng = random.Random(0)
+    numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
+    to_words = getattr(language_rules(language), "number_to_words", str)
+    assert len({to_words(number) for number in numbers}) == len(numbers)

@@ -13,9 +13,11 @@ NORMALIZED = [
     ("1.234,56 TL", "bin iki yüz otuz dört virgül elli altı lira"),
     ("%50 ve 12,5%, ₺20, 5 $", "yüzde elli ve yüzde on iki virgül beş, yirmi lira, beş dolar"),
     ("1990'da, 4'ü, 9'a, %20'si", "bin dokuz yüz doksanda, dördü, dokuza, yüzde yirmisi"),
+    ("1. 2. 3. 4. 6. kat", "bir. iki. üç. dört. altıncı kat"),
     ("29. gün, 30. yıl, 100. yıl", "yirmi dokuzuncu gün, otuzuncu yıl, yüzüncü yıl"),
     ("4. sınıf; 3'üncü, 4'üncü", "dördüncü sınıf; üçüncü, dördüncü"),
     ("Saat 14.30, 8:05", "saat on dört otuz, sekiz sıfır beş"),
+    ("3.5 kg, 36.65, 1.000", "üç nokta beş kg, otuz altı nokta altmış beş, bin"),
     ("29.10.1923", "yirmi dokuz on bin dokuz yüz yirmi üç"),
     ("0532 123", "sıfır beş üç iki yüz yirmi üç"),
     ("Prof. Dr. Kaya & oğlu, vb.", "profesör doktor kaya ve oğlu, ve benzeri"),
@@ -24,6 +26,7 @@ NORMALIZED = [
     ("A-5, covid-19, 10-15", "a beş, covid on dokuz, on on beş"),
     ("$5 milyon, 5 milyon TL, 1 milyar €", "beş milyon dolar, beş milyon lira, bir milyar euro"),
     ("£2,50, £2.50", "iki virgül elli sterlin, iki virgül elli sterlin"),
+    ("-%5, 5%-10%, %5-10", "eksi yüzde beş, yüzde beş yüzde on, yüzde beş on"),
     ("1990'lar, 2'nci, 12:30", "bin dokuz yüz doksanlar, ikinci, on iki otuz"),
 ]
 

@@ -1,11 +1,14 @@
 """A tokenizer trained, measured, grown: from lines, text and tables, resumed after a kill."""
 
+import dataclasses
 import itertools
 import json
 import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +64,18 @@ def test_no_text_and_vocabularies_too_small_or_too_large_are_refused(tmp_path):
     with pytest.raises(KitError, match=rf"vocab_size = 5000 .*\D{made}\D"):
         train_tokenizer(LINES, path, TokenizerConfig(vocab_size=5000, exact=True))
     assert len(pieces(path)) == made  # the old file stands
+
+
+def test_a_draw_takes_so_many_lines_and_a_long_line_is_kept(tmp_path):
+    lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
+    t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
+    assert 50 - len(t.uncovered("".join(lines))) == 20
+    whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
+    assert whole.uncovered("".join(lines)) == []
+    # A line longer than SentencePiece takes by itself is kept.
+    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
+    assert t.uncovered("ጸ") == []
 
 
 WRONG = [{"kind": "wordpiece"}, {"vocab_size": 0}, {"character_coverage": 1.5}, {"threads": 0}]
@@ -294,7 +309,81 @@ def test_a_new_piece_was_spelt_in_old_ones(grown):
         assert grown.piece(number)[0] == "▁" or base.piece(ids[0])[0] != "▁", "within a word"
 
 
+def test_a_unigram_grows_too(tmp_path):
+    lines = train_lines()
+    config = TokenizerConfig(vocab_size=420, kind="unigram")
+    base = Tokenizer(train_tokenizer(lines, tmp_path / "unigram.model", config))
+    grown = training.grow_tokenizer(base, english(), tmp_path / "grown.model", config)
+    assert grown.encode(lines[0]) == base.encode(lines[0])
+    assert training.tokenizer_report(grown, english(seed=1))["byte_rate"] == 0
+
+
 def test_letters_do_not_grow_phonemes(tmp_path):
     config = TokenizerConfig(phonemes="en-us")
     with pytest.raises(SpeechError, match=r"letters.* en-us: leave PHONEMES"):
         training.grow_tokenizer(base_tokenizer(), english(), tmp_path / "t.model", config)
+
+
+def test_lines_a_file_of_them_a_table_and_one_long_line_give_the_same_pieces(tmp_path):
+    (tmp_path / "t, x.txt").write_text("\n\n".join(LINES), encoding="utf-8")
+    rows = "".join(f"1,{line}\n" for line in LINES)
+    (tmp_path / "t.csv").write_text(f"id,text\n{rows}", encoding="utf-8")
+    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
+    for source in (tmp_path / "t, x.txt", [" ".join(LINES * 13_000)]):  # a megabyte is not dropped
+        assert pieces(train_tokenizer(source, tmp_path / "m", SMALL)) == wanted
+    for name in ("t, x.txt", "t.csv"):
+        path = training.train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
+        assert pieces(path) == wanted
+    assert left(tmp_path) == ["m", "t, x.txt", "t.csv"]
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from kit.settings import TokenizerConfig
+from kit.text.train_tokenizer import train_tokenizer
+config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=7)
+train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]), config)
+"""
+
+
+def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
+    source, there = tmp_path / "text.txt", tmp_path / "there"
+    source.write_text("\n".join(train_lines()), encoding="utf-8")
+    command = [sys.executable, "-c", TRAIN, str(source), str(there)]
+    subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=7)
+    here = train_tokenizer(source, tmp_path / "here", config).read_bytes()
+    assert there.read_bytes() == here
+    assert str(tmp_path).encode() not in here, "no path of this machine travels with a model"
+    other = train_tokenizer(source, tmp_path / "o", dataclasses.replace(config, seed=0))
+    assert other.read_bytes() != here
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_after_a_failure(tmp_path, error):
+    source = table(tmp_path / "t.csv")
+    with pytest.raises(error), training.extract_text(source, tmp_path, "am") as path:
+        assert path.exists()
+        raise error
+    assert left(tmp_path) == ["t.csv"]
+
+
+def test_a_vocabulary_is_too_large_rather_small_or_fits(tmp_path):
+    t = trained(tmp_path, vocab_size=300)
+    more, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
+    assert more < 0 and reason == "Too large for this text"
+    t = trained(tmp_path, vocab_size=t.piece_count + more)  # the advice taken: letters alone
+    assert not advice(t, REPEATED)[1].startswith("Too large")
+    rng = random.Random(0)  # any three letters in any order: every short row of them is frequent
+    words = ["".join(rng.choices("ሀለመ", k=rng.randint(1, 6))) for _ in range(9000)]
+    lines = [" ".join(words[i : i + 6]) for i in range(0, 9000, 6)]
+    more, reason = advice(trained(tmp_path, lines, vocab_size=265), lines)
+    assert more > 0 and reason == "Rather small"
+    assert advice(trained(tmp_path, lines, vocab_size=300), lines) == (0, "Fits")
+
+
+def test_pieces_that_the_text_hardly_uses_are_left_out_and_no_letter_is(grown, tmp_path):
+    few = training.grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
+    new = [few.piece(i) for i in range(base_tokenizer().vocab_size, few.vocab_size)]
+    assert set(new) >= set("".join(WORDS)) and few.vocab_size < grown.vocab_size
