@@ -25,7 +25,7 @@ from kit.settings import (
 )
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import train_tokenizer
-from kit.tuning.trials import preset_task
+from kit.tuning.measure import preset_task
 
 NOTEBOOKS = CONFIGS.parent / "notebooks"
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)

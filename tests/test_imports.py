@@ -174,7 +174,7 @@ def test_importing_changes_nothing():
 
 def test_training_loads_nothing_that_reads_recordings_or_draws():
     """So a machine trains on prepared codes with little more than torch."""
-    code = "import sys, kit.training.trainer, kit.tuning.trials; print(*sys.modules)"
+    code = "import sys, kit.training.trainer, kit.tuning.measure; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
@@ -196,7 +196,7 @@ def test_the_process_that_trains_loads_nothing_that_measures_switches():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert not loaded & {"kit.recipes.benchmark", "kit.tuning.recommend", "kit.tuning.trials"}
+    assert not loaded & {"kit.recipes.benchmark", "kit.tuning.choose", "kit.tuning.measure"}
 
 
 def test_a_process_that_speaks_the_corpus_loads_no_torch():

@@ -64,7 +64,7 @@ from kit.training.config import StepEvent
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
 from kit.tuning.doctor import diagnose, step_shares
-from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, check_changes, limit_memory
 
@@ -355,7 +355,7 @@ class Training(TrainingPlan):
         advice = self.advice(rows)
         finetuning = self.finetuning.identity() | {
             "tables_first": self.finetuning.config.tables_first,
-            "trained_parameters": count_trained(self.model, self.finetuning).learning,
+            "trained_parameters": trainable_of(self.model, self.finetuning).count,
             "parameters": count_parameters(self.model),
         }
         more = {

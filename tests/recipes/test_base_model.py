@@ -42,7 +42,7 @@ from kit.recipes.train import Training
 from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
 from kit.training import checkpoint
 from kit.training.logs import read_log
-from kit.tuning.trials import run_variant
+from kit.tuning.measure import run_variant
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
 DEAF = {"recognizer": {"steps": 2}}  # nobody listens to it
@@ -356,7 +356,7 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     assert noted.items() >= {"method": "lora", "rank": 4, "tables": "new"}.items()
     assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
     step_bytes = train["longest_step_bytes"]
-    assert step_bytes["measured"] == pytest.approx(step_bytes["planned"], rel=0.1)
+    assert step_bytes["measured"] == pytest.approx(step_bytes["planned"], rel=0.2)
     assert train["ran"]["EMA of the weights"].startswith("on")
     task = Benchmark(start("adapters")).task
     assert task.finetuning.adapters

@@ -23,7 +23,7 @@ from kit.training import checkpoint, optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
-from kit.tuning.memory_plan import Workload, count_parameters, plan_bytes
+from kit.tuning.memory_plan import Workload, count_parameters, moment_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -410,7 +410,7 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
         data=DataConfig(),
         hw=CPU,
     )
-    planned = plan_bytes(work).parts["optimizer"]
+    planned = moment_bytes(work)
     assert sum(t.nbytes for t in kept) == planned
     whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
     assert planned < whole * count_parameters(s.model.config)
