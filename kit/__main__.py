@@ -163,13 +163,6 @@ COMMANDS = [  # in the order in which they are used
         takes="preset",
     ),
     Command(
-        "devices",
-        "recipes.benchmark:devices",
-        "what `benchmark` measured, a table a device",
-        "README.md to the folder with the measurements",
-        takes="name",
-    ),
-    Command(
         "verify",
         "recipes.verify:verify",
         "is training right, here? (optional, a minute)",

@@ -20,10 +20,10 @@ from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.estimate import estimate_time
-from kit.tuning.memory_plan import Workload, plan_bytes
+from kit.tuning.measure import step_seconds
+from kit.tuning.memory_plan import Workload, plan_memory
 from kit.tuning.preflight import change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
-from kit.tuning.trials import step_seconds
 
 
 class Setup:
@@ -103,19 +103,20 @@ class Setup:
         """The planned memory of a training step by part, and its peak beside the device's."""
         run = self.active
         work = self.workload
-        plan = plan_bytes(work)
+        parts, peak_bytes = plan_memory(work)
         limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
-        run.record(train={"planned_bytes": plan.peak_bytes})
-        verdict = "It fits." if plan.peak_bytes <= limit_bytes else change(work, limit_bytes)
+        run.record(train={"planned_bytes": peak_bytes})
+        verdict = "It fits." if peak_bytes <= limit_bytes else change(work, limit_bytes)
         picture = memory_bars(
-            plan.parts,
-            plan.peak_bytes,
+            parts,
+            peak_bytes,
             measured_bytes=None,
             limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
             title=f"{work.rows} rows of {work.length} tokens on the {run.hw.name}",
         )
-        return Result(line=f"Memory peaks during {plan.fullest}.\n{verdict}", pictures=[picture])
+        line = f"Planned: {format_gib(peak_bytes)} of {format_gib(limit_bytes)}. {verdict}"
+        return Result(line=line, pictures=[picture])
 
     def advice(self) -> Result:
         hw = self.active.hw

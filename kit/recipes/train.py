@@ -46,7 +46,7 @@ from kit.tuning.checks import (
     table,
     training_checks,
 )
-from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, limit_memory
 
@@ -297,7 +297,7 @@ class Training(TrainingPlan):
         advice = problems(self.slow_parts(rows))
         finetuning = self.finetuning.identity() | {
             "tables_first": self.finetuning.config.tables_first,
-            "trained_parameters": count_trained(self.model, self.finetuning).learning,
+            "trained_parameters": trainable_of(self.model, self.finetuning).count,
             "parameters": count_parameters(self.model),
         }
         more = {

@@ -21,9 +21,9 @@ from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.text.normalize import letters
+from kit.tuning.choose import Trial
+from kit.tuning.measure import make_batches, preset_task
 from kit.tuning.memory_plan import Workload
-from kit.tuning.recommend import Trial
-from kit.tuning.trials import make_batches, preset_task
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 SIZES = {"cores": 8, "ram_bytes": 2**36, "memory_bytes": 2**36}

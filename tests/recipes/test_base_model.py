@@ -1,6 +1,7 @@
 """A run that starts from a base model: a voice of the kit or a tiny release of random weights."""
 
 import json
+import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,13 +30,15 @@ from kit.recipes.base_model import (
     inherited_licence,
     start_from_base,
 )
+from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
 from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig
+from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
 from kit.training import checkpoint
 from kit.training.logs import read_log
+from kit.tuning.measure import run_variant
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
 DEAF = {"recognizer": {"steps": 2}}  # nobody listens to it
@@ -295,6 +298,25 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     noted = train["finetune"]
     assert noted.items() >= {"method": "lora", "rank": 4, "tables": "new"}.items()
     assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
+    step_bytes = train["longest_step_bytes"]
+    assert step_bytes["measured"] == pytest.approx(step_bytes["planned"], rel=0.2)
+    assert train["ran"]["EMA of the weights"].startswith("on")
+    task = Benchmark(start("adapters")).task
+    assert task.finetuning.adapters
+    figures = run_variant(task, TrialConfig(steps=1, warmup_steps=1), ("sdpa",))
+    assert math.isfinite(figures["loss"])
+
+
+def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
+    run = start("adapters", settings={"finetune": {"tables_first": 6}})
+    with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
+        Training(run)
+    start("adapters", settings={"finetune": {"tables_first": 0}})
+    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
+    training = Training(run, max_steps=8)
+    with pytest.raises(KitError, match="method lora -> full"):
+        list(training.run())
+    start("adapters", settings={"finetune": {"method": "lora"}})
 
 
 def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):

@@ -98,7 +98,7 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
         view = training.shown.view
         until(lambda: not view.stop.disabled)
         view.profile.click()
-        until(lambda: list((folder / "profile").glob("*.operators.json")))
+        until(lambda: list((folder / "profile").glob("*.operators.txt")))
         view.stop.click()
         assert training.wait().line.startswith("Stopped at step")
         training.shown.retired.set()

@@ -15,11 +15,12 @@ from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import DTYPES
 from kit.recipes.open_run import check_settings
-from kit.settings import SCHEDULES, SpeedConfig, TrainConfig
+from kit.settings import SCHEDULES, DataConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint, optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Workload, count_parameters, moment_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -339,6 +340,34 @@ def test_state_bytes_are_counted_by_hand():
     assert optim.eight_bit_bytes(4096) == 2 * (4096 + 4 * 16)
     assert optim.eight_bit_bytes(4097) == 2 * (4097 + 4 * 17)
     assert optim.eight_bit_bytes(10**8) / 10**8 == pytest.approx(2 * (1 + 4 / 256))
+
+
+@needs_package
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_state_takes_the_bytes_that_are_planned(optimizer):
+    config = dataclasses.replace(TRAIN, max_steps=2, optimizer=optimizer)
+    s = state(config, adamw_8bit=True, fused_adamw=True)
+    losses(s)
+    kept = [t for o in s.optimizers for m in optim.moments_of(o).values() for t in numbers(m)]
+    work = Workload(
+        model=s.model.config,
+        train=config,
+        speed=SpeedConfig(adamw_8bit=True),
+        data=DataConfig(),
+        hw=CPU,
+    )
+    planned = moment_bytes(work)
+    assert sum(t.nbytes for t in kept) == planned
+    whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
+    assert planned < whole * count_parameters(s.model.config)
+    assert s.applied.on("adamw_8bit") and not s.applied.on("fused_adamw")
+    assert "takes its place" in s.applied.table()["Fused AdamW"]
+
+
+def numbers(moments: dict) -> list[torch.Tensor]:
+    """A parameter's tensors, but for the levels that all parameters share."""
+    tensors = {n: t for n, t in moments.items() if isinstance(t, torch.Tensor)}
+    return [t for name, t in tensors.items() if not name.startswith("qmap")]
 
 
 @needs_package
