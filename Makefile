@@ -274,6 +274,7 @@ lint: $(STAMP)  ## check code, wording and that notebooks have no outputs; chang
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python tests/tools/dialect.py
+	@$(BIN)/python tests/tools/size_of_kit.py
 	@$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS),echo "no notebooks yet")
 
 clean:  ## remove .venv and caches; keeps runs/
