@@ -161,26 +161,17 @@ def change(first: int, **values):
 def losses(first: float, last: float):
     def fault(rows: list[dict]) -> None:
         for index, row in enumerate(rows):
-            share = index / len(rows)
-            row.update(loss=first + share * (last - first), val_loss=None)
+            row.update(loss=first + index / len(rows) * (last - first), val_loss=None)
 
     return fault
 
 
 def held_out(*values: float):
-    def fault(rows: list[dict]) -> None:
-        for row, value in zip(rows[39::40], values):
-            row["val_loss"] = value
-
-    return fault
+    return lambda rows: [row.update(val_loss=loss) for row, loss in zip(rows[39::40], values)]
 
 
 def spoken(*cers: float):
-    def fault(rows: list[dict]) -> None:
-        for row, cer in zip(rows[49::50], cers):
-            row["gate"] = {"cer": cer}
-
-    return fault
+    return lambda rows: [row.update(gate={"cer": cer}) for row, cer in zip(rows[49::50], cers)]
 
 
 FAULTS = [
