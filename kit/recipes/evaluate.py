@@ -564,4 +564,4 @@ def speaker_checks(run: Run) -> list[Check]:
         f"(it was {train.conditioner_lr or train.lr:g})"
     )
     used = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
-    return [judged("uses the speaker reference", used, "all of them", not alike, fix)]
+    return [judged("speakers distinguished", used, "all of them", not alike, fix)]

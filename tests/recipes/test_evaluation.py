@@ -117,8 +117,10 @@ def test_the_verdict_names_what_an_untrained_voice_lacks(evaluated, run):
     assert ("may sound alike" in message) == deaf
     assert str(verdict) == "Not yet: " + "; ".join(figures["gate"])
     marks = {row[1]: row[0] for row in verdict.grid[1:]}
-    assert marks["uses the speaker reference"] == ("✗" if deaf else "✓")
-    assert marks["intelligible"] == "✗"
+    assert marks["speakers distinguished"] == ("✗" if deaf else "✓")
+    assert marks["CER of the voice"] == "✗"
+    ended = figures["eos_rate"] == 1  # chance decides, with untrained weights
+    assert marks["sentences that end"] == ("✓" if ended else "✗")
 
 
 @pytest.fixture
