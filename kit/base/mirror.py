@@ -205,9 +205,9 @@ def kind(name: str) -> tuple[Path, str]:
     return Path(name).parent, Path(name).suffix
 
 
-def is_same(before: Stamp, now: Stamp) -> bool:
+def is_same(before: Stamp | None, now: Stamp) -> bool:
     """Return whether a kept file is unchanged; some disks store times only to the second."""
-    return before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
+    return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
 
 
 def _raise_unless_missing(error: OSError) -> None:

@@ -2,11 +2,9 @@
 
 import dataclasses
 import errno
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Event, Thread
@@ -14,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import until
-from paths import python_path
 
 from kit.base import lock, mirror
 from kit.base.errors import KitError
+from kit.base.files import remove_litter
 from kit.base.mirror import Mirror, stamps
 
 
@@ -187,38 +185,35 @@ def test_fetching_tries_again_and_resumes_where_it_stopped(a, b, drive, monkeypa
     assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
-KILLED = """
-import shutil, sys, time
-from pathlib import Path
-from kit.base import mirror
-
-def slow(source, target):
-    with open(source, "rb") as read, open(target, "wb") as written:
-        while part := read.read(1000):
-            written.write(part)
+def copy_slowly(machine: Mirror, started) -> None:
+    def slow(source, target):
+        with open(source, "rb") as read, open(target, "wb") as written:
+            written.write(read.read(1000))
             written.flush()
-            print("writing", flush=True)
-            time.sleep(0.2)
+            started.set()
+            time.sleep(60)
 
-mirror.shutil.copyfile = slow
-mirror.Mirror(Path(sys.argv[1]), Path(sys.argv[2])).copy()
-"""
+    mirror.shutil.copyfile = slow
+    machine.copy()
 
 
 def test_a_machine_killed_in_the_middle_of_a_copy(a, b):
     write(a.folder, weights="old")
     a.copy()
     write(a.folder, weights="new" * 2000)
-    called = [sys.executable, "-c", KILLED, str(a.folder), str(a.kept)]
-    env = os.environ | {"PYTHONPATH": python_path(__file__)}
-    with subprocess.Popen(called, stdout=subprocess.PIPE, env=env) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-    assert texts(a.kept) == {"weights": "old"} and list(a.kept.glob(".weights.*"))
+    fork = multiprocessing.get_context("fork")
+    started = fork.Event()
+    process = fork.Process(target=copy_slowly, args=(a, started))
+    process.start()
+    assert started.wait(60)
+    process.kill()
+    process.join()
     b.fetch()
-    assert texts(b.folder) == {"weights": "old"}
+    assert texts(a.kept) == texts(b.folder) == {"weights": "old"}
+    assert list(a.kept.glob(".weights.*"))
+    remove_litter(a.kept, 0.0)
     a.copy()  # the same machine again
-    assert texts(a.kept) == texts(a.folder)
+    assert texts(a.kept) == texts(a.folder) and not list(a.kept.glob(".weights.*"))
 
 
 def test_of_a_file_that_two_machines_wrote_the_later_copy_stays(a, b):
@@ -300,6 +295,7 @@ def test_who_was_taken_over_keeps_nothing_any_more(a, lines):
         assert not a.keep()
     assert "has been at training" in lines[0]
     assert texts(a.kept) == {"weights": ""}
+    assert (a.kept / "training.lock").exists(), "it is the other one's"
 
 
 def copying(folder: Path, over: Event) -> None:
