@@ -229,3 +229,31 @@ def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
     apart = [abs(a - b) / b for a, b in zip(small, plain)]
     assert plain[-1] < 0.8 * plain[0]
     assert max(apart) < 0.05 and sum(apart) / 60 < 0.01
+
+
+@needs_package
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_state_takes_the_bytes_that_are_planned(optimizer):
+    config = dataclasses.replace(TRAIN, max_steps=2, optimizer=optimizer)
+    s = state(config, adamw_8bit=True, fused_adamw=True)
+    losses(s)
+    kept = [t for o in s.optimizers for m in optim.moments_of(o).values() for t in numbers(m)]
+    work = Workload(
+        model=s.model.config,
+        train=config,
+        speed=SpeedConfig(adamw_8bit=True),
+        data=DataConfig(),
+        hw=CPU,
+    )
+    planned = plan_bytes(work).parts["optimizer"]
+    assert sum(t.nbytes for t in kept) == planned
+    whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
+    assert planned < whole * count_parameters(s.model.config)
+    assert s.applied.on("adamw_8bit") and not s.applied.on("fused_adamw")
+    assert "takes its place" in s.applied.table()["Fused AdamW"]
+
+
+def numbers(moments: dict) -> list[torch.Tensor]:
+    """A parameter's tensors, but for the levels that all parameters share."""
+    tensors = {n: t for n, t in moments.items() if isinstance(t, torch.Tensor)}
+    return [t for name, t in tensors.items() if not name.startswith("qmap")]
