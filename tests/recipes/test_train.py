@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, unchecked, world
 
-from kit.base.config import load_preset, merge
+from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.formatting import clock
 from kit.base.hardware import Choice

@@ -1,12 +1,15 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
 import importlib.util
+import io
 import json
 import math
 import sys
 
 import numpy as np
+import PIL.Image
 import pytest
+import soundfile
 
 from kit.base.errors import DiskError
 from kit.training import logs

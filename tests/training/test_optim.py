@@ -11,11 +11,12 @@ from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 from torch import nn
 
 from kit.base.hardware import DTYPES
-from kit.settings import SpeedConfig, TrainConfig
+from kit.settings import DataConfig, SpeedConfig, TrainConfig
 from kit.training import optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Workload, count_parameters, plan_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.

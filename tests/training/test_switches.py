@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, random_rows, tiny_model, tiny_session, train_in, until
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.errors import KitError
