@@ -86,12 +86,6 @@ def test_two_processes_train_as_one_does(alone, two):
     assert files(two, "parity") == files(alone, "parity"), "the files are those of one process"
 
 
-@pytest.mark.long
-def test_four_processes_train_as_one_does(alone, tmp_path):
-    done(4, tmp_path, "parity of four")
-    require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
-
-
 def test_more_processes_than_gpus_may_prepare_but_not_train(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
