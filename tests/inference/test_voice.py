@@ -113,9 +113,7 @@ def test_pieces_of_a_stream_are_the_whole(voice, count):
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
 
 
-def test_a_stream_begins_before_the_codes_are_all_made_and_tells_of_an_end_not_found(
-    voice, monkeypatch
-):
+def test_a_stream_begins_at_once_and_reports_an_end_not_found(voice, monkeypatch):
     steps, real = [], Decoder.decode_one
     count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
     monkeypatch.setattr(Decoder, "decode_one", count)

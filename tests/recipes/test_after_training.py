@@ -116,8 +116,6 @@ def read(tmp_path_factory) -> tuple[ActiveRun, object]:
 def test_it_learns_from_the_runs_own_codes_once_and_a_damaged_one_is_made_again(read):
     run, result = read
     assert str(result).startswith("A reader of codes learnt from 60 recordings after 4 steps")
-    assert result.grid[0] == ("held-out text", "read from the recording's codes")
-    assert 1 < len(result.grid) <= 6
     figures = run.report()["reader"]
     assert figures["rows"] == 60 and figures["steps"] == 4 and figures["held_out"] > 0
     path = run.path(READER)

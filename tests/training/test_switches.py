@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, random_rows, tiny_model, tiny_session, train_in, until
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.errors import KitError
@@ -128,6 +129,25 @@ def test_what_this_device_lacks_is_off_and_says_why(bare):
     assert len(notes) == 2 and "Mixed precision is off: fp32: bf16 is slower here" in notes
     assert any("no C++ compiler (install g++)" in note for note in notes)
     assert apply(tiny_model(), SpeedConfig(sdpa=True), CPU).notes == []
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.cells = nn.GRU(width, width, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x)[0]
+
+
+def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
+    model = tiny_model()
+    model.gpt = Recurrent(GPT.width)
+    on = SpeedConfig(sdpa=True, gradient_checkpointing=True, fused_adamw=True)
+    applied = apply(model, on, CPU)
+    assert len(applied.notes) == 2 and all("no list of layers `h`" in n for n in applied.notes)
+    assert applied.on("fused_adamw") and applied.ran("sdpa") == "explicit softmax"
+    assert loss_and_gradients(model)[1].isfinite().all()
 
 
 def ran_kernels(model, rows=None) -> set[str]:

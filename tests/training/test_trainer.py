@@ -51,7 +51,14 @@ def whole(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(("way", "at"), [("lora", 2), ("two phases", 7), ("lora in two phases", 7)])
+KILLS = [
+    ("lora in two phases", 7),
+    pytest.param("lora", 2, marks=pytest.mark.long),
+    pytest.param("two phases", 7, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("way", "at"), KILLS)
 def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))

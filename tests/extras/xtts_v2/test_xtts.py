@@ -75,18 +75,8 @@ def test_a_release_is_read(release, tensors):
     require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
     assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
-    assert xtts.vocabulary.start == 7
     assert xtts.notes == () and xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
-
-
-def test_weights_alone_carry_their_configuration_and_are_recognised(folder, monkeypatch):
-    (folder / "config.json").unlink()
-    monkeypatch.setitem(xtts_v2.RELEASES, load_xtts(folder).source.sha256, "revision 1")
-    xtts = load_xtts(folder)
-    assert xtts.source.release == "revision 1"
-    assert xtts.config["model_args"] == settings()["model_args"]
-    assert xtts.config["datasets"] == [{"path": "somewhere"}]
 
 
 def test_a_trainers_checkpoint_is_read(folder, tensors):
@@ -239,15 +229,11 @@ def test_other_and_missing_files_are_named(folder):
 def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     xtts = load_xtts(release)
     again = load_xtts(save_xtts(xtts, tmp_path / "new"))
-    for file in save_xtts(xtts, tmp_path / "two").iterdir():
-        assert (tmp_path / "new" / file.name).read_bytes() == file.read_bytes(), file.name
     require_equal(tensors_of(tmp_path / "new"), tensors)
     require_equal(again.dvae, xtts.dvae)
-    assert again.source.tensors_sha256 == xtts.source.tensors_sha256
     assert again.model.config == xtts.model.config and again.notes == ()
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
-    assert again.config["model_args"]["gpt_start_text_token"] == 7
     config = dataclasses.replace(TINY, max_text=48)
     trained = dataclasses.replace(xtts, model=random_model(config, seed=5))
     again = load_xtts(save_xtts(trained, tmp_path / "trained"))
