@@ -127,32 +127,34 @@ def encode_missing(
     config: DataConfig,
     progress: Callable = lambda *_: None,
     speed: int = 100,
-    part: slice = slice(None),
+    part: slice | None = None,
 ) -> dict[str, Clip]:
     """Encode what is missing in `folder` of `clips`, rows by their names, one file at a time.
 
     Returns the clips of `clips` that are there. At a `speed` of 110 percent a recording is faster
-    and higher, as a tape would play it. `part` says which of the files are made: slice(2, None, 16)
-    is every 16th, from the third on. `progress(done, total)` counts the recordings in these. Raises
-    DatasetError for a recording that cannot be read, DiskError, DamagedFileError when `clips` alone
-    need more than `max_cache_gib`.
+    and higher, as a tape would play it. `part` says which of the files are made, where several
+    processes share them: slice(2, None, 16) is every 16th, from the third on. `progress(done,
+    total)` counts recordings. Raises DatasetError for one that cannot be read, DiskError,
+    DamagedFileError when `clips` alone need more than `max_cache_gib`.
     """
     folder = make_folder(folder)
     remove_litter(folder)
     encoded = find_clips(folder, key, clips)
-    # The order of all clips says which of them share a file, not what is there already: codes
-    # depend, in the last bits of the input, on the batch, and may not on who made which part.
-    groups = list(chunks(list(clips), config.shard))
-    missing = [[name for name in group if name not in encoded] for group in groups]
-    paths = [folder / f"codes-{key}-{digest(names)}.safetensors" for names in missing]
+    missing = [name for name in clips if name not in encoded]
+    # Those who share the work agree on the files, however far each has come. Codes depend, in the
+    # last bits of the input, on which clips are encoded together.
+    groups = list(chunks(list(clips) if part else missing, config.shard))
+    groups = [[name for name in group if name not in encoded] for group in groups]
+    paths = [folder / f"codes-{key}-{digest(names)}.safetensors" for names in groups]
     used = {clip.shard for clip in encoded.values()} | set(paths)
-    total = sum(map(len, groups[part]))
-    left = sum(map(len, missing[part]))
+    own = part or slice(None)
+    left = sum(map(len, groups[own]))
+    total = len(encoded) + left
     progress(total - left, total)
     # Of a clip: a reference in half floats, and 4 bytes a code of some 10 s.
     reference_bytes = 2 * front_end.config.n_mels * config.reference_frames
     require_disk(folder, left * (reference_bytes + round(40 * codec.frame_rate)))
-    for path, names in zip(paths[part], missing[part]):
+    for path, names in zip(paths[own], groups[own]):
         if not names:
             continue
         if not path.is_file():  # another run may have made it meanwhile
