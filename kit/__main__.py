@@ -31,16 +31,16 @@ Give each --run NAME. `python -m kit COMMAND --help` lists what it takes and wha
 AFTERWARDS = """\
 A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything is kept there, and finished work is never
 repeated: after an interruption, give the same command again. Ctrl-C stops at the next safe moment,
-with a checkpoint; a second Ctrl-C stops at once. Several processes can share the work of prepare
-and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
+with a checkpoint; a second Ctrl-C stops at once. Two GPUs train one model:
+torchrun --standalone --nproc-per-node=2 -m -- kit train --run NAME
 
 With --json, stdout gets one JSON object at the end, with all figures, and nothing else: progress
 goes to stderr, and an error is the object's "error".
 
-Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
-voice does not pass, `check` that a step does not fit, or `verify` that training is not right, 130
-stopped by Ctrl-C."""
-GATE_FAILED = 3
+Exit codes: 0 done, 2 something must be changed (the message says what), 3 it does not pass (`train`
+has learnt nothing, `evaluate` found the voice not good enough, `verify` that training is not right,
+`check` that a step does not fit), 130 stopped by Ctrl-C."""
+NOT_PASSED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVED = "later commands need not repeat it"
 
@@ -63,8 +63,6 @@ class Command:
     purpose: str
     writes: str
     example: str = ""  # options that most people need
-    shared: bool = False  # whether torchrun may start it in several processes
-    own_gpu: bool = True  # whether each of these needs a GPU of its own
     takes: str = "run"  # or "preset": a run or a preset alone, or "name": a run's name
     begins: bool = False  # whether it may begin a run: a misspelt name is refused by the others
 
@@ -148,8 +146,6 @@ COMMANDS = [  # in the order in which they are used
         "check, tokenizer, codec, codes on disk",
         "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
         example="--data recordings/",
-        shared=True,
-        own_gpu=False,
         begins=True,
     ),
     Command(
@@ -176,14 +172,14 @@ COMMANDS = [  # in the order in which they are used
         "train",
         "recipes.train:Training",
         "the model; resumes where it stopped",
-        "weights, checkpoints and the log; resumes from the newest intact checkpoint",
-        shared=True,
+        "weights, checkpoints and the log; resumes from the newest intact checkpoint. Exit code 3: "
+        "it has learnt nothing",
     ),
     Command(
         "evaluate",
         "recipes.evaluate:Evaluation",
         "is it intelligible?",
-        "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
+        "error rates, samples, and whether the voice passes. Exit code 3: it does not",
     ),
     Command(
         "speak",
@@ -205,6 +201,12 @@ COMMANDS = [  # in the order in which they are used
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         example="--with other",
         takes="name",
+    ),
+    Command(
+        "pack",
+        "recipes.run_copy:pack",
+        "a run as one file, for another machine",
+        "NAME.tar: the run, its codes and held-out recordings",
     ),
     *(Command(name, **words) for name, words in extras.offered("COMMANDS").items()),
 ]
@@ -293,6 +295,8 @@ def run_safely(options: argparse.Namespace, answer: Answer) -> int:
     interrupts = Interrupts()
     try:
         code = run_command(options, interrupts, answer)
+        if code == 0 and answer.failed:
+            code = NOT_PASSED
     except KeyboardInterrupt:
         code = interrupts.leave()
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
@@ -362,7 +366,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
         results = command.results(run, options)
         print_results(results, options.tables, interrupts, answer)
         return 0
-    ranks = join_ranks(command.own_gpu)
+    ranks = join_ranks()
     interrupts.ranks = ranks
     answer.is_main = ranks.is_main
     if not ranks.is_main:
@@ -370,11 +374,11 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
             signal.signal(number, signal.SIG_IGN)  # the main process gets them, and stops all
         follow_orders(ranks)
         return 0
-    if ranks.several and not command.shared:
+    if ranks.several and command.name != "train":
         raise KitError(
             f"`{command.name}` runs in one process, but torchrun has started {ranks.world}: run it "
-            "without torchrun. Only `prepare` and `train` can be shared, with a base model, too "
-            "(`prepare --base-model`)."
+            "without torchrun, which is for `train` alone. Several machines prepare a large corpus "
+            "by `prepare --shard`."
         )
     run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)
@@ -386,7 +390,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
     if interrupts.signals:
         return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
-    return GATE_FAILED if answer.failed else 0
+    return 0
 
 
 def print_results(results: Iterable, tables: bool, interrupts: Interrupts, answer: Answer) -> None:

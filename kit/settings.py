@@ -105,12 +105,10 @@ class HubConfig:
     text_column: str = ""  # "" takes the one with a usual name (kit/dataset/columns.py)
     speaker_column: str = ""  # the same; without one, there is one speaker
     most_hours: float | None = None  # of audio to write; None: all
-    save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
         positive = self.most_hours is None or 0 < self.most_hours < math.inf
         require(positive, self, "most_hours", "must be positive, or null for all.")
-        require_least(self, 1, "save_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -459,7 +457,8 @@ class TrainConfig:
     warmup_steps: int = 50
     schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
     final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
-    # Validations without a better loss before the rates are halved; 0: never.
+    # Validations without a better loss before the rates are halved, to `final_lr` at the least; 0:
+    # never.
     lr_plateau_patience: int = 0
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)

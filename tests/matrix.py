@@ -1,9 +1,8 @@
 """The notebooks' own cells, in their order, at tiny sizes: for any preset, use and switch.
 
-test_matrix.py runs a few rows with every `make test`; `make test-matrix` runs all there are, as
-many at a time as there are cores, prints a line for each and writes runs/bench/matrix.json; rows
-that ended there, with the same code, are not run again. A row's preset keeps every choice of its
-own (schedule, optimizer, gate, dropout, formats ...); its sizes are those of configs/tiny.yaml.
+test_matrix.py runs a row or two; `make test-matrix` runs all there are, as many at a time as there
+are cores, prints a line for each and writes runs/bench/matrix.json. A row's preset keeps every
+choice of its own (schedule, optimizer, gate, dropout, formats ...); its sizes are tiny.yaml's.
 """
 
 import argparse
@@ -19,8 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partialmethod
 from pathlib import Path
 from unittest.mock import patch
@@ -33,8 +31,7 @@ from matplotlib.figure import Figure
 from xtts_texts import write_readers_release
 
 from kit.base.config import CONFIGS, load_preset, merge
-from kit.base.files import digest, file_digest, write_atomic
-from kit.batches.batching import chunks
+from kit.base.files import write_atomic
 from kit.training.switches import LABELS, set_process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -219,6 +216,7 @@ def run_row(row: Row, runs: Path, data: Path | None = None) -> dict[str, float]:
 
 
 def outcome(row: Row, runs: Path) -> dict:
+    """Run a row; a line of the table, whose `error` is "" where the row has ended."""
     said, seconds, why = io.StringIO(), {}, ""
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -229,67 +227,21 @@ def outcome(row: Row, runs: Path) -> dict:
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
     for made in (row.name, f"{row.name}-tuned", f"releases/{row.name}"):
         shutil.rmtree(runs / made, ignore_errors=True)
-    return result_row(row, seconds, why)
-
-
-def result_row(row: Row, seconds: dict[str, float], why: str) -> dict:
-    """A line of the table, and of its file; `why` is "" where the row has ended."""
     named = {name: getattr(row, name) for name in ("name", "preset", "use", "switch", "on")}
     return dict(named, ended=not why, seconds=seconds, error=why)
 
 
-def quiet_data_of(preset: str, runs: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        data_of(preset, runs)  # where it fails, it fails again in each row, which says why
-
-
 def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
-    """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them.
-
-    Where a process dies, the rows that it took with it run again, each in a process of its own.
-    """
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
+    """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them."""
     # Two rows of one preset would both make its data: it is made before the first of them.
-    presets = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
-    with pool_of(jobs) as pool:
-        wait([pool.submit(quiet_data_of, preset, runs) for preset in presets])
-    for part in chunks(rows, jobs * ROWS_A_PROCESS):
-        ended = set()
-        with pool_of(jobs) as pool, contextlib.suppress(BrokenProcessPool):
-            for each in as_completed([pool.submit(outcome, row, runs) for row in part]):
-                ended.add(each.result()["name"])
-                yield each.result()
-        for row in part:
-            if row.name not in ended:
-                yield alone(row, runs)
-
-
-def alone(row: Row, runs: Path) -> dict:
-    """The `outcome` of a row in a process of its own, which may die."""
-    shutil.rmtree(runs / row.name, ignore_errors=True)
-    with pool_of(1) as pool:
-        try:
-            return pool.submit(outcome, row, runs).result()
-        except BrokenProcessPool:
-            return result_row(row, {}, "its process died")
-
-
-def pool_of(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
-
-
-def code_digest() -> str:
-    """Changes with any file that a row runs."""
-    patterns = ("kit/**/*.py", "configs/**/*.yaml", "notebooks/*.ipynb")
-    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
-    return digest({str(path.relative_to(ROOT)): file_digest(path) for path in files})
-
-
-def earlier(path: Path, code: str) -> list[dict]:
-    if not path.is_file():
-        return []
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    return [row for row in kept["rows"] if row["ended"]] if kept["code"] == code else []
+    for preset in {row.preset for row in rows if "01_data_prep" not in row.notebooks}:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            data_of(preset, runs)  # where it fails, it fails again in each row, which says why
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
+    start = {"mp_context": multiprocessing.get_context("spawn")}
+    with ProcessPoolExecutor(jobs, **start, max_tasks_per_child=ROWS_A_PROCESS) as pool:
+        for each in as_completed([pool.submit(outcome, row, runs) for row in rows]):
+            yield each.result()
 
 
 def main() -> int:
@@ -298,19 +250,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at a time")
     options = parser.parse_args()
-    path = options.folder / "matrix.json"
-    code = code_digest()
-    done = earlier(path, code)
-    ended = {row["name"] for row in done}
-    rows = [row for row in every_row() if options.only in row.name and row.name not in ended]
-    count = len(rows) + len(done)
+    rows = [row for row in every_row() if options.only in row.name]
+    done = []
     with tempfile.TemporaryDirectory(prefix="kit-matrix-") as runs:
         for row in outcomes(rows, Path(runs), options.jobs):
             done.append(row)
             took_s = sum(row["seconds"].values())
             how = row["error"] or "ended"
-            print(f"{len(done):4}/{count}  {row['name']:40} {took_s:6.1f} s  {how}", flush=True)
-            write_atomic(path, json.dumps({"code": code, "rows": done}, indent=1))
+            print(f"{len(done):4}/{len(rows)}  {row['name']:40} {took_s:6.1f} s  {how}", flush=True)
+            write_atomic(options.folder / "matrix.json", json.dumps({"rows": done}, indent=1))
     failed = sum(not row["ended"] for row in done)
     print(f"{len(done) - failed} of {len(done)} rows ended without an exception")
     return 1 if failed else 0

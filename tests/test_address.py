@@ -51,8 +51,3 @@ def test_one_command_moves_all_of_them(tmp_path):
 def test_what_colab_cannot_open_is_refused(url, tmp_path):
     with pytest.raises(SystemExit, match=r"https://github\.com/OWNER/NAME"):
         address.rewrite(url, tmp_path)
-
-
-def test_the_readme_says_that_it_is_a_placeholder():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "make address URL=" in text and "placeholder" in text

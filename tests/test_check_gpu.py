@@ -15,10 +15,7 @@ BENCH = Path(__file__).resolve().parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import check_gpu  # noqa: E402
-import gpu_page  # noqa: E402
-import gpu_training  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
-from rows import result  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -48,25 +45,6 @@ def test_every_part_measures_what_it_is_for(part, monkeypatch, tmp_path):
     assert all(math.isfinite(row["value"]) for row in rows if row["value"] is not None)
     if part in EXACT:
         assert {row.get("status") or "ok" for row in rows} <= {"ok", "skipped"}, rows
-
-
-def test_a_real_runs_rows_are_those_of_its_log():
-    step = {"tokens": 100, "step_s": 0.5, "load": 0.9, "note": "", "val_loss": None}
-    log = [step | {"step": i + 1, "loss": 5.0 - i / 50} for i in range(100)]
-    log[49] |= {"val_loss": 4.2, "note": "spike"}
-    loss, speed, load = gpu_training.log_rows(log, ["Stopped at step 100."])
-    assert loss["status"] == "ok" and loss["validations"] == {50: 4.2} and loss["peer_value"] > 4.8
-    assert loss["notes"] == ["step 50: spike"] and len(loss["curve"]) == 50
-    assert (speed["value"], load["value"]) == (200.0, pytest.approx(0.9))
-    (failed,) = gpu_training.log_rows(log[:5], ["KitError: no memory"])
-    assert failed["status"] == "failed" and "no memory" in failed["note"]
-
-
-def test_the_commands_run_every_part_once_and_the_first_two_fit_into_their_time():
-    parts = [part for limits_s in check_gpu.COMMANDS.values() for part in limits_s]
-    assert sorted(parts) == sorted(check_gpu.PARTS)
-    for command in ("decide", "confirm"):
-        assert sum(check_gpu.COMMANDS[command].values()) <= 270
 
 
 BREAKING = """
@@ -121,23 +99,6 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     assert {row["commit"] for row in written["rows"]} == {"abc"}
 
 
-def test_only_replaces_the_rows_of_its_own_parts_and_those_without_time_say_so(tmp_path):
-    path = tmp_path / "gpu.json"
-    measured = check_gpu.Table(path, MACHINE)
-    measured.put("attention", [{"row": "a", "part": "attention"}])
-    measured.put("codec", [{"row": "b", "part": "codec"}])
-    later = check_gpu.Table(path, MACHINE | {"commit": "def"})
-    later.put("codec", [{"row": "c", "part": "codec"}])
-    rows = json.loads(path.read_text())["rows"]
-    assert [(row["row"], row["commit"]) for row in rows] == [("a", "abc"), ("c", "def")]
-    with pytest.raises(SystemExit, match="a card"):
-        check_gpu.Table(path, MACHINE | {"name": "another card"})
-    measured = check_gpu.Table(tmp_path / "later.json", MACHINE)
-    check_gpu.measure_all({"codec": 60}, 4, measured)
-    (row,) = measured.rows["codec"]
-    assert row["status"] == "skipped" and "--only" in row["note"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")
 def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
     command = [sys.executable, BENCH / "check_gpu.py", "--only", "monitor"]
@@ -146,24 +107,3 @@ def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
     assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
     written = json.loads((tmp_path / "gpu-pretended.json").read_text())
     assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"monitor"}
-
-
-def test_the_page_has_a_section_a_card_and_replaces_it(tmp_path):
-    page = tmp_path / "measurements.md"
-    page.write_text(f"before\n\n{gpu_page.END}\n\nafter\n")
-    row = result("a | b", 2.0, "steps/s", "baseline", 1.0, 2.0, part="switches", status="ok")
-    failed = result("x", None, part="t4", status="failed", note="out of memory")
-    row["spread"] = 0.01
-    names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "python", "torch")
-    machine = MACHINE | dict.fromkeys((*names, "cuda", "cudnn", "triton", "transformers"), "1")
-    machine |= {"memory_bytes": 2**34, "cores": 2, "command": "python check_gpu.py"}
-    for name in ("T4", "H100", "T4"):
-        table = {"machine": machine | {"name": name}, "rows": [row, failed]}
-        text = gpu_page.put(page.read_text(), gpu_page.section(table), name)
-        page.write_text(text)
-    text = page.read_text()
-    assert text.count("### T4") == text.count("### H100") == 1
-    assert text.startswith("before") and text.endswith("after\n")
-    assert "| 2x |" in text and "a \\| b" in text
-    assert "failed: out of memory" in text
-    assert gpu_page.PAGE.read_text(encoding="utf-8").count(gpu_page.END) == 1

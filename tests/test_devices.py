@@ -7,13 +7,12 @@ and stay.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import helpers
 import pytest
 import torch
-from helpers import CPU, DATA, GPT, opinionated_voice, real_voice, trained_codec
+from helpers import CPU, GPT, opinionated_voice, real_voice, trained_codec
 from released_xtts import random_dvae, random_sound, settings
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,20 +21,15 @@ from kit.audio.codec import AudioStream, mels_and_codes
 from kit.audio.mel_codec import MelCodec
 from kit.audio.recognizer import Recognizer
 from kit.audio.spectrogram import Mel
-from kit.base.config import merge
 from kit.base.hardware import on_device, set_cuda_defaults
-from kit.batches.encoding import encode
-from kit.dataset.data_report import DataReport
 from kit.extras.long_recordings import recipe as more_data
-from kit.extras.neucodec.codec import NeuCodec, NeuCodecConfig, encode_clip
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.candidates import READER, CodeReader, pad_codes, save_reader
-from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, prepare, prepare_parts, speak, train, training_data
+from kit.recipes import evaluate, train, training_data
 from kit.recipes.start import start
 from kit.settings import (
     CodeReaderConfig,
@@ -43,26 +37,21 @@ from kit.settings import (
     MelCodecConfig,
     RecognizerConfig,
     SpeedConfig,
-    TrainConfig,
 )
 from kit.training.ranks import ALONE, follow_orders
 from kit.training.switches import apply
-from kit.tuning.memory_plan import Workload
-from kit.tuning.preflight import preflight
 
 GPU = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
 SMALL = {"width": 32, "blocks": 2, "griffin_lim_iters": 2, "state_width": 16}
 SOUNDED = {"vocoder_steps": 1, "vocoder_width": 32, "vocoder_blocks": 1}
-SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
-WINDOW = {"block": 8, "before": 5, "after": 3}
-NEUCODEC = NeuCodecConfig(width=64, layers=2, heads=4, acoustic_width=8, **SEMANTIC, **WINDOW)
-CODECS: dict[str, Callable[[], nn.Module]] = {
-    "mel, Griffin-Lim": lambda: MelCodec(MelCodecConfig(**SMALL)),
-    "mel, vocoder": lambda: MelCodec(MelCodecConfig(**SMALL, **SOUNDED)),
-    "xtts": lambda: xtts_codec(random_sound(), random_dvae(), settings()),
-    "neucodec": lambda: NeuCodec(NEUCODEC),
+
+
+# Each with the width of its states.
+CODECS = {
+    "mel": (lambda: MelCodec(MelCodecConfig(**SMALL, **SOUNDED)), 16),
+    "xtts": (lambda: xtts_codec(random_sound(), random_dvae(), settings()), 96),
 }
-STATE_WIDTH = {"mel, Griffin-Lim": 16, "mel, vocoder": 16, "xtts": 96}
+each_codec = pytest.mark.parametrize("name", ["mel", pytest.param("xtts", marks=pytest.mark.long)])
 
 
 @pytest.fixture
@@ -101,9 +90,9 @@ def made(make: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
     return on_fake_gpu(module, mode)
 
 
-@pytest.mark.parametrize("name", STATE_WIDTH)
+@each_codec
 def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
-    codec = made(CODECS[name], fake)
+    codec = made(CODECS[name][0], fake)
     waves = [torch.randn(20_000), torch.randn(9_000)]
     assert devices([codec.encode(waves[0][None]), *codec.encode_clips(waves)]) == {"cuda"}
     assert devices(list(codec.round_trips(waves[0]).values())) == {"cpu"}
@@ -114,9 +103,10 @@ def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
     assert (devices(mels), devices(codes)) == ({"cpu"}, {"cuda"})
 
 
-@pytest.mark.parametrize("name", CODECS)
-def test_a_codec_on_a_gpu_decodes_codes_that_are_on_the_cpu(fake, name):
-    codec = made(CODECS[name], fake)
+@each_codec
+def test_a_codec_on_a_gpu_decodes_codes_and_states_wherever_they_are(fake, name):
+    make, state_width = CODECS[name]
+    codec = made(make, fake)
     codes = torch.randint(0, 32, (2, 40))
     assert codec.decode(codes, 3).device.type == "cuda"
     stream = AudioStream(codec)
@@ -124,26 +114,19 @@ def test_a_codec_on_a_gpu_decodes_codes_that_are_on_the_cpu(fake, name):
     assert devices(pieces) == {"cpu"} and len(pieces[0])
     voice = Voice(model=SimpleNamespace(config=GPT), codec=codec, tokenizer=None, references={})
     assert voice.sound(codes[0].to("cuda"), None, "anybody").device.type == "cpu"
-
-
-@pytest.mark.parametrize("name", STATE_WIDTH)
-def test_sound_is_made_of_states_on_a_gpu_wherever_they_are(fake, name):
-    codec = made(CODECS[name], fake)
     speaker = torch.randn(codec.speaker_width)
     for device in ("cpu", "cuda"):
         codes = torch.randint(0, 32, (40,), device=device)
-        states = torch.randn(40, STATE_WIDTH[name], device=device)
+        states = torch.randn(40, state_width, device=device)
         sound = codec.decode(codes[None], states=states[None], speaker=speaker[None])
         assert sound.device.type == "cuda"
         stream = AudioStream(codec, speaker=speaker)
         assert devices([stream.push(codes, states), stream.finish()]) == {"cpu"}
 
 
-def test_losses_vectors_and_latents_are_made_on_a_gpu_and_transcripts_leave_it(fake):
-    codec = made(CODECS["mel, vocoder"], fake)
+def test_losses_and_latents_are_made_on_a_gpu_and_transcripts_leave_it(fake):
+    codec = made(CODECS["mel"][0], fake)
     loss = codec.loss(torch.randn(2, codec.config.crop_samples, device="cuda"))
-    codec = made(CODECS["xtts"], fake)
-    assert devices([loss, codec.speaker_embedding(torch.randn(30_000), 22_050)]) == {"cuda"}
     recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
     outputs = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
     assert devices([tensor for clip in outputs for tensor in clip]) == {"cpu"}
@@ -153,47 +136,7 @@ def test_losses_vectors_and_latents_are_made_on_a_gpu_and_transcripts_leave_it(f
     rows = pad_codes([torch.randint(0, 40, (n,), device="cuda") for n in (12, 7)])
     model = made(helpers.tiny_model, fake)
     latents = model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda"))
-    assert devices([rows, reader(rows), latents]) == {"cuda"}
-
-
-def test_the_encoder_of_neucodec_is_on_its_codecs_device(fake):
-    """Features and convolutions: transformers' own layers are pretended."""
-
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc_encoder = nn.Linear(4, 4)
-
-        def encode(self, wave: Tensor, features: Tensor) -> SimpleNamespace:
-            assert devices([wave, features, self.fc_encoder.weight]) == {"cuda"}
-            return SimpleNamespace(audio_codes=wave[:, :, ::320])
-
-    assert encode_clip(made(Encoder, fake), torch.randn(16_000)).device.type == "cuda"
-
-
-def test_the_encoder_of_neucodec_is_moved_along():
-    codec = NeuCodec(NEUCODEC)
-    codec.to(torch.float64)  # nothing to move yet
-    vars(codec)["encoder"] = nn.Linear(4, 4)
-    codec.to("meta")
-    assert codec.device.type == codec.encoder.weight.device.type == "meta"
-    assert "encoder.weight" not in codec.state_dict()
-
-
-def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypatch):
-    class OnGPU:
-        """A tensor whose values cannot be read where they are."""
-
-        def __init__(self, tensor: Tensor):
-            self.cpu = lambda: tensor
-
-    mels = [torch.randn(80, 30 + i) for i in range(3)]
-    codes = [torch.arange(10 + i) for i in range(3)]
-    found = [OnGPU(mel) for mel in mels], [OnGPU(row) for row in codes]
-    monkeypatch.setattr("kit.batches.encoding.mels_and_codes", lambda *_: found)
-    rows = [row for row in helpers.manifest() if row.split == "train"][:3]
-    shard = encode(rows, trained_codec()[0], Mel(), DATA)
-    assert shard["code_counts"].sum() == 33 and shard["references"].shape == (3, 80, 20)
+    assert devices([loss, rows, reader(rows), latents]) == {"cuda"}
 
 
 @pytest.fixture
@@ -236,83 +179,6 @@ def test_evaluation_long_recordings_and_voice_are_on_the_runs_device(run, moves)
     assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
 
 
-def test_a_voice_is_on_its_device_with_codec_and_reader(tmp_path, moves):
-    voice = opinionated_voice(tmp_path)
-    voice.reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", voice.codec.levels)
-    load_export(export_voice(voice, tmp_path / "voice", "fp32"), "cuda")
-    assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
-
-
-@pytest.mark.parametrize(("capability", "compiled"), [((7, 5), ()), ((8, 0), ("fp16",))])
-def test_no_format_is_compiled_for_a_gpu_without_tritons_products(run, moves, capability, compiled):
-    hw = dataclasses.replace(GPU, capability=capability)
-    preset = merge(run.preset, {"infer": {"compiled": ["fp16"]}})
-    speaking = speak.Speaking(dataclasses.replace(run, hw=hw, preset=preset))
-    assert speaking.config.compiled == compiled
-
-
-def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
-    seen = []
-
-    def build_cache(rows, codec, front_end, *_, **__) -> Path:
-        seen.extend(moves)
-        return helpers.code_index()
-
-    monkeypatch.setattr(prepare, "build_cache", build_cache)
-    steps = prepare.Preparation(run)
-    steps.codec = trained_codec()[0]
-    steps.tokenizer = None
-    steps.data_report = SimpleNamespace(kept=helpers.manifest())
-    steps.checked = SimpleNamespace(digests=lambda rows: None)
-    steps.encode()
-    assert seen == [("MelCodec", "cuda"), ("Mel", "cuda")]
-    assert moves[2:] == [("MelCodec", "cpu"), ("Mel", "cpu")]
-
-
-def test_clips_are_recognised_on_the_runs_device(run, moves, monkeypatch):
-    seen = []
-    matched = SimpleNamespace(mismatched=[], note="", judged=True)
-    monkeypatch.setattr(prepare, "align_clips_cached", lambda *_: seen.extend(moves))
-    monkeypatch.setattr(prepare, "match", lambda *_: matched)
-    monkeypatch.setattr(prepare.Preparation, "_alignment_result", lambda *_: None)
-    monkeypatch.setattr(prepare.Segmenter, "segment_rows", lambda *_: seen.extend(moves[2:]) or [])
-    steps = prepare.Preparation(run)
-    steps.recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
-    steps.checked = DataReport(kept=[], refused=[], warned=[], layout="")
-    steps.align()
-    steps.cut_long()
-    assert seen == [("Recognizer", "cuda")] * 2
-    assert moves == [("Recognizer", "cuda"), ("Recognizer", "cpu")] * 2
-
-
-@pytest.mark.parametrize(("rank", "wanted"), [(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0")])
-def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    shared = dataclasses.replace(run, ranks=SimpleNamespace(several=True, world=3))
-    prepare_parts.recognizer_group(shared).load()
-    prepare_parts.encoding_group(shared, Mel().config).load()
-    assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
-    moves.clear()
-    prepare_parts.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
-    assert moves == [("Recognizer", "cpu")]
-
-
-def test_at_the_gate_codec_and_recogniser_visit_the_models_device(tmp_path, moves, monkeypatch):
-    seen = []
-    found = SimpleNamespace(figures=lambda: {"cer": 0.5})
-    score = lambda *_: seen.extend(moves) or (found, [])  # noqa: E731
-    monkeypatch.setattr("kit.inference.evaluate.score", score)
-    voice = opinionated_voice(tmp_path)
-    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
-    gate = gate_evaluator(voice, [], recognizer, GenerateConfig())
-    model = nn.Module()  # of which only its device is asked
-    model.final_norm = SimpleNamespace(weight=SimpleNamespace(device="cuda"))
-    assert gate(model) == {"cer": 0.5}
-    assert seen == [("MelCodec", "cuda"), ("Recognizer", "cuda")]
-    assert moves[2:] == [("MelCodec", "cpu"), ("Recognizer", "cpu")]
-
-
 def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_path, moves):
     voice = opinionated_voice(tmp_path)
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
@@ -342,29 +208,13 @@ def torch_defaults() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def speak_from_a_folder(folder: Path) -> None:
-    helpers.leave_voice_files(folder, real_voice())
-    save_model(real_voice().model, folder / WEIGHTS["raw"])
-    load_voice(folder, WEIGHTS["raw"])
-
-
-def speak_from_an_export(folder: Path) -> None:
-    load_export(export_voice(opinionated_voice(folder), folder / "voice", "fp32"))
-
-
-def try_a_step(folder: Path) -> None:
-    sections = {"model": GPT, "train": TrainConfig(), "speed": SpeedConfig()}
-    data = dataclasses.replace(DATA, micro_batch=2)
-    assert preflight(Workload(**sections, data=data, hw=CPU)).tried
-
-
 DOORS = {
     "a recipe or a command begins": lambda folder: start("doors", "tiny"),
     "another rank follows": lambda folder: follow_orders(ALONE),
-    "a voice is loaded": speak_from_a_folder,
-    "an exported voice is loaded": speak_from_an_export,
+    "an exported voice is loaded": lambda folder: load_export(
+        export_voice(opinionated_voice(folder), folder / "voice", "fp32")
+    ),
     "a model trains": lambda folder: apply(helpers.tiny_model(), SpeedConfig(), CPU),
-    "a step is tried": try_a_step,
 }
 
 
@@ -374,10 +224,6 @@ def test_cudnn_attention_is_off_wherever_work_begins(torch_defaults, tmp_path, m
     DOORS[door](tmp_path)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert not torch.backends.cudnn.allow_tf32
-
-
-def test_the_defaults_of_a_process_are_set_once_so_that_a_switch_stays(torch_defaults):
-    set_cuda_defaults()
     torch.backends.cudnn.allow_tf32 = True  # as the switch `tf32` does
     set_cuda_defaults()
-    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32, "set once in a process, so that a switch stays"

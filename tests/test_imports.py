@@ -172,36 +172,26 @@ def test_importing_changes_nothing():
     assert json.loads(changed) == {}, "nothing may happen at import; move it into a function"
 
 
-def test_training_loads_nothing_that_reads_recordings_or_draws():
-    """So a machine trains on prepared codes with little more than torch."""
-    code = "import sys, kit.training.trainer, kit.tuning.measure; print(*sys.modules)"
+# What is imported, and what that must not load: a process that speaks the corpus, of which there
+# are dozens, would take seconds for torch.
+LEAVES_OUT = {
+    "kit.training.trainer, kit.tuning.measure": {"soundfile", "torchaudio", *DRAWING},
+    "kit.recipes.open_run": {"matplotlib", "ipywidgets", "kit.model", "kit.inference"},
+    "kit.recipes.train": {
+        "kit.recipes.benchmark",
+        "kit.recipes.panel",
+        "kit.tuning.choose",
+        "kit.tuning.measure",
+        "ipywidgets",
+        "matplotlib",
+    },
+    "kit.settings, kit.dataset.synthetic": {"torch"},
+}
+
+
+@pytest.mark.parametrize("modules", LEAVES_OUT)
+def test_what_a_process_does_not_need_is_not_loaded(modules):
+    code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert not loaded & {"soundfile", "torchaudio", *DRAWING, "kit.dataset.alignment"}
-
-
-def test_opening_a_run_loads_no_model_and_nothing_that_trains_or_speaks():
-    code = "import sys, kit.recipes.open_run; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert not loaded & {"ipywidgets", "matplotlib"}
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("kit.")}
-    assert not rooms & {"batches", "inference", "model", "extras", "streams", "tuning"}
-
-
-def test_the_process_that_trains_loads_nothing_that_measures_switches():
-    code = "import sys, kit.recipes.train; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert not loaded & {"kit.recipes.benchmark", "kit.tuning.choose", "kit.tuning.measure"}
-
-
-def test_a_process_that_speaks_the_corpus_loads_no_torch():
-    """There are dozens, and torch takes each of them seconds to load."""
-    code = "import sys, kit.settings, kit.dataset.synthetic; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "torch" not in done.stdout.split()
+    assert not set(done.stdout.split()) & LEAVES_OUT[modules]

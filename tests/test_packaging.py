@@ -78,21 +78,8 @@ def test_conda_pip_and_make_install_the_same():
     for_make = CORE | EXTRAS["demo"] | EXTRAS["lab"] | EXTRAS["watch"] | EXTRAS["test"]
     assert set(requirements_txt()) == set(for_make)
     assert requirements_txt()["torch"] == requirements_txt()["torchaudio"]
-
-
-@pytest.mark.parametrize("name", requirements_txt())
-def test_pin_is_in_the_open_range(name):
-    assert requirements_txt()[name] in DECLARED[name].specifier
-
-
-def test_the_supported_pythons_are_the_same_everywhere():
-    text = (ROOT / "environment.yml").read_text(encoding="utf-8")
-    python = next(e for e in yaml.safe_load(text)["dependencies"] if e.startswith("python="))
-    assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
-    assert PROJECT["requires-python"] == ">=3.11"
-    assert WHOLE["tool"]["ruff"]["target-version"] == "py311"
-    assert "(3, 11) <= v <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, version in requirements_txt().items():
+        assert version in DECLARED[name].specifier, f"{name} is outside pyproject.toml's range"
 
 
 def test_pip_leaves_a_torch_that_was_tried_and_colab_its_own_packages():
@@ -119,16 +106,7 @@ def test_every_import_is_declared(path):
     assert not undeclared(imported(path), DECLARED), "add to an extra in pyproject.toml"
 
 
-def test_every_pin_has_its_reason_and_every_room_is_in_the_package():
-    """The paragraph of comments above a pin says what it is there for."""
-    reason = ""
-    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
-        if not line.strip():
-            reason = ""
-        elif line.startswith("#"):
-            reason += line.lstrip("# ")
-        else:
-            assert len(reason.split()) >= 4, f"say above {line} what it is there for"
+def test_every_room_is_in_the_package():
     rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
     names = {".".join(folder.parts) for folder in rooms | {Path("kit", each) for each in folders}}

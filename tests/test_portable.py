@@ -16,12 +16,6 @@ from test_notebooks import NOTEBOOKS, code_cells, parse
 ROOMS = sorted((ROOT / "kit").rglob("*.py"))
 
 
-def test_the_reader_of_sources_finds_what_it_looks_for():
-    text = "open('a')\nopen('a', 'rb')\np.read_text()\np.write_text(x, encoding='utf-8')\n"
-    found = text_calls(ast.parse(text + "subprocess.run(['x'], text=True)\n"))
-    assert [line.partition(":")[0] for line in found] == ["line 1", "line 3", "line 5"]
-
-
 def text_calls(tree: ast.Module) -> list[str]:
     """Calls that read or write text in whatever encoding the system prefers."""
     found = []

@@ -35,6 +35,9 @@ MAX_SAMPLE = 2.0**31  # times full scale: larger floats are garbage
 # Channels cancel if their mean has less than this of the power that unrelated channels would leave:
 # two of equal level from a correlation of -0.75 on.
 CANCELLING = 0.25
+# Correlation of the loudness of two channels below which they hold different sound.
+SAME_LEVELS = 0.2
+MIN_FRAMES = 50  # to compare it
 # Read as 16-bit integers, which they are, in a tenth of the time of floats.
 _INT16_SUBTYPES = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 # Full scale of 8-bit codings, which end below 1.
@@ -52,12 +55,14 @@ class ClipMeasure:
     peak: float | None = None  # of any channel
     mono_peak: float | None = None  # of `to_mono`, about its mean
     cancels: bool = False  # whether the channels do, so that one of them is taken
+    differs: bool = False  # whether two channels are loud at different times
     rms_db: float | None = None  # of `to_mono`, relative to full scale; -120 is silence
     dc: float | None = None  # mean of `to_mono`
     clipped: float | None = None  # share of samples at full scale, 0 to 1
     leading_s: float | None = None  # silence before the first frame that is not silent
     trailing_s: float | None = None
     silence_s: float | None = None  # of all silent frames
+    gap_s: float | None = None  # the longest silence between two that are not silent
     snr_db: float | None = None  # also None for fewer than ten frames
     digest: str | None = None  # of rate, channels and decoded samples: SHA-256, 16 hex digits
 
@@ -131,6 +136,22 @@ def cancelling_channel(wave: np.ndarray) -> int | None:
     return int(powers.argmax()) if mean_power < CANCELLING / channels * powers.mean() else None
 
 
+def channels_differ(wave: np.ndarray, rate_hz: int) -> bool:
+    """Whether the two channels of samples (L, 2) are loud at different times, as two people are.
+
+    A much softer channel is noise, and not counted.
+    """
+    size = max(int(rate_hz * FRAME_S), 1)
+    count = len(wave) // size
+    if wave.shape[1] != 2 or count < MIN_FRAMES:
+        return False
+    frames = wave[: count * size].astype(np.float32).reshape(count, size, 2)
+    levels = np.sqrt(np.einsum("flc,flc->cf", frames, frames))
+    if not levels.std(axis=1).all() or levels.mean(axis=1).min() < levels.mean(axis=1).max() / 10:
+        return False
+    return bool(np.corrcoef(levels)[0, 1] < SAME_LEVELS)
+
+
 def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     """Decode a recording once and return its figures, of one longer than `decode_s` the header's.
 
@@ -166,6 +187,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         peak=round(peak * scale, 6),
         mono_peak=round(max(float(mono.max()) - dc, dc - float(mono.min())), 6),
         cancels=channel is not None,
+        differs=channels_differ(wave, header["rate_hz"]),
         clipped=round(float(clipped), 6),
         dc=round(dc, 6),
         rms_db=round(10 * math.log10(max(energy, 1e-12)), 2),
@@ -231,7 +253,7 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
     size = max(int(rate_hz * FRAME_S), 1)
     count = len(mono) // size
     if count == 0:
-        return {"leading_s": 0.0, "trailing_s": 0.0, "silence_s": 0.0}
+        return {"leading_s": 0.0, "trailing_s": 0.0, "silence_s": 0.0, "gap_s": 0.0}
     frames = mono[: count * size].reshape(count, size)
     energy = np.einsum("fl,fl->f", frames, frames) / size
     rising = np.sort(energy)
@@ -247,6 +269,7 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
         "leading_s": round(first * FRAME_S, 2),
         "trailing_s": round((count - 1 - last) * FRAME_S, 2),
         "silence_s": round(int(silent.sum()) * FRAME_S, 2),
+        "gap_s": round(int(np.diff(loud).max(initial=1) - 1) * FRAME_S, 2),
         "snr_db": round(snr_db, 1) if count >= 10 else None,
     }
 

@@ -102,12 +102,12 @@ def _html_row(cells: tuple[str, ...], tag: str) -> str:
 
 
 def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
-    """Return nested figures as (dotted name, value) pairs, without the samples."""
+    """Return nested figures as (dotted name, value) pairs, without lists of samples and checks."""
     rows = []
     for key, value in figures.items():
         if isinstance(value, dict):
             rows += flat(value, f"{prefix}{key}.")
-        elif key != "samples":
+        elif key not in ("samples", "checks"):
             rows.append((prefix + key, value))
     return rows
 
@@ -133,9 +133,16 @@ def report_page(report: dict, folder: Path) -> str:
     players = "".join(_player(sample, folder) for sample in together)
     if players:
         players = f"<h2>Samples</h2><p>{SAMPLE_KINDS}</p>{players}"
+    checks = ""
+    for section, figures in report.items():
+        rows = figures.get("checks") if isinstance(figures, dict) else None
+        if rows:
+            cells = [tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)]
+            checks += f"<h2>Checks: {html.escape(section)}</h2>{grid_html(cells)}"
     head = f"<meta charset=utf-8><title>Run record</title><style>{PAGE_STYLE}</style>"
-    body = f"<h1>{html.escape(folder.name)}</h1>{players}<h2>Figures</h2>{table_html(report)}"
-    return f"<!doctype html>{head}{body}"
+    title = f"<h1>{html.escape(folder.name)}</h1>"
+    figures = f"<h2>Figures</h2>{table_html(report)}"
+    return f"<!doctype html>{head}{title}{players}{checks}{figures}"
 
 
 def _player(sample: dict, folder: Path) -> str:

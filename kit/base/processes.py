@@ -1,17 +1,12 @@
-"""A function in a process of its own, and work that several processes share.
-
-What a job makes depends on the job alone: another number of processes can resume after a kill.
-"""
+"""A function in a process of its own."""
 
 import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from kit.base.errors import KitError
 
@@ -67,44 +62,3 @@ def _answer(sender, packed: bytes) -> None:
         answer = (False, error)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
         sender.send(pickle.dumps(answer))
-
-
-# One process's part of some work, `job(tools, advance)`; `advance(n)` reports n more units done. It
-# may be sent to that process, so it is a `partial` of a module's function with plain values.
-Job = Callable[[Any, Callable[[float], None]], Any]
-
-
-class WorkGroup:
-    """The processes that share work, seen from the one that distributes it: here just this one."""
-
-    size = 1  # processes
-    local_size = 1  # of them on this machine, whose cores they share
-
-    def split_by_key(self, items: Sequence, key: Callable[[Any], str]) -> list[list]:
-        """Return the items of each process, by a hash of `key(item)` whatever others there are."""
-        shares = [[] for _ in range(self.size)]
-        for item in items:
-            shares[zlib.crc32(key(item).encode()) % self.size].append(item)
-        return shares
-
-    def split_evenly(self, items: Sequence) -> list[Sequence]:
-        """Return the items of each process, in turn: the counts differ by one at most."""
-        return [items[first :: self.size] for first in range(self.size)]
-
-    def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
-        """Run `jobs[i](tools, advance)` in process i; return this one's result once all are done.
-
-        `progress(done)` gets the total of all. Raises KitError with the message of one that failed.
-        """
-        (job,) = jobs
-        done = 0.0
-
-        def advance(more: float) -> None:
-            nonlocal done
-            done += more
-            progress(done)
-
-        return job(tools, advance)
-
-
-SINGLE_PROCESS = WorkGroup()

@@ -1,8 +1,8 @@
-"""Build the code cache: clips encoded once to codes and references, in safetensors shards.
+"""Build the code cache: clips encoded once to codes and references, in safetensors files.
 
-The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
+The name of a file is a digest of its clips' bytes and of the codec. So new rows cost only their
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
-them make the same shard, with the same content. The folder stays below `max_cache_gib`.
+them make the same file, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
 Shapes: S splits, P speakers.
@@ -12,9 +12,8 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -25,9 +24,16 @@ from kit.audio.clip import KEPT_SILENCE_S, load_speech, resampled
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
-from kit.base.files import atomic_path, digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.files import (
+    atomic_path,
+    digest,
+    file_digest,
+    make_folder,
+    remove_litter,
+    require_disk,
+    write_atomic,
+)
 from kit.base.formatting import format_gib
-from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
 from kit.batches import code_cache
 from kit.batches.batching import chunks
@@ -74,11 +80,17 @@ def clip_digest(path: str) -> str:
         ) from error
 
 
-def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = None) -> list[str]:
-    """Return a digest of each recording: that in `known`, one a row, or else `clip_digest`."""
-    pairs = list(zip(rows, known or [None] * len(rows), strict=True))
+def clip_names(
+    rows: list[Utterance], digests: Sequence[str | None] | None = None, speed: int = 100
+) -> list[str]:
+    """Return the name of each recording in the cache: its digest, and its speed if not 100 percent.
+
+    `digests` are those that are known, one a row; the others are `clip_digest`'s.
+    """
+    pairs = list(zip(rows, digests or [None] * len(rows), strict=True))
     with ThreadPoolExecutor(2) as pool:  # hashing lets go of Python's lock
-        return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
+        names = list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
+    return names if speed == 100 else [f"{name} {speed}" for name in names]
 
 
 def build_cache(
@@ -91,54 +103,71 @@ def build_cache(
     config: DataConfig,
     progress: Callable = lambda *_: None,
     digests: Sequence[str | None] | None = None,
-    group: WorkGroup = SINGLE_PROCESS,
     speed: int = 100,
 ) -> Path:
-    """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
+    """Encode the `rows` missing in `folder`; return the index of `rows`.
 
     `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
-    they must change when a recording does, and be of one kind from run to run. At a `speed` of 110
-    percent a recording is faster and higher, as a tape would play it.
-    `progress(done, total)` counts recordings. The processes of `group`, which have a codec and a
-    front end, share the shards. Raises DatasetError for a recording that cannot be read, DiskError,
-    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another process
-    failed.
+    they must change when a recording does, and be of one kind from run to run. The rest is as for
+    `encode_missing`.
+    """
+    names = clip_names(rows, digests, speed)
+    clips = dict(zip(names, rows))
+    encoded = encode_missing(clips, codec, front_end, folder, key, config, progress, speed)
+    return write_index(rows, [encoded[name] for name in names], tokenizer, folder, config)
+
+
+def encode_missing(
+    clips: dict[str, Utterance],
+    codec: Codec,
+    front_end: Mel,
+    folder: Path,
+    key: str,
+    config: DataConfig,
+    progress: Callable = lambda *_: None,
+    speed: int = 100,
+    part: slice = slice(None),
+) -> dict[str, Clip]:
+    """Encode what is missing in `folder` of `clips`, rows by their names, one file at a time.
+
+    Returns the clips of `clips` that are there. At a `speed` of 110 percent a recording is faster
+    and higher, as a tape would play it. `part` says which of the files are made: slice(2, None, 16)
+    is every 16th, from the third on. `progress(done, total)` counts the recordings in these. Raises
+    DatasetError for a recording that cannot be read, DiskError, DamagedFileError when `clips` alone
+    need more than `max_cache_gib`.
     """
     folder = make_folder(folder)
-    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > 3600:  # a temporary file of this age has lost its process
-            path.unlink(missing_ok=True)
-    clips = clip_digests(rows, digests)
-    if speed != 100:
-        clips = [f"{clip} {speed}" for clip in clips]
-    cached = find_clips(folder, key, set(clips))
-    missing = {clip: row for clip, row in zip(clips, rows) if clip not in cached}
-    before = len(cached)
-    total = before + len(missing)
-    keep = {clip.shard for clip in cached.values()}
-    progress(before, total)
+    remove_litter(folder)
+    encoded = find_clips(folder, key, clips)
+    # The order of all clips says which of them share a file, not what is there already: codes
+    # depend, in the last bits of the input, on the batch, and may not on who made which part.
+    groups = list(chunks(list(clips), config.shard))
+    missing = [[name for name in group if name not in encoded] for group in groups]
+    paths = [folder / f"codes-{key}-{digest(names)}.safetensors" for names in missing]
+    used = {clip.shard for clip in encoded.values()} | set(paths)
+    total = sum(map(len, groups[part]))
+    left = sum(map(len, missing[part]))
+    progress(total - left, total)
     # Of a clip: a reference in half floats, and 4 bytes a code of some 10 s.
     reference_bytes = 2 * front_end.config.n_mels * config.reference_frames
-    require_disk(folder, len(missing) * (reference_bytes + round(40 * codec.frame_rate)))
-    shards = {}  # each file to make, and its clips
-    for names in chunks(list(missing), config.shard):
-        path = folder / f"codes-{key}-{digest(names)}.safetensors"
-        shards[path] = {clip: missing[clip] for clip in names}
-    # Processes divide whole shards: codes depend, in the last bits of the input, on the batch, so a
-    # shard's content depends neither on the other shards nor on the process that made it.
-    jobs = []
-    for share in group.split_evenly(list(shards)):
-        own = {path: shards[path] for path in share}
-        jobs.append(partial(encode_shards, own, config, speed, keep | set(shards)))
-    if missing:
-        group.do(jobs, (codec, front_end), lambda done: progress(before + int(done), total))
-    for path in shards:
-        cached.update(shard_clips(path))
-    return write_index(rows, [cached[clip] for clip in clips], tokenizer, folder, config)
+    require_disk(folder, left * (reference_bytes + round(40 * codec.frame_rate)))
+    for path, names in zip(paths[part], missing[part]):
+        if not names:
+            continue
+        if not path.is_file():  # another run may have made it meanwhile
+            shard = encode([clips[name] for name in names], codec, front_end, config, speed)
+            shard["clips"] = as_bytes(names)
+            data = pack_tensors(shard)
+            make_room(folder, config.max_cache_gib, len(data), used)
+            write_atomic(path, data)
+        encoded.update(shard_clips(path))
+        left -= len(names)
+        progress(total - left, total)
+    return encoded
 
 
-def find_clips(folder: Path, key: str, wanted: set[str]) -> dict[str, Clip]:
-    """Return the clips of `wanted` that are encoded; a damaged shard is reported and removed."""
+def find_clips(folder: Path, key: str, wanted: Container[str]) -> dict[str, Clip]:
+    """Return the clips of `wanted` that are encoded; a damaged file is reported and removed."""
     encoded: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
@@ -152,7 +181,7 @@ def find_clips(folder: Path, key: str, wanted: set[str]) -> dict[str, Clip]:
 
 
 def shard_clips(path: Path) -> dict[str, Clip]:
-    """Return a shard's clips by digest. Raises DamagedFileError for a missing or damaged file."""
+    """Return a file's clips by name. Raises DamagedFileError for a missing or damaged file."""
     table = code_cache.load_tensors(path)
     codes = code_cache.split_by(table["codes"], table["code_counts"])
     rows = zip(code_cache.from_bytes(table["clips"]), codes, table["references"])
@@ -160,25 +189,6 @@ def shard_clips(path: Path) -> dict[str, Clip]:
         digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
         for place, (digest, codes, reference) in enumerate(rows)
     }
-
-
-def encode_shards(
-    shards: dict[Path, dict[str, Utterance]],
-    config: DataConfig,
-    speed: int,
-    used: set[Path],
-    tools: tuple[Codec, Mel],
-    advance: Callable[[float], None],
-) -> None:
-    """Make `shards`, {file: its clips by their digests}; the files `used` are not removed."""
-    for path, clips in shards.items():
-        if not path.is_file():  # another run may have made it meanwhile
-            shard = encode(list(clips.values()), *tools, config, speed)
-            shard["clips"] = as_bytes(list(clips))
-            data = pack_tensors(shard)
-            make_room(path.parent, config.max_cache_gib, len(data), used)
-            write_atomic(path, data)
-        advance(len(clips))
 
 
 def encode(

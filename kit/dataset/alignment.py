@@ -34,7 +34,6 @@ from kit.audio.container import MAX_S, open_audio
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.errors import DatasetError
 from kit.base.files import cached_result, digest, read_result, save_result
-from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.manifest import Utterance
 from kit.settings import AlignConfig
 from kit.text.normalize import letters, normalize
@@ -98,7 +97,7 @@ def align_clips(
     rows: list[Utterance],
     recognizer: SpeechRecognizer,
     config: AlignConfig,
-    advance: Callable[[float], None] = lambda clips: None,
+    advance: Callable[[int], None] = lambda clips: None,
 ) -> list[Alignment]:
     """Align each of `rows`, in their order; `advance(n)` reports n more.
 
@@ -131,12 +130,11 @@ def align_clips_cached(
     config: AlignConfig,
     path: Path,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = SINGLE_PROCESS,
 ) -> list[Alignment]:
     """`align_clips`, cached in the file `path` by clips, texts and recogniser.
 
-    `digests`, one a row, change when the recordings do. The processes of `group` share the clips;
-    they save parts beside `path`, to resume from. Raises KitError where one of them failed.
+    `digests`, one a row, change when the recordings do. Parts are saved beside `path`, to resume
+    from.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
@@ -149,18 +147,19 @@ def align_clips_cached(
         for start in range(0, len(order), size):
             parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
         missing = [part for part in parts if read_result(part, key) is None]
-        before = len(rows) - sum(len(parts[part]) for part in missing)
-        if before:
-            progress(before, len(rows))
-        jobs = []
-        # Processes share whole batches: a clip's score depends, in its last bits, on the padding of
-        # its batch, so a batch holds the same clips with any number of processes. Parts are ordered
-        # by length, so taking them in turn gives each process about the same work.
-        for share in group.split_evenly(missing):
-            own = {part: [rows[i] for i in parts[part]] for part in share}
-            jobs.append(partial(_align_share, own, key, config))
-        if missing:
-            group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
+        done = len(rows) - sum(len(parts[part]) for part in missing)
+        if done:
+            progress(done, len(rows))
+
+        def advance(clips: int) -> None:
+            nonlocal done
+            done += clips
+            progress(done, len(rows))
+
+        for part in missing:
+            own = [rows[i] for i in parts[part]]
+            alignments = align_clips(own, recognizer, config, advance)
+            save_result(part, key, [dataclasses.asdict(each) for each in alignments])
         values = [each for part in parts for each in read_result(part, key)]
         by_row = dict(zip(order, values, strict=True))
         return [by_row[i] for i in range(len(rows))]
@@ -168,19 +167,6 @@ def align_clips_cached(
     values = cached_result(path, key, align_in_parts)
     shutil.rmtree(folder, ignore_errors=True)
     return [Alignment(**each) for each in values]
-
-
-def _align_share(
-    parts: dict[Path, list[Utterance]],
-    key: str,
-    config: AlignConfig,
-    recognizer: SpeechRecognizer,
-    advance: Callable[[float], None],
-) -> None:
-    """Align what one process of a group does: {result file: its rows}."""
-    for part, rows in parts.items():
-        alignments = align_clips(rows, recognizer, config, advance)
-        save_result(part, key, [dataclasses.asdict(each) for each in alignments])
 
 
 # --- long recordings ------------------------------------------------------------------------------

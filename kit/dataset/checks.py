@@ -10,25 +10,23 @@ import dataclasses
 import functools
 import math
 import unicodedata
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.base.errors import DatasetError
-from kit.base.processes import SINGLE_PROCESS, WorkGroup
-from kit.dataset import data_report
 from kit.dataset.alignment import Alignment
-from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import DataReport, Finding, refuse
+from kit.dataset.clip_stats import MEASURES, measure_clips
+from kit.dataset.data_report import DataReport, Finding, refuse, write_data_report
 from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
 from kit.dataset.manifest import Utterance
 from kit.settings import AlignConfig, ManifestConfig
 from kit.text.normalize import letters, unicode_script
 
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
+MAX_GAP_S = 1.0  # of silence within the speech, before a warning
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
 
@@ -37,21 +35,18 @@ def check_dataset(
     config: ManifestConfig,
     into: Path,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = SINGLE_PROCESS,
 ) -> DataReport:
     """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
 
     Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
-    interrupted check is resumed; the processes of `group` share the others. `progress(done, total)`
-    counts clips. Raises DatasetError when `source` is not a dataset or disappears; for refused rows
-    call `DataReport.require_usable`.
+    interrupted check is resumed. `progress(done, total)` counts clips. Raises DatasetError when
+    `source` is not a dataset or disappears; for refused rows call `DataReport.require_usable`.
     """
     into = Path(into)
     dataset = read_dataset(source, config)
     require_training_rows(dataset.rows)
-    paths = (row.audio for row in dataset.rows)
-    cache = into / "measures.jsonl"
-    measures = measure_clips(paths, cache, config.max_clip_s, progress=progress, group=group)
+    paths = [row.audio for row in dataset.rows]
+    measures = measure_clips(paths, into / MEASURES, config.max_clip_s, progress=progress)
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
@@ -62,40 +57,37 @@ def check_dataset(
         warned=warned,
         measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
     )
-    data_report.write_data_report(report, into)
+    write_data_report(report, into)
     return report
 
 
 def judge_rows(
-    rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
-) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
+    rows: list[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
+) -> tuple[list[Utterance], list[Finding], list[Finding]]:
     """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
 
     `measures` holds, by path of the recording, its measure or the reason why there is none.
     """
-    readable = data_report.rows_where(rows, lambda r: isinstance(measures[r.audio], ClipMeasure))
+    readable = [row for row in rows if isinstance(measures[row.audio], ClipMeasure)]
     stats = dataset_stats(readable, measures, config)
+    kept = []
     refused = []
     warned = []
-
-    def kept() -> Iterator[Utterance]:
-        for row in rows:
-            measure = measures[row.audio]
-            if isinstance(measure, str):
-                refused.append(refuse(row, "unreadable", measure))
-                continue
-            problems = list(own_faults(row, measure, config)) or list(outliers(row, measure, stats))
-            if problems:
-                reason = "; ".join(text for _, text in problems)
-                refused.append(refuse(row, problems[0][0], reason, measure.seconds))
-                continue
-            edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)  # they are trimmed
-            silence_s = round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
-            yield dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s)
-            for kind, reason in row_warnings(row, measure, stats, config):
-                warned.append(refuse(row, kind, reason, measure.seconds))
-
-    return data_report.Spool(kept()), refused, warned
+    for row in rows:
+        measure = measures[row.audio]
+        if isinstance(measure, str):
+            refused.append(refuse(row, "unreadable", measure))
+            continue
+        problems = list(own_faults(row, measure, config)) or list(outliers(row, measure, stats))
+        if problems:
+            reason = "; ".join(text for _, text in problems)
+            refused.append(refuse(row, problems[0][0], reason, measure.seconds))
+            continue
+        silence_s = trimmed_s(measure)
+        kept.append(dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s))
+        for kind, reason in row_warnings(row, measure, stats, config):
+            warned.append(refuse(row, kind, reason, measure.seconds))
+    return kept, refused, warned
 
 
 Problems = Iterator[tuple[str, str]]  # (kind, reason)
@@ -119,6 +111,8 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "long text", f"text longer than {config.most_characters} characters"
     if measure.mono_peak < config.silence_peak:
         yield "silent", f"silent (peak {measure.mono_peak:.4f} of full scale)"
+    if measure.differs:
+        yield "two channels", "its two channels hold different sound, as of two people"
     if measure.clipped > config.clipped_share:
         yield "clipped", f"clipped ({measure.clipped:.1%} of samples)"
     if measure.peak > config.most_peak:
@@ -131,9 +125,15 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "pace", f"{pace:.1f} characters a second: text and audio do not match"
 
 
+def trimmed_s(measure: ClipMeasure) -> float:
+    """Return how much silence around the speech is trimmed, in seconds."""
+    edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
+    return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
+
+
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
-    """Return letters and spaces per second of the clip."""
-    return len(letters(row.text)) / max(measure.seconds, 1e-3)
+    """Return letters and spaces per second of the clip, without the silence around its speech."""
+    return len(letters(row.text)) / max(measure.seconds - trimmed_s(measure), 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,36 +150,24 @@ class DatasetStats:
     most_repeats: float
 
 
-def dataset_stats(
-    rows: Sequence[Utterance], measures: dict, config: ManifestConfig
-) -> DatasetStats:
-    paces = array("d")
+def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig) -> DatasetStats:
+    paces = [pace_of(row, measures[row.audio]) for row in rows]
     rates_hz = collections.Counter()
     letter_counts = collections.Counter()  # in all texts
     text_counts = collections.Counter()  # of a letter: how many texts have it
-    not_trained = set()
+    same_audio = collections.defaultdict(list)
+    same_text = collections.defaultdict(list)
+    trained_texts = set()
     for row in rows:
         measure = measures[row.audio]
-        paces.append(pace_of(row, measure))
         rates_hz[measure.rate_hz] += 1
         letter_counts.update(row.text)
         text_counts.update(set(row.text))
-        if row.split != "train":
-            not_trained.add(row.text)
-    digests = (measures[row.audio].digest for row in rows)
-    audio_repeats = data_report.values_repeated(hash(digest) for digest in digests if digest)
-    text_repeats = data_report.values_repeated(hash((row.speaker, row.text)) for row in rows)
-    same_audio = collections.defaultdict(list)
-    same_text = collections.defaultdict(list)
-    trained = set()
-    for row in rows if audio_repeats or text_repeats or not_trained else ():
-        digest = measures[row.audio].digest
-        if digest and hash(digest) in audio_repeats:
-            same_audio[digest].append(row)
-        if hash((row.speaker, row.text)) in text_repeats:
-            same_text[row.speaker, row.text].append(row)
-        if row.split == "train" and row.text in not_trained:
-            trained.add(row.text)
+        if measure.digest:
+            same_audio[measure.digest].append(row)
+        same_text[row.speaker, row.text].append(row)
+        if row.split == "train":
+            trained_texts.add(row.text)
     usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
     few_clips = config.odd_share * rates_hz.total()
     scripts = collections.Counter()
@@ -195,7 +183,7 @@ def dataset_stats(
         rare_letters={c for c, n in text_counts.items() if n <= most_texts and c.isalpha()},
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
-        training_texts=trained,
+        training_texts=trained_texts,
         most_repeats=config.most_repeats or math.inf,
     )
 
@@ -205,11 +193,11 @@ def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float
 
     No limits below 30 clips.
     """
-    logs = array("d", (math.log(pace) for pace in paces if pace > 0))
+    logs = np.log([pace for pace in paces if pace > 0])
     if len(logs) < 30:
         return 0.0, math.inf
     median = float(np.median(logs))
-    deviation = 1.4826 * float(np.median(np.abs(np.asarray(logs) - median)))
+    deviation = 1.4826 * float(np.median(np.abs(logs - median)))
     # At least 15 %, the variation of one calm reader: else a very even dataset would lose all its
     # short sentences.
     width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
@@ -257,6 +245,8 @@ def row_warnings(
     if max(measure.leading_s, measure.trailing_s) > config.edge_silence_s:
         ends = f"{measure.leading_s:.1f} s before, {measure.trailing_s:.1f} s after"
         yield "edge silence", f"silence around the speech: {ends}"
+    if measure.gap_s > MAX_GAP_S:
+        yield "gap", f"{measure.gap_s:.1f} s of silence within the speech"
     if measure.clipped > config.clipped_share / 10:
         yield "clipped", f"partly clipped ({measure.clipped:.2%} of samples)"
     if measure.peak > LOUD_PEAK:

@@ -11,16 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.errors import DatasetError, Note
 from kit.base.files import append_lines, disk_errors, make_folder, write_atomic
 from kit.base.formatting import join_names
-from kit.base.processes import SINGLE_PROCESS, WorkGroup
 
 FORMAT = 4  # of a cache line; lines of another format are measured again
+MEASURES = "measures.jsonl"  # in a run's folder
 CHUNK = 64  # clips written to the cache at a time
 AHEAD = 2  # clips given to each process at a time: the one it reads, and the next
 PROCESSES_FROM_CLIPS = 1000  # fewer are measured while processes start
@@ -32,49 +31,49 @@ def measure_clips(
     decode_s: float = 60.0,
     processes: int | None = None,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = SINGLE_PROCESS,
+    part: Path | None = None,
 ) -> dict[str, ClipMeasure | str]:
     """Return the measure of every path, or the reason why there is none.
 
-    Each process of `group` uses so many `processes` more; 0: none (default: one per core where
-    there are many clips). `progress(done, total)` counts clips. Raises DatasetError when the folder
-    of a clip is gone, DiskError when `cache` cannot be written, KitError where another process of
-    the group failed; results so far are in `cache`, or in parts beside it.
+    It uses so many `processes`; 0: this one (default: one per core where there are many clips).
+    `progress(done, total)` counts clips. With `part`, a file beside NAME.jsonl like
+    NAME.3-of-16.jsonl, what is measured is written there; a call without it merges all parts into
+    `cache`. Raises DatasetError when the folder of a clip is gone, DiskError when a file cannot be
+    written; results so far are kept.
     """
     cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}
     order = list(dict.fromkeys(absolute.values()))
-    if _parts(cache):  # of an interrupted check by several processes
+    if part is None and _parts(cache):
         _merge_parts(cache, order)
-    results = _read_cache(cache, set(order), decode_s)
+    results = read_measures(cache, set(order), decode_s)
+    if part:
+        results |= read_measures(part, set(order), decode_s)
     todo = [path for path in order if path not in results]
     total = len(order)
     before = len(results)
     if before:
         progress(before, total)
     if todo:
-        make_folder(cache.parent)
-        own_cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        cores = max(1, (len(own_cores) or os.cpu_count() or 1) // group.local_size)
-        jobs = []
-        for number, share in enumerate(group.split_by_key(todo, str)):
-            part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}") if number else cache
-            usual = cores if len(share) >= PROCESSES_FROM_CLIPS else 0
-            own = usual if processes is None else processes
-            jobs.append(partial(_measure_share, share, part, decode_s, own))
-        results.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
-        _merge_parts(cache, order)
-    left = set(order) - results.keys()  # measured by other processes of the group
-    if left:
-        results.update(_read_cache(cache, left, decode_s))
-    for path in left - results.keys():  # unreachable files are not cached
-        results[path] = _value(json.loads(measure_line(path, decode_s)))
+        if processes is None:
+            processes = _cores() if len(todo) >= PROCESSES_FROM_CLIPS else 0
+        results |= _measure(
+            todo,
+            part or cache,
+            decode_s,
+            processes,
+            progress=lambda done: progress(before + done, total),
+        )
+        if part is None:
+            _merge_parts(cache, order)
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
-def _measure_share(
-    paths: list[str], cache: Path, decode_s: float, processes: int, _tools, advance: Callable
+def _measure(
+    paths: list[str], cache: Path, decode_s: float, processes: int, progress: Callable
 ) -> dict[str, ClipMeasure | str]:
+    """Measure `paths`, and append a line for each to `cache`."""
+    make_folder(cache.parent)
     lines = (measure_line(path, decode_s) for path in paths)
     if processes:
         lines = _by_processes(paths, min(processes, len(paths)), decode_s)
@@ -96,8 +95,14 @@ def _measure_share(
                     "resumes there."
                 )
             results.update({row["path"]: _value(row) for row in rows})
-            advance(len(chunk))
+            progress(len(results))
     return results
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _folder_is_gone(path: str) -> bool:
@@ -110,7 +115,7 @@ def _folder_is_gone(path: str) -> bool:
 
 
 def _parts(cache: Path) -> list[Path]:
-    """Return the caches of the other processes of a group, until all are done."""
+    """Return what shards of the corpus measured, until a call merges it."""
     return sorted(cache.parent.glob(f"{cache.stem}.[0-9]*{cache.suffix}"))
 
 
@@ -131,7 +136,7 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
         part.unlink()
 
 
-def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
+def read_measures(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
     """Return the cached results of `paths` that have not changed since; warn of damaged lines."""
     results = {}
     damaged = 0
@@ -141,7 +146,7 @@ def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, Clip
         elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
             value = _value(row)
             # Leave out those that were too long to decode then and are not any more.
-            undecoded = isinstance(value, ClipMeasure) and value.peak is None
+            undecoded = isinstance(value, ClipMeasure) and value.gap_s is None
             if not (undecoded and value.seconds <= decode_s):
                 results[row["path"]] = value
     if damaged:

@@ -5,21 +5,12 @@ No row is dropped silently: each is an `Utterance` (manifest.jsonl) or a `Findin
 
 import collections
 import dataclasses
-import io
-import itertools
 import math
-import pickle
-import tempfile
-import threading
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-
-import numpy as np
 
 from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError
-from kit.base.files import disk_errors
 from kit.base.formatting import join_names, shorten
 from kit.dataset.manifest import Utterance, write_lines, write_manifest
 from kit.settings import ManifestConfig
@@ -44,6 +35,8 @@ FIXES = {
     "alphabet": "spell these letters in the script of the other texts, as they are spoken",
     "repeated text": "vary the sentences: what is repeated too often is memorised",
     "edge silence": "nothing: all but 0.1 s of it is trimmed. Is a part of the sentence missing?",
+    "gap": "listen: is a part of the recording missing? A long pause may also be cut shorter",
+    "two channels": 'keep the channel of one person: ffmpeg -i IN -af "pan=mono|c0=c0" OUT',
     "opposite phase": "nothing; or invert one of its channels and export it again",
     "rare letter": "check for a typing error; the voice gets too few examples to learn it",
     "also in training": "remove it from one of the two: it flatters the held-out figures",
@@ -77,7 +70,7 @@ class DataReport:
     """Every row of a dataset, kept or refused."""
 
     layout: str  # description of its layout and tables
-    kept: Sequence[Utterance]
+    kept: list[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
     measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)  # by path
@@ -115,7 +108,7 @@ class DataReport:
     def without(self, findings: list[Finding]) -> "DataReport":
         """Return the report with the rows of `findings` refused as well."""
         ids = {finding.id for finding in findings}
-        kept = rows_where(self.kept, lambda row: row.id not in ids) if ids else self.kept
+        kept = [row for row in self.kept if row.id not in ids]
         return dataclasses.replace(self, kept=kept, refused=self.refused + findings)
 
     def digests(self, rows: list[Utterance]) -> list[str | None]:
@@ -154,8 +147,7 @@ class DataReport:
             elif left_s > 0:
                 reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
                 refused.append(dataclasses.replace(finding, seconds=left_s, reason=reason))
-        kept = Spool(itertools.chain(self.kept, clips)) if clips else self.kept
-        return dataclasses.replace(self, kept=kept, refused=refused)
+        return dataclasses.replace(self, kept=[*self.kept, *clips], refused=refused)
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` is the file with the findings."""
@@ -224,72 +216,5 @@ def write_data_report(report: DataReport, into: Path) -> None:
     write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
 
 
-# --- rows that may be too many for memory ---------------------------------------------------------
-
-BLOCK = 256  # values read at a time
-IN_MEMORY_BYTES = 2**24  # a shorter sequence needs no file
-
-
-class Spool(Sequence):
-    """`values` in a temporary file, 8 bytes each in memory, read again whenever they are used.
-
-    So what is changed in a value is not kept; a slice is a list.
-    """
-
-    def __init__(self, values: Iterable = ()):
-        self.file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
-        self.lock = threading.Lock()  # of the file's position
-        self.starts = array("Q", [0])
-        folder = Path(tempfile.gettempdir())
-        for value in values:
-            data = pickle.dumps(value, -1)
-            with disk_errors(folder):
-                self.file.write(data)
-            self.starts.append(self.starts[-1] + len(data))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        return pickle.load(self._read(number, number + 1))
-
-    def __iter__(self) -> Iterator:
-        for first in range(0, len(self), BLOCK):
-            end = min(first + BLOCK, len(self))
-            data = self._read(first, end)
-            for _ in range(first, end):
-                yield pickle.load(data)
-
-    def _read(self, first: int, end: int) -> io.BytesIO:
-        with self.lock:
-            self.file.seek(self.starts[first])
-            return io.BytesIO(self.file.read(self.starts[end] - self.starts[first]))
-
-    def __eq__(self, other) -> bool:
-        same_size = isinstance(other, Sequence) and len(self) == len(other)
-        return same_size and all(a == b for a, b in zip(self, other))
-
-    __hash__ = None
-
-    def __reduce__(self):
-        return Spool, (list(self),)  # for another process
-
-
-def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
-    return rows_where(rows, lambda row: row.split == split)
-
-
-def rows_where(
-    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
-) -> Sequence[Utterance]:
-    chosen = filter(wanted, rows)
-    return Spool(chosen) if isinstance(rows, Spool) else list(chosen)
-
-
-def values_repeated(hashes: Iterable[int]) -> set[int]:
-    """The hashes that occur more than once; 8 bytes of memory each, where a set would be large."""
-    values, counts = np.unique(np.fromiter(hashes, np.int64), return_counts=True)
-    return set(values[counts > 1].tolist())
+def rows_in_split(rows: Iterable[Utterance], split: str) -> list[Utterance]:
+    return [row for row in rows if row.split == split]

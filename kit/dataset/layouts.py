@@ -9,15 +9,13 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
 from kit.dataset.columns import UnclearTable, columns_in_order
-from kit.dataset.data_report import Finding, Spool, rows_in_split, values_repeated
+from kit.dataset.data_report import Finding, rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.dataset.recordings import (
     Place,
@@ -70,7 +68,7 @@ class Dataset:
     """The rows of a dataset's tables, before any recording is opened."""
 
     layout: str  # its kind and its tables
-    rows: Sequence[Utterance]
+    rows: list[Utterance]
     refused: list[Finding]
 
 
@@ -104,19 +102,16 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     is what, or when the recordings' folder is gone.
     """
     source = Path(source)
+    rows: list[Utterance] = []
     refused: list[Finding] = []
-
-    def valid_rows() -> Iterator[Utterance]:
+    try:
+        files = find_dataset(source, config)
         read = _read_tables if files.tables else _read_texts
         for row in read(files, config, alone=source.is_file()):
             if isinstance(row, Finding):
                 refused.append(row)
             else:
-                yield row
-
-    try:
-        files = find_dataset(source, config)
-        rows = Spool(valid_rows())
+                rows.append(row)
     except KitError as error:
         raise DatasetError(str(error)) from error
     except OSError as error:
@@ -198,48 +193,39 @@ def _read_texts(
             yield check_row(row, TEXT_COLUMNS, recordings, config, place)
 
 
-def without_repeats(rows: Spool) -> tuple[Spool, list[Finding]]:
+def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Finding]]:
     """Leave out the rows of a recording with several texts, and all but the first of an id.
 
     Returns a finding for each.
     """
-    audio_repeats = values_repeated(hash(row.audio) for row in rows)
-    id_repeats = values_repeated(hash(row.id) for row in rows)
-    if not audio_repeats and not id_repeats:
-        return rows, []
     of_audio: dict[str, Utterance] = {}
     conflicts = set()
     for row in rows:
-        if hash(row.audio) in audio_repeats:
-            first = of_audio.setdefault(row.audio, row)
-            if letters(first.text) != letters(row.text):
-                conflicts.add(row.audio)
+        first = of_audio.setdefault(row.audio, row)
+        if first is not row and letters(first.text) != letters(row.text):
+            conflicts.add(row.audio)
     of_id: dict[str, Utterance] = {}
+    kept = []
     findings = []
-
-    def kept() -> Iterator[Utterance]:
-        for row in rows:
-            if row.audio in conflicts:
-                first = of_audio[row.audio]
-                reason = f"another text for its recording is in {first.file}, line {first.line}"
-                if first == row:
-                    reason = "another line gives its recording another text"
-                fix = "keep the line that is right; a part of a recording needs a file of its own"
-            elif hash(row.id) in id_repeats and of_id.setdefault(row.id, row) != row:
-                first = of_id[row.id]
-                reason = f"this id is already used in {first.file}, line {first.line}"
-                fix = "give every line an id of its own, or leave the column out: - in COLUMNS"
-            else:
-                yield row
-                continue
-            findings.append(bad_row(row.file, row.line, row.id, reason, fix))
-
-    return Spool(kept()), findings
+    for row in rows:
+        if row.audio in conflicts:
+            first = of_audio[row.audio]
+            reason = f"another text for its recording is in {first.file}, line {first.line}"
+            if first is row:
+                reason = "another line gives its recording another text"
+            fix = "keep the line that is right; a part of a recording needs a file of its own"
+        elif of_id.setdefault(row.id, row) is not row:
+            first = of_id[row.id]
+            reason = f"this id is already used in {first.file}, line {first.line}"
+            fix = "give every line an id of its own, or leave the column out: - in COLUMNS"
+        else:
+            kept.append(row)
+            continue
+        findings.append(bad_row(row.file, row.line, row.id, reason, fix))
+    return kept, findings
 
 
-def hold_out(
-    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
-) -> Sequence[Utterance]:
+def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> list[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
     A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
@@ -257,28 +243,19 @@ def hold_out(
     count = max(count, len(train))
     minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
     chosen = set()
-    for row in _by_hash(train):
+    for row in sorted(train, key=lambda row: (stable_hash(row.id), row.id)):
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break
         own = _letters(row)
         if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
             chosen.add(row.id)
             known.subtract(own)
-
-    def moved(row: Utterance) -> Utterance:
-        if row.split != "train" or row.id not in chosen:
-            return row
-        return dataclasses.replace(row, split="held_out")
-
-    return Spool(map(moved, rows))
-
-
-def _by_hash(rows: Sequence[Utterance]) -> Iterator[Utterance]:
-    """Yield `rows` in the order of their stable hashes and ids; only those asked for are read."""
-    hashes = np.fromiter((stable_hash(row.id) for row in rows), np.uint16, len(rows))
-    for value in np.unique(hashes):
-        same = (rows[int(i)] for i in np.flatnonzero(hashes == value))
-        yield from sorted(same, key=lambda row: row.id)
+    return [
+        dataclasses.replace(row, split="held_out")
+        if row.split == "train" and row.id in chosen
+        else row
+        for row in rows
+    ]
 
 
 def _letters(row: Utterance) -> set[str]:

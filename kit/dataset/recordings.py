@@ -34,16 +34,26 @@ RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 NO_VALUE = frozenset({"nan", "null", "none", "n/a", "#n/a", "<na>", "#name?", "#ref!", "#value!"})
 # What no text is spoken with: {reason: sign of it}.
 NOT_SPOKEN = {
-    "markup": re.compile(r"</?[a-zA-Z][^<>]*>|&(#\d+|amp|lt|gt|quot|nbsp);|\{\\rtf"),
+    "markup": re.compile(
+        r"</?[a-zA-Z][^<>]*>|<\|[^|<>]*\|>|&(#\d+|amp|lt|gt|quot|nbsp);|\{\\[a-z]|\*\*\S|__\S"
+    ),
     "JSON": re.compile(r'^\s*[{\[]+\s*"'),
     "times": re.compile(
         r"-->|\d\d:\d\d[.,]\d{3}|[\[(]\d{1,2}:\d\d(:\d\d)?[\])]|^(0|\d+[.,]\d+)\s+\d+[.,]\d+\s"
     ),
     "the name of a file": re.compile(r"^\S+\.(txt|lab|json|wav|mp3|flac|ogg|opus|m4a)\b", re.I),
-    "the label of a speaker": re.compile(r"^\W*speaker[ _]\d+", re.I),
+    "the label of a speaker": re.compile(
+        r"^\W*(?i:speaker)[ _]\d+|^\W*[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,}( [A-ZÀ-ÖØ-ÞА-ЯЁ]+)?:\s"
+    ),
+    "a number sign": re.compile(r"#\d"),
+    "a picture": re.compile("[\u2600-\u27bf\U0001f000-\U0001faff]"),
     "an address of the web": re.compile(r"https?://\S+"),
-    "a letter that was lost when it was saved": re.compile("\ufffd"),
 }
+# Letters that another program has destroyed: saved as what it cannot hold, or as UTF-8 twice.
+LOST_LETTERS = re.compile(
+    r"\ufffd|(?<=[^\W\d_])\?(?=[a-zß-öø-ÿа-я])"
+    r"|[ÃÂÐÑ][\x80-\xbf]|ã[\xa1-\xa9\xac-\xaf\xb1-\xb3\xb5\xb6\xb8\xb9\xbc-\xbf]|â€"
+)
 # Signs of IPA that hardly any spelling has; syllables and sounds with a figure for tone or stress.
 IPA = re.compile("[ɹɾʁʃʒɪʌɑɒɐɚɝɜɡˈˌː]")
 PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
@@ -199,6 +209,11 @@ def text_problem(text: str, phonemes: bool) -> tuple[str, str]:
     """
     if text.lower() in NO_VALUE:
         return f"the text is empty: {text!r}", "write what is said, or remove the line"
+    lost = LOST_LETTERS.search(text)
+    if lost:
+        around = text[max(0, lost.start() - 8) : lost.end() + 8]
+        fix = "save it as UTF-8 from where its letters are still right"
+        return f"a letter was lost when it was saved in another encoding: {around!r}", fix
     for kind, sign in NOT_SPOKEN.items():
         match = sign.search(text)
         if match:

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
@@ -19,7 +18,6 @@ from kit.base import files
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import non_utf8_problem
-from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset import alignment
 from kit.dataset.alignment import AlignedToken, Pause, Token, WindowReader
 from kit.dataset.manifest import Utterance, write_lines
@@ -256,30 +254,35 @@ def seconds_of(audio: Path) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRecording:
+    audio: Path
+    seconds: float
+    name: str  # prefix of its clips
+    text: str | None  # None: that of the .txt beside it
+    result_file: Path  # it is written once all clips are there
+    key: str  # changes with the recording, its transcript, the recogniser and the settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
     language: str
 
     def segment_folder(
-        self,
-        folder: Path,
-        into: Path,
-        progress: Callable = lambda *_: None,
-        group: WorkGroup = SINGLE_PROCESS,
+        self, folder: Path, into: Path, progress: Callable = lambda *_: None
     ) -> list[UnusedAudio]:
         """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
 
         Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. Recordings that an
-        earlier call finished are not processed again; the processes of `group` share the others.
-        `progress(done, total)` counts seconds of audio. Raises DatasetError where there is nothing
-        to split or a file cannot be opened, DiskError before it starts when the disk is too small,
-        KitError where another process failed.
+        earlier call finished are not processed again. `progress(done, total)` counts seconds of
+        audio. Raises DatasetError where there is nothing to split or a file cannot be opened,
+        DiskError before it starts when the disk is too small.
         """
         folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
         sources = [(path, name, None) for path, name in zip(paths, unique_names(folder, paths))]
-        results = self._segment(sources, into, progress, group)
+        results = self._segment(sources, into, progress)
         lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
         losses = []
         for path, result in zip(paths, results):
@@ -290,11 +293,7 @@ class Segmenter:
         return losses
 
     def segment_rows(
-        self,
-        rows: list[Utterance],
-        into: Path,
-        progress: Callable = lambda *_: None,
-        group: WorkGroup = SINGLE_PROCESS,
+        self, rows: list[Utterance], into: Path, progress: Callable = lambda *_: None
     ) -> list[Utterance]:
         """Split the recordings of `rows`, too long for the model, into clips under `into`.
 
@@ -304,7 +303,7 @@ class Segmenter:
         clips = Path(into) / "clips"
         sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]
         utterances = []
-        for row, result in zip(rows, self._segment(sources, clips, progress, group)):
+        for row, result in zip(rows, self._segment(sources, clips, progress)):
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
@@ -312,22 +311,18 @@ class Segmenter:
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
-    def _segment(
-        self, sources: list[tuple], into: Path, progress: Callable, group: WorkGroup
-    ) -> list[dict]:
+    def _segment(self, sources: list[tuple], into: Path, progress: Callable) -> list[dict]:
         """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
         settings = (self.recognizer.fingerprint(), self.cuts, self.language)
         recordings = []
         for audio, name, text in sources:
             content = file_state(audio.with_suffix(".txt")) if text is None else text
             recording = LongRecording(
-                into=into,
-                cuts=self.cuts,
-                language=self.language,
                 audio=audio,
                 seconds=seconds_of(audio),
                 name=name,
                 text=text,
+                result_file=into / "cut" / f"{name}.json",
                 key=files.digest(name, file_state(audio), content, *settings),
             )
             recordings.append(recording)
@@ -335,87 +330,58 @@ class Segmenter:
         files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
         todo = [r for r in recordings if files.read_result(r.result_file, r.key) is None]
         total_s = sum(recording.seconds for recording in recordings) or 1.0  # none is readable
-        before_s = total_s - sum(recording.seconds for recording in todo)
+        left_s = sum(recording.seconds for recording in todo)
+        if left_s < total_s:
+            progress(total_s - left_s, total_s)
 
-        def advance(done_s: float) -> None:
-            now_s = before_s + done_s
-            progress(total_s if total_s - now_s < 0.001 else now_s, total_s)  # rounding errors
+        def segment(recording: LongRecording, before_s: float) -> None:
+            def report(now_s: float, _total_s: float) -> None:
+                if now_s < recording.seconds:  # the end is reported once the clips are written
+                    progress(before_s + now_s, total_s)
 
-        if before_s:
-            advance(0.0)
-        if todo:
-            jobs = [partial(_segment_share, share) for share in group.split_evenly(todo)]
-            group.do(jobs, self.recognizer, advance)
+            result = self._segment_one(recording, into / "wavs", report)
+            files.save_result(recording.result_file, recording.key, result)
+
+        for recording in todo:
+            segment(recording, total_s - left_s)
+            left_s -= recording.seconds
+            progress(total_s if recording is todo[-1] else total_s - left_s, total_s)
         return [files.read_result(r.result_file, r.key) for r in recordings]
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LongRecording:
-    into: Path
-    cuts: SegmentConfig
-    language: str
-    audio: Path
-    seconds: float
-    name: str  # prefix of its clips
-    text: str | None  # None: that of the .txt beside it
-    key: str  # changes with the recording, its transcript, the recogniser and the settings
-
-    @property
-    def result_file(self) -> Path:
-        """The file that is written once all clips are there."""
-        return self.into / "cut" / f"{self.name}.json"
-
-
-def _segment_share(
-    recordings: list[LongRecording], recognizer: SpeechRecognizer, advance: Callable
-) -> None:
-    for recording in recordings:
-        reported_s = 0.0
-
-        def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
-            nonlocal reported_s
-            if now_s < recording.seconds:  # the end is reported once the clips are written
-                advance(now_s - reported_s)
-                reported_s = now_s
-
-        make = partial(_segment, recording, recognizer, report)
-        files.cached_result(recording.result_file, recording.key, make)
-        advance(recording.seconds - reported_s)
-
-
-def _segment(recording: LongRecording, recognizer: SpeechRecognizer, progress: Callable) -> dict:
-    """Write the clips of one recording to wavs/; return table rows and losses."""
-    audio = recording.audio
-    wavs = recording.into / "wavs"
-    for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
-        leftover.unlink()  # of other settings, or an interrupted call
-    rows = []
-    with contextlib.ExitStack() as stack:
-        try:
-            text = recording.text
-            if text is None:
-                text = _read_transcript(audio.with_suffix(".txt"))
-            reader = stack.enter_context(WindowReader(audio, recognizer))
-            tokens = alignment.read_tokens(text, recognizer, recording.language)
-            aligned = alignment.LongAligner(reader, tokens).run(progress)
-            clips, losses = plan_segments(aligned, tokens, reader.total_s, recording.cuts)
-            losses += missing_audio(reader)
-        except (DatasetError, OSError) as error:
-            if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
-                raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
-            clips = []
-            losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
-        for number, clip in enumerate(clips, 1):
-            clip_id = f"{recording.name}_{number:04d}"
-            rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-            # No fsync for each of a thousand clips: they count once the result file lists them.
-            path = wavs / f"{clip_id}.wav"
-            with files.disk_errors(path):
-                wave = reader.samples_of(clip.start_s, clip.end_s)
-                path.write_bytes(files.encode_wav(wave, reader.rate))
-    kept = ("start_s", "end_s", "reason")
-    unused = [{"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses]
-    return {"rows": rows, "losses": unused}
+    def _segment_one(self, recording: LongRecording, wavs: Path, progress: Callable) -> dict:
+        """Write the clips of one recording to `wavs`; return table rows and losses."""
+        audio = recording.audio
+        for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
+            leftover.unlink()  # of other settings, or an interrupted call
+        rows = []
+        with contextlib.ExitStack() as stack:
+            try:
+                text = recording.text
+                if text is None:
+                    text = _read_transcript(audio.with_suffix(".txt"))
+                reader = stack.enter_context(WindowReader(audio, self.recognizer))
+                tokens = alignment.read_tokens(text, self.recognizer, self.language)
+                aligned = alignment.LongAligner(reader, tokens).run(progress)
+                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
+                losses += missing_audio(reader)
+            except (DatasetError, OSError) as error:
+                if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
+                    raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
+                clips = []
+                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
+            for number, clip in enumerate(clips, 1):
+                clip_id = f"{recording.name}_{number:04d}"
+                rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
+                # No fsync for each of a thousand clips: they count once the result file lists them.
+                path = wavs / f"{clip_id}.wav"
+                with files.disk_errors(path):
+                    wave = reader.samples_of(clip.start_s, clip.end_s)
+                    path.write_bytes(files.encode_wav(wave, reader.rate))
+        kept = ("start_s", "end_s", "reason")
+        unused = [
+            {"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses
+        ]
+        return {"rows": rows, "losses": unused}
 
 
 def file_state(path: Path) -> tuple:

@@ -1,4 +1,4 @@
-"""Measure a voice, check its figures before it is used, and name each misread word.
+"""Measure a voice, and name each misread word.
 
 It speaks held-out sentences and a recogniser transcribes them. A transcript is aligned with its
 text by the cheapest edit path over words (Levenshtein), in which two words may also become one or
@@ -16,7 +16,6 @@ from pathlib import Path
 from torch import Tensor
 
 from kit.audio.recognizer import SpeechRecognizer, cer, edit_distance
-from kit.base.checks import Check
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.dataset.manifest import Utterance
@@ -26,7 +25,6 @@ from kit.settings import GenerateConfig
 from kit.text.normalize import letters
 from kit.text.sentences import SpokenPart
 
-OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
 TRANSCRIBE_BATCH = 25  # waveforms transcribed together
 SAVED_SAMPLES = 3  # of each variant
 
@@ -132,68 +130,6 @@ def save_samples(
             write_atomic(Path(folder) / wav, encode_wav(wave.numpy(), rate))
             rows.append({"text": text, "wav": wav, "split": split})
     return rows
-
-
-# --- checks that a voice must pass --------------------------------------------------------------
-
-
-def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
-    """Return what may make a voice clearer, given training and held-out loss, if known."""
-    if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
-        return "train longer"
-    return (
-        f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
-        "steps do not help; more recordings would, or a base voice (BASE_MODEL in 01_data_prep, "
-        "--base-model)"
-    )
-
-
-def gate_checks(
-    scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
-) -> list[Check]:
-    """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
-    cer_limit = f"at most {worst_cer:.1%}"
-    blind = recognizer_warning(floor_cer, worst_cer)
-    unclear = ""
-    if scores.cer > worst_cer:
-        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    return [
-        Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
-        Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
-        *ending_checks(scores.figures(), fix),
-    ]
-
-
-def ending_checks(figures: dict, fix: str) -> list[Check]:
-    """Return the checks of `ending_figures`."""
-    eos_rate = figures["eos_rate"]
-    runaway_rate = figures["runaway_rate"]
-    runaway = f"{runaway_rate:.1%} over twice as long"
-    pace = f"{figures['duration_ratio']:.2f} times the recordings"
-    endless = runs_away = off_pace = ""
-    if eos_rate < 1:
-        endless = f"{1 - eos_rate:.1%} of the sentences never ended: {fix}"
-    if runaway_rate > 0.02:
-        runs_away = f"{runaway_rate:.1%} of the sentences took over twice as long as recorded"
-    if not 0.8 < figures["duration_ratio"] < 1.25:
-        off_pace = f"speech lasts {pace}"
-    return [
-        Check("ends its sentences", f"{eos_rate:.1%} of them", "all", endless),
-        Check("does not run away", runaway, "at most 2.0%", runs_away),
-        Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
-    ]
-
-
-def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
-    """Return why the recogniser cannot judge a voice, or "" (also if its error is unknown)."""
-    if cer_on_recordings is None or cer_on_recordings <= worst_cer:
-        return ""
-    return (
-        f"the recogniser itself mistakes {cer_on_recordings:.1%} of the letters of recordings: it "
-        f"cannot tell whether a voice is below {worst_cer:.1%}, only which voice is better; "
-        "listen yourself, give it more `minutes` (preset, section `recognizer`) or more "
-        "recordings, or use Whisper instead (--set recognizer.whisper=base)"
-    )
 
 
 # --- misread words -------------------------------------------------------------------------------

@@ -1,19 +1,23 @@
 """The charts of the notebooks, each a figure of its own with units on its axes.
 
-All is matplotlib's object-oriented interface on the Agg canvas: pyplot keeps one global figure that
-a second thread corrupts. No chart holds the text of a sentence: the default font has no Ethiopic.
+All is matplotlib's object-oriented interface: pyplot keeps one global figure that a second thread
+corrupts. It is loaded with the first chart, so that a training process does without. No chart holds
+the text of a sentence: the default font has no Ethiopic.
 """
+
+from __future__ import annotations
 
 import base64
 import html
 import io
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's, with three colours darker: the colour-blind can distinguish them all, and each
 # stands out from white (WCAG 2: 3 to 1). Lines and bars of several kinds also differ in style.
@@ -29,23 +33,19 @@ HATCHES = ("", "////", "....", "xxxx")
 GIB = 2**30
 
 
-def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure of 200 dots an inch: it is shown at half that, sharp on dense screens."""
-    figure = Figure((width_in, height_in), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+def new_figure(
+    width_in: float, height_in: float, dpi: int = 200, layout: str = "constrained"
+) -> Figure:
+    """An empty figure; one of 200 dots an inch is shown at half that, sharp on dense screens."""
+    from matplotlib.figure import Figure
+
+    return Figure((width_in, height_in), dpi=dpi, layout=layout)
 
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def pixels(figure: Figure) -> np.ndarray:
-    """`figure` as a picture (height, width, RGB), 0 to 255."""
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
 def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
@@ -267,7 +267,7 @@ def curves(lines: dict[str, tuple], xlabel: str, ylabel: str, title: str = "") -
             look |= {"marker": marker, "markersize": 4}
         axes.plot(xs, ys, label=name, **look)
     if all(float(x).is_integer() for xs, _ in lines.values() for x in xs):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params("x", integer=True)
     axes.grid(color=GRID, linewidth=0.8)
     if len(lines) > 1:
         axes.legend(frameon=False, fontsize=9)
@@ -364,7 +364,7 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
             draws.append(_ratio)
     grid = {"height_ratios": (3, *[1] * (len(draws) - 1))}
     if live:
-        figure = Figure((9.1, 4.6), dpi=110)
+        figure = new_figure(9.1, 4.6, dpi=110, layout="none")
         grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915, "top": 0.935, "bottom": 0.1}
     else:
         figure = new_figure(8, 1.5 + 1.5 * len(draws))
@@ -411,7 +411,7 @@ def _memory(axes, rows: list[dict], steps: np.ndarray) -> None:
         if np.isfinite(values).any():
             axes.plot(steps, values, look, color=colour, linewidth=1.5, label=name)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(2))
+    axes.locator_params("y", nbins=2)
     if axes.lines:
         beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
         axes.legend(frameon=False, fontsize=8, **beside)
@@ -421,7 +421,7 @@ def _memory(axes, rows: list[dict], steps: np.ndarray) -> None:
 def _rate(axes, rows: list[dict], steps: np.ndarray) -> None:
     axes.plot(steps, column(rows, "lr"), color=INK, linewidth=1.4)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(2))
+    axes.locator_params("y", nbins=2)
     tidy(axes, "", "rate")
     load = column(rows, "load")
     sampled = np.isfinite(load)  # not at every step

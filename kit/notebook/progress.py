@@ -76,6 +76,7 @@ def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
         "step": f"{row['step']:,} / {row['steps']:,}",
         "epoch": f"{row['epoch'] + 1}" if row.get("epoch") is not None else None,
         "loss": _number(row.get("loss")),
+        "learning rate": f"{row['lr']:.2g}" if row.get("lr") is not None else None,
         "validation": _number(row.get("val_loss")),
         "EMA": _number(row.get("ema_val_loss")),
         "steps/s": f"{speed[0]:.3g}" if speed else None,

@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import html
 import os
+import sys
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
+from kit.notebook.plots import picture_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Result:
     """
 
     line: str
-    pictures: Sequence = ()  # matplotlib figures
+    pictures: Sequence = ()  # matplotlib figures, or functions that draw one once it is shown
     sounds: Sequence[Sound] = ()
     # Sounds of the same sentences, a column for each name.
     compared: dict[str, Sequence[Sound]] = dataclasses.field(default_factory=dict)
@@ -57,7 +59,7 @@ class Result:
     shown: bool = True  # draw `figures` as a table, too
     grid: Sequence[tuple[str, ...]] = ()  # rows of cells, the headings first
     link: Path | None = None  # a file to download
-    failed: bool = False  # the voice does not pass: a command exits with 3
+    failed: bool = False  # something does not pass: a command exits with 3
 
     def __str__(self) -> str:
         return self.line
@@ -70,9 +72,8 @@ class Result:
         if self.link:
             parts.append(link_html(self.link))
         if self.pictures:
-            from kit.notebook.plots import picture_html  # only here: it loads matplotlib
-
-            parts += [picture_html(picture, lines[:1]) for picture in self.pictures]
+            drawn = [picture() if callable(picture) else picture for picture in self.pictures]
+            parts += [picture_html(picture, lines[:1]) for picture in drawn]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.compared:
             parts.append(compared_html(self.compared))
@@ -132,9 +133,17 @@ def plain_errors() -> None:
         shell._showtraceback(kind, error, lines)
         return lines
 
+    def print_error(kind, error, trace) -> None:
+        if kind.__module__.startswith("kit."):
+            print(f"{kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+
     shell = get_ipython()
     if shell is not None:
         shell.set_custom_exc((ValueError, RuntimeError, OSError), show_error)
+    else:
+        sys.excepthook = print_error
 
 
 def print_results() -> None:

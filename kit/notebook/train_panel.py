@@ -24,7 +24,6 @@ from kit.notebook.result import is_watched
 from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
 from kit.training.run import PROFILE, STOP, TrainingProcess
-from kit.tuning.doctor import health_line
 
 FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
@@ -54,7 +53,8 @@ class TrainPanel:
     plan: Callable[[dict], tuple[str, bool]] = lambda values: ("", True)
     players: Callable[[], str] = str  # HTML of what the run has spoken so far
     profile: Callable[[], str] = str  # describes the newest profile
-    diagnose: Callable[[list[dict]], list[str]] = lambda rows: []  # what makes steps slow
+    health: Callable[[list[dict]], list[str]] = lambda rows: []  # lines about the rows of the log
+    failure: Callable[[list[dict]], str] = lambda rows: ""  # why a finished training has failed
     # Until a run starts by itself, as in "Run all"; a click on anything stops it. None: it waits.
     countdown_s: float | None = 20.0
 
@@ -240,6 +240,9 @@ class TrainPanel:
         self.error = self.error or self.process.error()
         took_s = time.monotonic() - self.started_s
         text, kind, start_label = verdict(self.error, self.reached, self.stopping, took_s)
+        failure = "" if self.error or self.stopping else self.failure(self.rows)
+        if failure:
+            text, kind = f"{text} {failure}", "bad"
         self.view.idle(start_label)
         self._show_plan()
         self.view.say(text, kind)
@@ -317,7 +320,7 @@ class TrainPanel:
     def _draw(self) -> None:
         if not self.rows:
             return
-        lines = [self.profile(), *self.diagnose(self.rows), health_line(self.rows)]
+        lines = [self.profile(), *self.health(self.rows)]
         self._show("\n".join(filter(None, lines)))
         self.view.stop.disabled = self.stopping
         if self.stopping:

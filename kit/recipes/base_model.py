@@ -17,9 +17,10 @@ from kit.base import extras
 from kit.base.config import build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
+from kit.base.formatting import join_names
 from kit.base.hub import fetch_model, fetched, list_files
 from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, run_folder, runs_folder
+from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, runs_folder
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, FILES, FIX, load_export, read_card
 from kit.inference.voice_files import load_voice
@@ -73,6 +74,7 @@ class Release:
     repository: str  # on the hub
     revision: str  # that was tested, as the files of a repository may change; "": none was
     weights: str  # the file that holds them
+    trained: str = ""  # the name that its own trainer gives them, in a folder without the rest
     files: tuple[str, ...]  # that are needed
     optional: tuple[str, ...]  # that are passed on with them, where they are there
     licence: str  # as `accept_license` names it; all that is made from the model has it
@@ -237,16 +239,16 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     return folder, fetch_once(repository, revision, folder, *names, listing)
 
 
-def voice_folder(name: str, run: str = "") -> Path:
+def voice_folder(name: str) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    "" is the voice of `run`. Downloads it once for all runs; a commit that is there needs no
-    network. Raises KitError if there is none, and DiskError if the download fails.
+    Downloads it once for all runs; a commit that is there needs no network. Raises KitError if
+    there is none, and DiskError if the download fails.
     """
     if not name.startswith(HUB):
-        folder = Path(name).expanduser() if name else run_folder(run) / "export"
+        folder = Path(name).expanduser()
         if not (folder / CARD).is_file():
-            raise KitError(f"There is no exported voice in {folder}: {FIX}")
+            raise KitError(f"There is no exported voice in {folder}: {FIX}{trainer_hint(folder)}")
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     folder = copy_of(repository, revision, runs_folder())
@@ -325,7 +327,20 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     raise KitError(
         f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
         f"`export` of a run, the folder of a run that 02_train has finished{others}."
+        f"{trainer_hint(folder)}"
     )
+
+
+def trainer_hint(folder: Path) -> str:
+    """What to do with the folder of a release's own trainer; "" for any other."""
+    for release in releases():
+        if release.trained and (folder / release.trained).is_file():
+            files = join_names([name for name in release.files if name != release.weights])
+            return (
+                f" This looks like what the trainer of {release.name} leaves: copy "
+                f"{release.trained} as {release.weights} into a folder with {files} of the release."
+            )
+    return ""
 
 
 def load_release(run: ActiveRun, release: Release, folder: Path, licence: str) -> BaseModel:

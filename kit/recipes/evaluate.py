@@ -17,7 +17,6 @@ from torch import Tensor
 from kit.audio.clip import load_wave, resampled
 from kit.audio.codec import Codec, load_codec
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
-from kit.base.checks import Check, problems_of
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest, file_digest, file_digests
@@ -30,13 +29,22 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
-from kit.notebook.plots import Figure, bars, curves, grouped_bars, mel_picture
+from kit.notebook.plots import bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.base_model import package_speaker
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
+from kit.tuning.checks import (
+    Check,
+    ending_checks,
+    gate_checks,
+    judged,
+    problems,
+    suggest_fix,
+    table,
+)
 
 SAMPLES = 3  # recordings saved to samples/
 PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
@@ -340,6 +348,7 @@ class Evaluation:
         figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
         figures |= {f"cer_{name}": score.cer for name, score in scores.items()}
         figures |= chosen.figures() | {"weights": data.best, "candidates": data.sampling.best_of}
+        figures["weights_sha256"] = file_digest(self.active_run.folder / WEIGHTS[data.best])
         scores[self.best_of(data.best)] = chosen
         line = f"CER on recordings {floor.cer:.2%}, after the codec {floor.cer_codec:.2%}"
         percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
@@ -394,7 +403,7 @@ class Evaluation:
         picture = grouped_bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
-        lines = [line + ", ".join(costs), *problems_of(speaker_checks(self.active_run))]
+        lines = [line + ", ".join(costs), *problems(speaker_checks(self.active_run))]
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
@@ -413,9 +422,9 @@ class Evaluation:
         """Whether held-out sentences end by themselves, and how long they are: from codes alone."""
         data = self.data
         figures = scoring.score_codes(data.voices[data.best], data.held_out, data.read_once)
-        checks = scoring.ending_checks(figures, suggested_fix(self.active_run))
-        result = self.record("Codes of held-out sentences", figures, grid=checks_table(checks))
-        return dataclasses.replace(result, failed=bool(problems_of(checks)))
+        checks = ending_checks(figures, suggested_fix(self.active_run))
+        result = self.record("Codes of held-out sentences", figures, grid=table(checks))
+        return dataclasses.replace(result, failed=bool(problems(checks)))
 
     def spoken_by_package(self) -> Result:
         """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
@@ -458,11 +467,12 @@ class Evaluation:
         """The gate: is it intelligible, does it end, keep its pace and use the reference?"""
         scores = self.data.spoken["held_out"].scores
         _ = self.speaker_losses  # recorded: the checks read them
-        checks = voice_checks(self.active_run, scores, self.data.floor("held_out").cer)
-        problems = problems_of(checks)
-        line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
-        result = self.record(line, {"gate": problems or "passed"}, grid=checks_table(checks))
-        return dataclasses.replace(result, failed=bool(problems))
+        floor_cer = self.data.floor("held_out").cer
+        checks = voice_checks(self.active_run, scores.figures(), floor_cer)
+        faults = problems(checks)
+        line = "Not yet: " + "; ".join(faults) if faults else "The voice passes."
+        result = self.record(line, {"gate": faults or "passed"}, grid=table(checks))
+        return dataclasses.replace(result, failed=bool(faults))
 
     def judges(self) -> Result:
         """The scores of independent models, if `make judges` has been run."""
@@ -500,9 +510,7 @@ class Evaluation:
             sounds=players_of(captions, data.rate_hz),
         )
 
-    def record(
-        self, line: str, figures: dict, picture: Figure | None = None, grid: list = ()
-    ) -> Result:
+    def record(self, line: str, figures: dict, picture=None, grid: list = ()) -> Result:
         """Record `figures` under `eval` in the run's report; returns the step's result."""
         self.active_run.record(eval=figures)
         pictures = [picture] if picture else []
@@ -532,23 +540,15 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     return grid
 
 
-def voice_checks(run: Run, scores: scoring.Scores, floor_cer: float) -> list[Check]:
-    """Check `scores` of the voice against the CER of the recordings and the run's settings."""
+def voice_checks(run: Run, figures: dict, floor_cer: float) -> list[Check]:
+    """Check a voice's `figures` against the CER of the recordings and the run's settings."""
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    checks = scoring.gate_checks(scores, floor_cer, worst_cer, suggested_fix(run))
-    return checks + speaker_checks(run)
+    return gate_checks(figures, floor_cer, worst_cer, suggested_fix(run)) + speaker_checks(run)
 
 
 def suggested_fix(run: Run) -> str:
     train = run.report().get("train", {})
-    return scoring.suggest_fix(train.get("loss"), train.get("val_loss"))
-
-
-def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
-    grid = [("", "check", "measured", "wanted")]
-    for check in checks:
-        grid.append(("✗" if check.problem else "✓", check.what, check.measured, check.wanted))
-    return grid
+    return suggest_fix(train.get("loss"), train.get("val_loss"))
 
 
 def speaker_checks(run: Run) -> list[Check]:
@@ -558,11 +558,10 @@ def speaker_checks(run: Run) -> list[Check]:
         return []
     train = build(TrainConfig, run.section("train"))
     alike = [name for name, loss in recorded.items() if not SpeakerLoss(**loss).uses_reference]
-    problem = (
+    fix = (
         f"{', '.join(alike)}: the model ignores the speaker reference, so they may sound alike; "
         "train longer, or with a lower train.conditioner_lr "
         f"(it was {train.conditioner_lr or train.lr:g})"
     )
-    measured = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
-    problem = problem if alike else ""
-    return [Check("uses the speaker reference", measured, "all of them", problem)]
+    used = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
+    return [judged("speakers distinguished", used, "all of them", not alike, fix)]

@@ -1,19 +1,16 @@
 """Notebook 01: from recordings to batches; each step is a cell.
 
 Every step keeps its files in the run's folder and records its figures. Files made earlier from the
-same recordings with the same settings are used again. Under torchrun the ranks share the long steps
-(prepare_parts.py).
+same recordings with the same settings are used again. Several machines share the long steps by
+`--shard` (prepare_shard.py).
 """
 
 import dataclasses
 import os
-from array import array
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
-from kit.audio.clip import load_wave, read_clip
+from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base.config import build
@@ -28,41 +25,32 @@ from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest
 from kit.batches.find_words import find_words
 from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
-from kit.dataset.alignment import Alignment, align_clips_cached
+from kit.dataset.alignment import align_clips_cached
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.data_report import DataReport
-from kit.dataset.fetch import fetch_dataset
 from kit.dataset.layouts import hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
-from kit.dataset.synthetic import make_corpus
 from kit.model.sequence import collate
-from kit.notebook.plots import bars, curves, histogram, mel_picture
+from kit.notebook.plots import bars, histogram, mel_picture
 from kit.notebook.progress import Ticker
-from kit.notebook.result import Result, Sound, players_of
+from kit.notebook.result import Result, players_of
 from kit.recipes import open_run, run_parts
 from kit.recipes import prepare_parts as parts
-from kit.recipes.base_model import start_from_base, too_few_hours
+from kit.recipes.base_model import start_from_base
 from kit.recipes.open_run import ActiveRun, RunSource
+from kit.recipes.prepare_results import alignment_result, check_result
+from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
 from kit.settings import (
     AlignConfig,
-    ArchiveConfig,
-    CorpusConfig,
     DataConfig,
     GPTConfig,
-    HubConfig,
     ManifestConfig,
     RecognizerConfig,
     TokenizerConfig,
 )
 from kit.text import train_tokenizer
-from kit.text.normalize import language_example, normalize, unicode_script
-
-WORST_DRAWN = 100  # clips in the picture of the alignment
-WORST_PLAYED = 3  # of them with a player
-LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be aligned scores minus infinity
-
+from kit.text.normalize import language_example, normalize
 
 # Which step sets an attribute; the error for reading it before that names the step.
 MADE_BY = {
@@ -96,6 +84,9 @@ class Preparation:
     is a SentencePiece model to take as it is instead; in the place of an IndexTTS2's, too.
     `base_model` is a folder with a base voice, an export or another run: its codec is used as it
     is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
+
+    For a corpus that is too large for one machine, `shard` "3/16" checks and encodes the third of
+    sixteen parts, and `until` "fit_positions" makes what the shards need to encode.
     """
 
     def __init__(
@@ -112,7 +103,14 @@ class Preparation:
         columns: str = "",  # audio|text|speaker, coqui, piper ... (as its first line says)
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
+        shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
+        until: str = "",  # stop after this step, such as fit_positions (make_batches)
     ):
+        self.shard = shard
+        self.until = until
+        names = [step.__name__ for step in self.steps()]
+        if until and until not in names:
+            raise KitError(f"--until {until}: there is no such step. They are {', '.join(names)}.")
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
         asked = RunSource(
@@ -152,23 +150,40 @@ class Preparation:
         )
 
     def run(self) -> Iterator[Result]:
-        """Take every step in order; finished work is not repeated."""
-        yield self.check()
-        yield self.require_usable()
-        yield self.train_tokenizer()
-        yield from self.to_batches()
+        """Take every step in order, or those of a shard; finished work is not repeated."""
+        if self.shard:
+            run = self.active_run
+            part = parse_shard(self.shard)
+            yield check_shard(run, self.source, self.rules, part)
+            yield encode_shard(run, self.codec_config, self.front_end, self.data_config, part)
+            return
+        for step in self.steps():
+            yield step()
+            if step.__name__ == self.until:
+                return
 
     def to_batches(self) -> Iterator[Result]:
         """Take the steps after the tokenizer's."""
-        yield self.train_codec()
-        yield self.train_recognizer()
-        yield self.align()
-        yield self.cut_long()
-        yield self.fit_positions()
-        yield self.encode()
-        yield self.find_words()
-        yield self.measure_lengths()
-        yield self.make_batches()
+        steps = self.steps()
+        for step in steps[steps.index(self.train_codec) :]:
+            yield step()
+
+    def steps(self) -> list[Callable[[], Result]]:
+        """The steps, in order."""
+        return [
+            self.check,
+            self.require_usable,
+            self.train_tokenizer,
+            self.train_codec,
+            self.train_recognizer,
+            self.align,
+            self.cut_long,
+            self.fit_positions,
+            self.encode,
+            self.find_words,
+            self.measure_lengths,
+            self.make_batches,
+        ]
 
     @property
     def rows(self) -> list[Utterance]:
@@ -180,41 +195,10 @@ class Preparation:
         run = self.active_run
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
-        self.folder = fetch_recordings(self.source, run, self.rules)
-        self.checked = check_dataset(
-            self.folder,
-            self.rules,
-            run.folder,
-            progress=Ticker("checked"),
-            group=parts.group_of(run),
-        )
+        self.folder = parts.fetch_recordings(self.source, run, self.rules)
+        self.checked = check_dataset(self.folder, self.rules, run.folder, Ticker("checked"))
         run.set_permanent("data", str(self.source))  # only once its recordings were found
-        report = self.checked
-        kept = report.kept
-        # Clips that are too long count: they are cut later.
-        too_long_s = sum(finding.seconds for finding in report.too_long)
-        speakers = data_report.hours_of(kept, "speaker")
-        splits = data_report.hours_of(kept, "split")
-        spotless = not (report.refused or report.warned)
-        lines = [
-            self.source_line,
-            f"recordings in {self.folder}: {report.layout}",
-            *report.summary(),
-            f"speakers: {speakers}; splits: {splits}; language: {self.source.language}",
-            "No clip was refused, and there are no warnings." if spotless else "",
-            script_warning(kept, self.source.language),
-            too_few_hours(run, (report.kept_s + too_long_s) / 3600),
-        ]
-        sounds = []
-        for row in kept[:1]:
-            wave, rate_hz = read_clip(row.audio)
-            sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
-        return Result(
-            line="\n".join(filter(None, lines)),
-            pictures=draw_data_report(report),
-            sounds=sounds,
-            grid=data_report.findings_table(report.refused),
-        )
+        return check_result(run, self.source, self.source_line, self.folder, self.checked)
 
     def require_usable(self) -> Result:
         """Write the table of the clips that are kept; DatasetError when too much was rejected.
@@ -307,37 +291,15 @@ class Preparation:
         rows = config.draw(self.checked.kept)
         digests = self.checked.digests(rows)
         path = run.path("aligned.json")
-        group = parts.recognizer_group(run)
         with on_device(run.hw.device, self.recognizer):
             alignments = align_clips_cached(
-                rows, digests, self.recognizer, config, path, Ticker("aligned"), group
+                rows, digests, self.recognizer, config, path, Ticker("aligned")
             )
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
         run.record(data={"alignment": self.matched.note})
-        return self._alignment_result(rows, alignments)
-
-    def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
-        """The fit of the worst clips and the limit; players for the worst of all."""
-        pairs = sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:WORST_DRAWN]
-        scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
-        lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
-        for kind, lowest in self.matched.limits.items():
-            lines[f"limit, clips {kind}"] = ([1, len(scores)], [max(lowest, LOWEST_DRAWN)] * 2)
-        sounds = []
-        for row, alignment in pairs[:WORST_PLAYED]:
-            try:
-                wave = load_wave(row.audio, self.codec.sample_rate)
-            except DatasetError:
-                continue  # a clip that cannot be read has its reason in the data report
-            caption = f"{alignment.score:.2f}, most at {alignment.worst_at_s:.1f} s | {row.text}"
-            sounds += players_of({caption: wave}, self.codec.sample_rate)
-        return Result(
-            line=f"{self.matched.note}\n{len(self.aligned.kept):,} clips are kept, "
-            f"{self.aligned.lost_percent:.2f} % of the hours are rejected",
-            pictures=[curves(lines, "clip, the worst first", "fit (nats a character)")],
-            sounds=sounds,
-        )
+        sample_rate = self.codec.sample_rate
+        return alignment_result(rows, alignments, self.matched, self.aligned, sample_rate)
 
     def cut_long(self) -> Result:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
@@ -357,9 +319,7 @@ class Preparation:
         rows = read_dataset(self.folder, self.rules).rows if too_long else []
         rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
-            clips = cutter.segment_rows(
-                rows, run.path("long"), Ticker("seconds aligned"), parts.recognizer_group(run)
-            )
+            clips = cutter.segment_rows(rows, run.path("long"), Ticker("seconds aligned"))
         self.cut = self.aligned.with_clips(clips)
         line = f"{len(clips)} clips from {len(too_long)} recordings that were too long"
         return Result(line=line if too_long else "No recording is too long.")
@@ -395,14 +355,13 @@ class Preparation:
         key = cache_key(run.path("codec.safetensors"), self.front_end.config, config)
         folder = run.folder.parent / "codes"
         digests = self.checked.digests(self.rows)
-        group = parts.encoding_group(run, self.front_end.config)
         tools = self.codec, self.front_end, self.tokenizer
         paths = {}
         with on_device(run.hw.device, self.codec, self.front_end):
             for speed in (100, *config.speeds):
                 tick = Ticker("encoded" + (f" at {speed} % speed" if speed != 100 else ""))
                 index = build_cache(
-                    self.rows, *tools, folder, key, config, tick, digests, group=group, speed=speed
+                    self.rows, *tools, folder, key, config, tick, digests, speed=speed
                 )
                 paths[str(speed)] = os.path.relpath(index, run.folder)
         own = paths.pop("100")
@@ -489,50 +448,3 @@ class Preparation:
             f"{first.position}",
             pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
         )
-
-
-def draw_data_report(report: DataReport) -> list:
-    """Draw histograms of the kept clips, and the minutes of each kind of finding."""
-    pictures = []
-    if report.kept:
-        noises = (report.measures[row.audio].snr_db for row in report.kept)
-        paces = (len(row.text) / row.seconds for row in report.kept)
-        panels = {
-            "duration (s)": array("d", (row.seconds for row in report.kept)),
-            "signal to noise (dB)": array("d", (snr for snr in noises if snr is not None)),
-            "characters per second": array("d", paces),
-        }
-        pictures.append(histogram(panels))
-    kinds = data_report.by_kind(report.refused + report.warned)
-    if kinds:
-        minutes = [sum(finding.seconds for finding in own) / 60 for own in kinds.values()]
-        pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
-    return pictures
-
-
-def script_warning(rows: list[Utterance], language: str) -> str:
-    """A warning when most letters are in a script that `language` is not written in, else ""."""
-    beginnings = "".join(row.text[:20] for row in rows)
-    scripts = Counter(unicode_script(letter) for letter in beginnings if letter.isalpha())
-    expected = {unicode_script(letter) for letter in language_example(language) if letter.isalpha()}
-    commonest = max(scripts, key=scripts.get, default=None)
-    if not expected or commonest is None or commonest in expected:
-        return ""
-    return (
-        f"Most letters of these texts are {commonest.capitalize()}; `{language}` is written in "
-        f"{'/'.join(expected).capitalize()}, and numbers are spelt out in it. For another language "
-        "begin a new run with its code: LANGUAGE in 01_data_prep or of make voice, --language."
-    )
-
-
-def fetch_recordings(
-    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
-) -> Path:
-    """Download, unpack or synthesise missing recordings; return their folder."""
-    if source.data:
-        folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
-        archive = build(ArchiveConfig, run.section("archive"))
-        hub = build(HubConfig, run.section("hub"))
-        return fetch_dataset(source.data, folder, archive, hub, ticker, rules)
-    corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
-    return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

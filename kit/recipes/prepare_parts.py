@@ -1,14 +1,12 @@
-"""Train or load a run's tokenizer, codec (with its vocoder) and recogniser; share work with ranks.
+"""Fetch a run's recordings; train or load its tokenizer, codec (with its vocoder) and recogniser.
 
-Codec and recogniser are small and trained on the main rank alone. Shapes: L samples.
+Shapes: L samples.
 """
 
 import dataclasses
-import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -19,28 +17,49 @@ from kit.audio.clip import load_wave
 from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_codec
 from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import Recognizer, SpeechRecognizer
-from kit.audio.spectrogram import Mel, load_mel, make_front_end
+from kit.audio.spectrogram import Mel, load_mel
 from kit.base import extras
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest, file_kind, write_atomic
-from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.base.run import read_run_file
 from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
+from kit.dataset.fetch import fetch_dataset
 from kit.dataset.manifest import Utterance
+from kit.dataset.synthetic import make_corpus
 from kit.notebook.progress import Ticker
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
-from kit.settings import MelConfig, RecognizerConfig, TokenizerConfig
+from kit.settings import (
+    ArchiveConfig,
+    CorpusConfig,
+    HubConfig,
+    ManifestConfig,
+    RecognizerConfig,
+    TokenizerConfig,
+)
 from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
-from kit.training.ranks import RankLost, SeveralRanks, broadcast_order, interruptible
 
+SOUND_ONLY = ("griffin_lim_iters", "griffin_lim_power")
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
 REUSED = "the one of before, with these settings, is used again"
-UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in millionths
+
+
+def fetch_recordings(
+    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
+) -> Path:
+    """Download, unpack or synthesise missing recordings; return their folder."""
+    if source.data:
+        folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
+        archive = build(ArchiveConfig, run.section("archive"))
+        hub = build(HubConfig, run.section("hub"))
+        return fetch_dataset(source.data, folder, archive, hub, ticker, rules)
+    corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
+    return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
 def train_or_load_tokenizer(
@@ -206,9 +225,15 @@ def trained_codec(
 
 
 def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
-    """The codec at `path`; None where there is none or its settings differ."""
+    """The codec at `path`; None where there is none or its settings differ.
+
+    Settings of Griffin-Lim change no code: a run keeps those that its codec was trained with.
+    """
     codec = load_codec(path) if path.exists() else None
-    return codec if codec and codec.config == config else None
+    if codec is None or type(codec.config) is not type(config):
+        return None
+    kept = {name: getattr(codec.config, name) for name in SOUND_ONLY if hasattr(config, name)}
+    return codec if codec.config == dataclasses.replace(config, **kept) else None
 
 
 def describe_codec_training(figures: dict) -> str:
@@ -281,34 +306,6 @@ def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
     return rows_in_split(rows, "held_out")[:HELD_OUT_CLIPS]
 
 
-def recognizer_group(run: ActiveRun) -> WorkGroup:
-    """The processes that share work with the run's recogniser."""
-    path = run.path("recognizer.safetensors").absolute()
-    return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
-
-
-def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
-    return recognizer.load_recognizer(path).to(rank_device(device))
-
-
-def encoding_group(run: ActiveRun, front_end: MelConfig) -> WorkGroup:
-    """The processes that share work with the run's codec and `front_end`."""
-    codec = run.path("codec.safetensors").absolute()
-    return group_of(run, partial(load_encoding_tools, codec, front_end, run.hw.device))
-
-
-def load_encoding_tools(codec: Path, front_end: MelConfig, device: str) -> tuple[Codec, Mel]:
-    rank_own = rank_device(device)
-    return load_codec(codec).to(rank_own), make_front_end(front_end).to(rank_own)
-
-
-def rank_device(device: str) -> str:
-    """This rank's device. With "cuda" each rank has its own GPU; ranks beyond them share."""
-    if device != "cuda":
-        return device
-    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-
-
 def text_stamp(text: str) -> tuple:
     """The path, size and time of the file `text`: a cheap key that changes with it; (): none."""
     if not text:
@@ -319,74 +316,3 @@ def text_stamp(text: str) -> tuple:
     require_known_format(path)
     stat = path.stat()
     return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
-
-
-def group_of(run: ActiveRun, load: Callable[[], object] | None = None) -> WorkGroup:
-    """The processes that share `run`'s work. The others load their tools with `load`.
-
-    With several ranks it is pickled: an importable function with plain arguments.
-    """
-    return RankGroup(run.ranks, load) if run.ranks.several else SINGLE_PROCESS
-
-
-class RankGroup(WorkGroup):
-    """All ranks of a run, seen from the main one."""
-
-    def __init__(self, ranks: SeveralRanks, load: Callable[[], object] | None):
-        self.ranks = ranks
-        self.load = load
-        self.size = ranks.world
-        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-    def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
-        ranks = self.ranks
-        reported = 0
-
-        def report(more: float = 0.0) -> None:
-            """Report what all ranks have done; KitError with the message of one that failed."""
-            nonlocal reported
-            name = work_name(ranks)
-            done = ranks.add(f"{name} done", round(UNITS * more))
-            if ranks.add(f"{name} failed", 0):
-                raise KitError(ranks.read(f"{name} failure"))
-            if done > reported:
-                reported = done
-                progress(done / UNITS)
-
-        try:
-            broadcast_order(ranks, JobOrder(load=self.load))
-            result = ranks.scatter(jobs)(tools, report)
-            ranks.barrier(report)
-            report()
-            return result
-        except RankLost as error:
-            raise KitError(
-                f"{error} The reason is in its output or torchrun's. Finished work is kept: run "
-                "the same command again, with any number of processes."
-            ) from error
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOrder:
-    """To do the job that is scattered next."""
-
-    load: Callable[[], object] | None  # loads the job's tools; None: it needs none
-
-    def follow(self, ranks: SeveralRanks) -> None:
-        """Do this rank's job; send the main rank its progress, or why it failed."""
-        job = ranks.scatter()
-        name = work_name(ranks)
-        with interruptible():
-            try:
-                tools = self.load() if self.load else None
-                job(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
-            except (ValueError, RuntimeError, OSError) as error:
-                if not type(error).__module__.startswith("kit."):
-                    raise
-                ranks.write(f"{name} failure", str(error))
-                ranks.add(f"{name} failed", 1)
-            ranks.barrier()
-
-
-def work_name(ranks: SeveralRanks) -> str:
-    return f"work {ranks.calls}"  # the same on every rank

@@ -9,22 +9,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kit.base.checks import Check, problems_of
-from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
-from kit.inference.evaluate import Scores
 from kit.notebook.plots import column, curves, smooth, thin
 from kit.notebook.result import Result, Sound
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
-from kit.settings import ManifestConfig
 from kit.training.logs import held_out_losses, read_log
-from kit.tuning.doctor import training_checks
+from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
 SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
@@ -45,7 +41,7 @@ FIGURES = (
 
 
 class Checklist:
-    """What must be right before, during and after training, read from the run's report and log.
+    """What must be right before, during and after training, as the run's report has it.
 
     What was not recorded is not passed: its row names the command that measures it. Once training
     is finished, what was wrong during it is a note: only the voice counts.
@@ -54,135 +50,69 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
-        limits = build(ManifestConfig, run.section("manifest"))
-        self.most_rejected_percent = limits.max_rejected_percent
 
     def run(self) -> Iterator[Result]:
         yield self.result()
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
-        log = read_log(self.active_run.folder / "train.jsonl")
-        checks = {
-            "before": self.before(),
-            "during": training_checks(log),
-            "after": [self.trained(), *self.voice()],
-        }
-        finished = self.report.get("train", {}).get("finished", False)
-        grid = [("", "training", "checked", "measured", "wanted", "what to do")]
+        train = self.report.get("train", {})
+        during = [Check(**row) for row in train.get("checks", [])]
+        checks = {"before": self.before(), "during": during, "after": self.after()}
+        grid = [("training", *HEAD)]
         counted = []
         for when, own in checks.items():
-            fault = "to do"
-            if when == "during" and finished:
-                fault = "note"
+            title = when
+            if when == "during" and train.get("finished"):
+                title = "during (only a note)"
             else:
-                counted += own
-            grid += [(fault if check.problem else "pass", when, *check) for check in own]
-        problems = problems_of(counted)
+                counted += [check for check in own if check.passed is not None]
+            grid += [(title, *row) for row in table(own)[1:]]
+        failing = [check for check in counted if not check.passed]
         line = f"All {len(counted)} checks pass: the voice is ready."
-        if problems:
-            passed = len(counted) - len(problems)
-            line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
+        if failing:
+            passed = len(counted) - len(failing)
+            line = f"{passed} of {len(counted)} checks pass. Next: {failing[0].note}"
         return Result(line=line, grid=grid)
 
     def before(self) -> list[Check]:
-        wanted = f"at most {self.most_rejected_percent:g} % of the hours"
-        hours = f"{MIN_HOURS:g} hours of a person, or a base model"
-        letters = "no bytes, every text comes back"
-        suits = "the one for its memory"
-        return [
-            self.check("enough recordings", hours, self.recordings),
-            self.check("few rejected clips", wanted, self.rejected),
-            self.check("the tokenizer knows the letters", letters, self.tokens),
-            self.check("texts match their sound", "judged", self.alignment),
-            self.check("the preset suits the machine", suits, self.preset),
-            self.check("a step fits into memory", "within the limit", self.memory),
-        ]
-
-    def check(self, what: str, wanted: str, measure) -> Check:
-        """Check by `measure()`: the figures, and what to do ("": it passes)."""
-        measured, problem = measure()
-        return Check(what=what, measured=measured, wanted=wanted, problem=problem)
-
-    def not_yet(self, command: str) -> tuple[str, str]:
-        """Return what a check shows before `command` has recorded its figures."""
-        return "not yet", self.command(command)
-
-    def figures(self, section: str, *names: str) -> list:
-        """Return figures of the report by name, [] if one was not recorded yet."""
-        recorded = self.report.get(section, {})
-        return [recorded[name] for name in names] if recorded.keys() >= set(names) else []
-
-    def recordings(self) -> tuple[str, str]:
-        figures = self.figures("data", "hours", "utterances")
-        if not figures:
-            return self.not_yet("prepare")
-        hours, utterances = figures
-        measured = f"{hours:.2f} hours, {utterances:,} utterances"
-        return measured, too_few_hours(self.active_run, hours)
-
-    def rejected(self) -> tuple[str, str]:
-        figures = self.figures("data", "refused_percent", "refused")
-        if not figures:
-            return self.not_yet("prepare")
-        percent, rows = figures
-        passed = percent <= self.most_rejected_percent
-        fix = "" if passed else "ledger.jsonl names each row and its fix"
-        return f"{percent:.2f} %, {rows:,} rows", fix
-
-    def tokens(self) -> tuple[str, str]:
-        figures = self.figures("text", "byte_rate", "round_trip")
-        if not figures:
-            return self.not_yet("prepare")
-        byte_rate, round_trip = figures
-        passed = byte_rate == 0 and round_trip == 1
-        fix = "" if passed else "look for stray letters in the texts (`uncovered` in text)"
-        return f"{byte_rate:.2%} bytes, {round_trip:.1%} come back", fix
-
-    def alignment(self) -> tuple[str, str]:
-        figures = self.figures("data", "alignment")
-        if not figures:
-            return self.not_yet("prepare")
-        (note,) = figures
+        """The recordings, their texts, and the proofs of `verify` where they were tried."""
+        data, text, verified = (self.report.get(name, {}) for name in ("data", "text", "verify"))
+        if not {"hours", "utterances", "alignment"} <= data.keys() or "round_trip" not in text:
+            fix = self.command("prepare")
+            return [Check("preparation", "not yet", "to the end", False, fix)]
+        hours = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        least = f"{MIN_HOURS:g} hours of a person, or a base model"
+        few = too_few_hours(self.active_run, data["hours"])
+        spelt = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        known = text["byte_rate"] == 0 and text["round_trip"] == 1
+        stray = "look for stray letters in the texts (`uncovered` in text)"
+        aligned = not data["alignment"].startswith("not judged")
         listen = "listen to some clips: the recogniser could not judge them"
-        return note, listen if note.startswith("not judged") else ""
+        checks = [
+            judged("recordings", hours, least, not few, few),
+            judged("letters", spelt, "no bytes, every text comes back", known, stray),
+            judged("texts and their sound", data["alignment"], "judged", aligned, listen),
+        ]
+        if verified:
+            figure = f"{', '.join(verified['failed']) or 'no proof'} failed"
+            passed = not verified["failed"]
+            fix = "do not trust this training: see docs/verify.md"
+            checks.append(judged("proofs of `verify`", figure, "none", passed, fix))
+        return checks
 
-    def preset(self) -> tuple[str, str]:
-        figures = self.figures("setup", "preset for this machine")
-        if not figures:
-            return self.not_yet("setup")
-        (suitable,) = figures
-        own = self.active_run.preset_name
-        fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
-
-    def memory(self) -> tuple[str, str]:
-        figures = self.figures("train", "longest_step_bytes")
-        if not figures:
-            return self.not_yet("train")
-        (sizes,) = figures
-        needed = sizes.get("reserved") or sizes.get("measured") or sizes["planned"]
-        fix = "take --use low_memory, or the preset of a smaller tier"
-        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
-        return measured, "" if needed <= sizes["limit"] else fix
-
-    def trained(self) -> Check:
+    def after(self) -> list[Check]:
+        """Whether training has ended, and the gate's checks of what evaluation has recorded."""
         train = self.report.get("train", {})
-        measured, problem = "not yet", self.command("train")
-        if "steps" in train:
-            measured = f"{train['steps']:,} steps"
-            problem = "" if train.get("finished") else f"{problem} resumes where it stopped"
-        return Check("training is finished", measured, "to its end", problem)
-
-    def voice(self) -> list[Check]:
-        """The gate's checks of the figures that evaluation has recorded."""
+        steps = f"{train['steps']:,} steps" if "steps" in train else "not yet"
+        fix = self.command("train")
+        finished = bool(train.get("finished"))
+        trained = judged("training", steps, "to its end", finished, fix)
         figures = self.report.get("eval", {})
-        if "cer" not in figures:
-            fix = self.command("evaluate")
-            return [Check("the voice is intelligible", "not yet", "the gate passed", fix)]
-        names = ("cer", "eos_rate", "duration_ratio", "runaway_rate", "sentences")
-        scores = Scores(**{name: figures[name] for name in names})
-        return voice_checks(self.active_run, scores, figures["cer_floor"])
+        if {"cer", "cer_floor"} <= figures.keys():
+            return [trained, *voice_checks(self.active_run, figures, figures["cer_floor"])]
+        fix = self.command("evaluate")
+        return [trained, Check("CER of the voice", "not yet", "the gate passed", False, fix)]
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {shlex.quote(self.active_run.name)}"

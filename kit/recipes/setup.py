@@ -29,8 +29,13 @@ from kit.tuning.recommend import advice_table, format_setting, recommend, use_ad
 class Setup:
     """Compares the machine with the run's preset; `run()` is every step."""
 
-    def __init__(self, run: ActiveRun):
+    def __init__(
+        self,
+        run: ActiveRun,
+        own: bool = False,  # yes: it is for recordings of your own (no)
+    ):
         self.active = run
+        self.own = own
         self.train = build(TrainConfig, run.section("train"))
 
     def run(self) -> Iterator[Result]:
@@ -134,6 +139,13 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
+        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
+        if self.own:
+            takes = f"gets {own.minutes:g} minutes" if own.minutes else "takes as long as it needs"
+            return Result(
+                line=f"Training {takes}; preparing comes before it. 01_data_prep and 02_train say "
+                "how long each takes."
+            )
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
         flop = 2 * math.prod(hardware.MATMUL_SHAPES["cpu"])
@@ -141,7 +153,6 @@ class Setup:
         reasons = f"{run.threads.reason}; {run.precision.reason}"
         slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
         _, line = estimate_time(self.train, step_s, budget, slow)
-        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "

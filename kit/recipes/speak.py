@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import soundfile
 import torch
 
 from kit.audio.recognizer import load_recognizer
@@ -15,22 +17,24 @@ from kit.audio.spectrogram import load_reference
 from kit.base import files
 from kit.base.config import build
 from kit.base.errors import KitError, SpeechError
-from kit.base.formatting import clock, nearest
+from kit.base.formatting import clock, join_names, nearest
 from kit.base.hardware import detect
+from kit.base.run import read_run_file
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference import compare_formats as measure
 from kit.inference.evaluate import save_samples, score
-from kit.inference.export import CARD, export_voice, load_export, read_card
+from kit.inference.export import CARD, load_export, read_card
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
 from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.base_model import inherited_licence, release_in, voice_folder
+from kit.recipes.base_model import release_in, voice_folder
 from kit.recipes.evaluate import OTHER_FILES
+from kit.recipes.exports import chosen_weights, current_export, write_export
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.start import is_colab
 from kit.settings import GenerateConfig, InferConfig
@@ -48,21 +52,11 @@ SETTINGS = {  # of GenerateConfig
     "retries": "of a candidate that never ended, each at half the temperature",
     "seed": "another number gives another candidate",
 }
+SOUND_FILES = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
 # Of a file of sentences.
 BATCH = 16  # that are spoken before their files are written
 INDEX = "index.csv"
 COLUMNS = ("audio", "text", "speaker", "seconds", "ended")
-
-
-def chosen_weights(run: ActiveRun) -> str:
-    """The weights that the evaluation chose, if they are still there; else EMA, or raw.
-
-    Raises KitError before training.
-    """
-    for weights in (run.figure("eval", "weights"), "ema", "raw"):
-        if (run.folder / f"model-{weights}.safetensors").is_file():
-            return weights
-    return run.require_figure("eval", "weights", "03_evaluate_ema")
 
 
 class Speaking:
@@ -275,9 +269,7 @@ class Speaking:
 
     def export(self, weights: str = "fp16") -> Result:
         """The voice in one folder, its weights fp32, fp16, bf16 or int8; loaded again to speak."""
-        folder = self.active_run.path("export")
-        licence = inherited_licence(self.active_run)
-        export_voice(self.voice, folder, weights, self.sampling, licence)
+        folder = write_export(self.active_run, self.voice, weights)
         exported = load_export(folder, self.active_run.hw.device)
         before = self.voice.speak([self.sentence], self.speaker, self.read_once)[0]
         again = exported.speak([self.sentence], self.speaker, self.read_once)[0]
@@ -290,16 +282,16 @@ class Speaking:
     def download(self) -> Result:
         """The exported voice as one zip file, with a link or, on Colab, a button to download it.
 
-        Raises SpeechError if nothing was exported.
+        Raises KitError if there is no trained voice.
         """
         run = self.active_run
-        folder = run.path("export")
-        if not (folder / CARD).is_file():
-            raise SpeechError(f"{folder} has no voice yet: run `speaking.export()` first.")
+        folder = current_export(run)
         path = run.path("download", f"{run.name}.zip")
-        newest_s = max(file.stat().st_mtime for file in folder.iterdir())
-        if not path.is_file() or path.stat().st_mtime < newest_s:
+        contents = files.digest(files.file_digests(sorted(folder.rglob("*"))))
+        made_from = path.with_name(f".{path.name}.made-from")
+        if not path.is_file() or read_run_file(made_from) != contents:
             zip_folder(folder, path)
+            files.write_atomic(made_from, contents)
         line = f"{path.resolve()}: {megabytes(path)}"
         if is_colab():
             show_download_button(path)
@@ -482,7 +474,7 @@ def speak(
     run: ActiveRun | str,
     text: str | None = None,  # say only this (measure every way to speak, and export)
     file: Path | None = None,  # say its lines, a sentence each; finished ones stay
-    out: Path | None = None,  # the WAV file (spoken.wav); with --file its folder
+    out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav); with --file a folder
     voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's)
     dtype: str = "",  # the run's voice in this number format: fp32, bf16, int8 (fp32)
     speaker: str = "",  # who says it (the first)
@@ -502,8 +494,8 @@ def speak(
         raise KitError("Give a --text to say or a --file of sentences, not both.")
     if file is not None and out is None:
         raise KitError("--file needs --out: a folder for the WAV files.")
-    if text is not None and out and out.is_dir():
-        raise KitError(f"--out {out} is a folder: name the WAV file to write.")
+    if text is not None and out and (out.is_dir() or out.suffix.lower() not in SOUND_FILES):
+        raise KitError(f"--out {out}: name a file that ends with {join_names(list(SOUND_FILES))}.")
     if voice and dtype:
         raise KitError("--dtype is for a run's voice: an exported one has its number format.")
     if speaker and reference:
@@ -536,8 +528,12 @@ def speak(
 
 
 def written(result: Result, path: Path) -> Result:
-    """Write the sound of `result` to `path`; return it with a line that says so."""
-    files.write_atomic(path, result.sounds[0].wav_bytes())
+    """Write the sound of `result` to `path`, a key of SOUND_FILES; return it with a line more."""
+    sound = result.sounds[0]
+    data = io.BytesIO()
+    kind = SOUND_FILES[path.suffix.lower()]
+    soundfile.write(data, np.clip(sound.wave, -1, 1), sound.sample_rate_hz, format=kind)
+    files.write_atomic(path, data.getvalue())
     line = f"{result.line}\nWritten: {path}"
     return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
 

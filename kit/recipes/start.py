@@ -13,6 +13,11 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements-colab.txt"
 DRIVE_FOLDER = "MyDrive/voicekit/runs"  # on Google Drive
+# Processes that share the work import the script that started them, and would start all again.
+UNGUARDED = (
+    'Put what this script does below the line `if __name__ == "__main__":` (docs/running.md): the '
+    "kit starts more processes, and each of them reads the script from its beginning."
+)
 KAGGLE_OUTPUT = Path("/kaggle/working")  # what "Save Version" keeps
 
 
@@ -33,6 +38,8 @@ def start(
     ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
     Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
+    if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":
+        raise SystemExit(UNGUARDED)
     set_thread_waiting()
     if is_kaggle():
         install_missing()

@@ -1,36 +1,30 @@
 """The plan of a training: does it fit, how long does it take, which switches are on?"""
 
-import copy
 import dataclasses
 import functools
-import json
 import math
-import os
 from collections.abc import Callable
 
-import torch
-
 from kit.audio.recognizer import load_recognizer
-from kit.base.config import build, merge, parse_object, require
+from kit.base.config import build, merge
 from kit.base.errors import KitError
-from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_gib, format_memory
+from kit.base.formatting import format_gib, format_memory
 from kit.base.processes import run_in_process
-from kit.base.run import load_use, read_run_file
-from kit.inference.evaluate import gate_evaluator, recognizer_warning
+from kit.base.run import load_use
+from kit.inference.evaluate import gate_evaluator
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
-from kit.notebook.widgets import Field
 from kit.recipes import open_run, run_parts
 from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.training_data import TrainingData
-from kit.settings import DataConfig, EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
+from kit.settings import EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
 from kit.training.config import Finetuning
 from kit.training.logs import read_log
 from kit.training.run import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
 from kit.tuning import estimate
 from kit.tuning.cards import step_flop
+from kit.tuning.checks import recognizer_warning
 from kit.tuning.memory_plan import (
     Workload,
     count_parameters,
@@ -50,26 +44,6 @@ from kit.tuning.preflight import (
 TRIAL_STEPS = 8
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 EPOCHS = "num_train_epochs"
-GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
-# A file in a run's folder: the settings that a panel has changed, as they were before.
-UNCHANGED = "before-panel.json"
-# Settings that the panel offers beside the switches: label and meaning.
-FIELDS = {
-    "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
-    "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
-    "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
-    "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
-    EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
-    GPUS: ("GPUs", "How many train together, each with its share of a batch"),
-    "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
-    "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
-    "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
-    "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
-    "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
-}
-DATA_FIELDS = ("effective_batch", "micro_batch")
-TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_every")
 
 
 def once(step: Callable) -> Callable:
@@ -234,16 +208,15 @@ class TrainingPlan:
             line += f"\nChanged: {changes}. {verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
         line += self.other_method(work)
-        parts, peak_bytes = plan_memory(work)
-        picture = memory_bars(
-            parts,
-            peak_bytes,
+        draw = functools.partial(
+            memory_bars,
+            *plan_memory(work),
             measured_bytes=verdict.measured_bytes,
             limit_bytes=verdict.limit_bytes,
             device_bytes=work.hw.memory_bytes,
             title=work.hw.name,
         )
-        return Result(line=line, pictures=(picture,))
+        return Result(line=line, pictures=(draw,))
 
     def other_method(self, work: Workload) -> str:
         """What the other method of fine-tuning would take; "" from scratch, and once trained."""
@@ -392,139 +365,6 @@ class TrainingPlan:
         warning = recognizer_warning(own_cer, worst_cer)
         line += f"\nThe recogniser's own CER on recordings: {figure}."
         return Result(line=f"{line}\n{warning}" if warning else line)
-
-    def fields(self) -> list[Field]:
-        values = self._field_values()
-        gpus = gpus_offered(self.active)
-        if gpus:
-            values[GPUS] = gpus
-        presets = values | {GPUS: 1} | self._unchanged()
-        return [
-            Field(
-                name=name,
-                label=label,
-                value=values[name],
-                preset=presets[name],
-                comment=comment,
-                more=name in MORE_FIELDS,
-            )
-            for name, (label, comment) in FIELDS.items()
-            if name in values
-        ]
-
-    def _unchanged(self) -> dict:
-        """What the fields were that a panel has changed."""
-        return parse_object(read_run_file(self.active.path(UNCHANGED)) or "{}", UNCHANGED)
-
-    def _field_values(self) -> dict:
-        values = {name: getattr(self.data.config, name) for name in DATA_FIELDS}
-        values |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
-        if self.config.optimizer != "muon":
-            del values["muon_lr"]
-        # Epochs that a preset or person asked for are in `max_steps` by now.
-        return values | {EPOCHS: 0, "recompute_every": self.speed.recompute_every}
-
-    def values(self) -> dict:
-        return {switch.name: switch.on for switch in self.offered} | self._field_values()
-
-    def planned(self, values: dict) -> tuple[str, bool]:
-        """Memory and time with these switches and fields, and whether the memory is there.
-
-        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
-        """
-        limit_bytes = self.verdict.limit_bytes
-        work = self.workload_of(values)
-        needed_bytes = work.planned_bytes
-        changed_bytes = needed_bytes - self.workload_of(self.values()).planned_bytes
-        words = f"Memory planned: {format_memory(needed_bytes)} of the {format_memory(limit_bytes)}"
-        words += " it may use"
-        if changed_bytes:
-            words += f" ({format_memory(changed_bytes, '+')} by your changes)"
-        fits = needed_bytes <= limit_bytes
-        advice = "" if fits else " That is too much: Start tries a step and says what to change."
-        rows = f"{work.data.micro_batch} utterances"
-        if work.data.effective_tokens:
-            rows = f"{work.data.micro_tokens:,} tokens"
-        words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
-        if self.per_step_s is not None:
-            step_s = self.per_step_s * work.data.effective_batch / self.data.config.effective_batch
-            steps = work.train.max_steps
-            words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
-        return words, fits
-
-    def workload_of(self, values: dict) -> Workload:
-        """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""
-        left = dict(values)
-        gpus = left.pop(GPUS, 1)
-        max_gpus = max_processes(self.active)
-        if gpus not in range(1, max_gpus + 1):
-            raise KitError(f"GPUs must lie in 1 to {max_gpus}, got {gpus}.", field=GPUS)
-        epochs = left.pop(EPOCHS)
-        batches = {name: left.pop(name) for name in DATA_FIELDS}
-        train = {name: left.pop(name) for name in TRAIN_FIELDS if name in left}
-        speed = build(SpeedConfig, left)
-        effective_batch = self.data.config.effective_batch
-        if batches["effective_batch"] != effective_batch and self.process.log.exists():
-            raise KitError(
-                f"A run that has started keeps its effective batch ({effective_batch}). Choose "
-                "another RUN to change it.",
-                field="effective_batch",
-            )
-        work = self.workload(speed)
-        if epochs:
-            data = copy.copy(self.data)
-            data.config = build(DataConfig, vars(data.config), **batches)
-            changed = train["max_steps"] != self.config.max_steps
-            asked_steps = train["max_steps"] if changed else 0
-            train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
-        max_steps = train["max_steps"]
-        # Raises for a number of steps that cannot be, before `for_steps` computes with it.
-        build(TrainConfig, vars(self.config), max_steps=max_steps, num_train_epochs=0.0)
-        config = build(TrainConfig, vars(self.config.for_steps(max_steps)), **train)
-        if (config.warmup_steps, max_steps) != (self.config.warmup_steps, self.config.max_steps):
-            fix = f"must be below Max steps ({max_steps:,})."
-            require(config.warmup_steps < max_steps, config, "warmup_steps", fix)
-        data = build(DataConfig, vars(work.data), **batches)
-        return dataclasses.replace(work, data=data, train=config)
-
-    def keep(self, work: Workload, values: dict) -> None:
-        """Train with the batches and settings of `work`, now and whenever the run is opened.
-
-        They are saved with the run's settings; what they were before a panel changed them, too.
-        """
-        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
-        now = self._field_values()
-        before = self._unchanged()
-        unchanged = {n: v for n, v in (now | before).items() if v != values.get(n, v)}
-        if unchanged != before:
-            write_atomic(self.active.path(UNCHANGED), json.dumps(unchanged))
-        changes = {}
-        if work.train != self.config:
-            own = vars(build(TrainConfig, section_for_run(self.active, "train")))
-            changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
-        data = {name: values[name] for name in DATA_FIELDS}
-        if data.items() - now.items():
-            changes["data"] = data
-        if changes:
-            self.active = self.active.save_settings(changes)
-        self.config = work.train
-        self.data.config = dataclasses.replace(self.data.config, **data)
-
-
-def max_processes(run: ActiveRun) -> int:
-    """How many processes may train together here: one a GPU; KIT_RANKS says another number."""
-    asked = os.environ.get("KIT_RANKS", "")
-    if asked.isdecimal():
-        return max(1, int(asked))
-    return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
-
-
-def gpus_offered(run: ActiveRun) -> int:
-    """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
-    limit = max_processes(run)
-    before = read_run_file(run.path(GPUS))
-    number = int(before) if before.isdecimal() else 1
-    return min(limit, max(1, number)) if limit > 1 else 0
 
 
 def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from kit.audio.clip import load_speech
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
@@ -21,15 +20,8 @@ from kit.model.gpt import SpeechGPT
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
-from kit.tuning.verify import (
-    Example,
-    Proof,
-    Subject,
-    code_logits,
-    not_judged,
-    small_config,
-    training_proofs,
-)
+from kit.tuning.checks import Check, table
+from kit.tuning.verify import PROOFS, Example, Outcome, Subject, code_logits, prove, small_config
 
 EXAMPLES = 8  # rows of the data that the proofs about the model use
 SPOKEN = 8  # held-out recordings that go through the codec
@@ -42,7 +34,6 @@ SAME_LOGITS = "with KV cache, alone and in a batch, the model predicts as it was
 GOOD_CODES = "the codes hold what is said, so a voice that predicts them can be understood"
 GOOD_DATA = "recordings and texts belong together"
 MAX_JUDGE_CER = 0.5  # of recordings: a worse recogniser cannot tell
-HEAD = ("", "what is right where it passes", "measured", "bound")
 
 
 def verify(run: ActiveRun) -> Iterator[Result]:
@@ -52,27 +43,20 @@ def verify(run: ActiveRun) -> Iterator[Result]:
     for proof in all_proofs(run):
         proofs.append(proof)
         yield Result(line=str(proof))
-    failed = [proof.name for proof in proofs if proof.passed is False]
+    failed = [proof.what for proof in proofs if proof.passed is False]
     judged = [proof for proof in proofs if proof.passed is not None]
     seconds = round(time.perf_counter() - began_s, 1)
     line = f"{len(judged) - len(failed)} of {len(judged)} proofs hold, in {seconds:g} s"
     if failed:
         line += f". Do not trust this training: {', '.join(failed)} failed"
-    rows = {proof.name: dataclasses.asdict(proof) for proof in proofs}
-    run.record(verify={"proofs": rows, "failed": failed, "seconds": seconds})
-    marks = {True: "✓", False: "✗", None: "–"}
-    grid = [HEAD, *((marks[p.passed], p.shows, p.measured, p.bound) for p in proofs)]
-    yield Result(line=line, grid=grid, failed=bool(failed))
+    rows = [proof._asdict() for proof in proofs]
+    run.record(verify={"checks": rows, "failed": failed, "seconds": seconds})
+    yield Result(line=line, grid=table(proofs), failed=bool(failed))
 
 
-def all_proofs(run: ActiveRun) -> Iterator[Proof]:
+def all_proofs(run: ActiveRun) -> Iterator[Check]:
     data = TrainingData(run)
-    subject = subject_of(run, data)
-    causal = True
-    for proof in training_proofs(subject, data.tokenizer.decode):
-        causal = causal and not (proof.name == "causality" and proof.passed is False)
-        yield proof
-    yield decoding(subject) if causal else not_judged("decoding", SAME_LOGITS, "causality failed")
+    yield from prove(subject_of(run, data), PROOFS | {"decoding": (decoding, SAME_LOGITS)})
     yield from recording_proofs(run, data)
 
 
@@ -93,10 +77,11 @@ def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
         stream=lambda position: iter(small.stream(position=position)),
         hw=run.hw,
         precision=run.precision.value,
+        decode=data.tokenizer.decode,
     )
 
 
-def decoding(subject: Subject) -> Proof:
+def decoding(subject: Subject) -> Outcome:
     """What the decoder with KV cache predicts must be what the trained model computes."""
     # In inference a text always ends with STOP, and nothing is dropped.
     config = dataclasses.replace(subject.config, text_stop_input=True, dropout=0.1)
@@ -106,13 +91,9 @@ def decoding(subject: Subject) -> Proof:
     formats = dict.fromkeys(("fp32", subject.precision, "int8"))
     errors = {name: decoding_error(model, subject, name) for name in formats}
     bounds = {name: MAX_KL.get(name, MAX_KL_ROUNDED) for name in formats}
-    return Proof(
-        name="decoding",
-        shows=SAME_LOGITS,
-        measured=", ".join(f"{name} {error:.1g} nats" for name, error in errors.items()),
-        bound=", ".join(f"{name} {bound:g}" for name, bound in bounds.items()),
-        passed=all(errors[name] <= bounds[name] for name in formats),
-    )
+    figure = ", ".join(f"{name} {error:.1g} nats" for name, error in errors.items())
+    bound = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items())
+    return figure, bound, all(errors[name] <= bounds[name] for name in formats)
 
 
 @torch.inference_mode()
@@ -138,7 +119,7 @@ def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     return max(errors)
 
 
-def recording_proofs(run: ActiveRun, data: TrainingData) -> Iterator[Proof]:
+def recording_proofs(run: ActiveRun, data: TrainingData) -> Iterator[Check]:
     """What became of text and sound: ids, codes, and whether they belong together."""
     rows = read_manifest(run.folder)
     held_out = [row for row in rows if row.split == "held_out"] or rows
@@ -147,24 +128,27 @@ def recording_proofs(run: ActiveRun, data: TrainingData) -> Iterator[Proof]:
     if not path.is_file():
         return
     recognizer = load_recognizer(path)
-    with on_device(run.hw.device, recognizer):
-        rows = held_out[:SPOKEN]
-        rate = data.codec.input_sample_rate
-        waves = [load_speech(row.audio, rate) for row in rows]
-        texts = [row.text for row in rows]
-        before = cer(recognizer.transcribe_waves(waves, rate), texts)
+    codec = data.codec
+    rows = held_out[:SPOKEN]
+    texts = [row.text for row in rows]
+    waves = [load_speech(row.audio, codec.input_sample_rate) for row in rows]
+    with on_device(run.hw.device, recognizer, codec):
+        before = cer(recognizer.transcribe_waves(waves, codec.input_sample_rate), texts)
         if before > MAX_JUDGE_CER:
             why = f"the recogniser mistakes {before:.0%} of the letters: train it longer"
-            yield not_judged("codec", GOOD_CODES, why)
-            yield not_judged("data", GOOD_DATA, why)
+            yield Check("codec", why, "none", None, GOOD_CODES)
+            yield Check("data", why, "none", None, GOOD_DATA)
             return
-        if data.codec.decodes:
-            with on_device(run.hw.device, data.codec):
-                yield codec_round_trip(data, recognizer, waves, texts, before)
+        if codec.decodes:
+            decoded = [codec.decode(codec.encode(wave[None])).cpu()[0] for wave in waves]
+            after = cer(recognizer.transcribe_waves(decoded, codec.sample_rate), texts)
+            figure = f"CER {before:.1%} of recordings, {after:.1%} of their codes"
+            passed = after <= before + MAX_CODEC_CER
+            yield Check("codec", figure, f"{MAX_CODEC_CER:.0%} more", passed, GOOD_CODES)
         yield text_matches_sound(recognizer, held_out[:MATCHED])
 
 
-def text_round_trip(data: TrainingData, rows: list[Utterance]) -> Proof:
+def text_round_trip(data: TrainingData, rows: list[Utterance]) -> Check:
     """Held-out texts must survive the tokenizer; where it spells otherwise, the spelling does."""
     lost = []
     for row in rows:
@@ -172,39 +156,16 @@ def text_round_trip(data: TrainingData, rows: list[Utterance]) -> Proof:
         if data.tokenizer.decode(data.tokenizer.encode(row.text)).strip() != spelt:
             lost.append(row.text)
     example = f"; such as {lost[0]!r}" if lost else ""
-    return Proof(
-        name="tokenizer",
-        shows="every held-out text can be spelt, and comes back from its ids",
-        measured=f"{len(lost)} of {len(rows)} texts come back changed{example}",
-        bound="none",
-        passed=not lost,
-    )
+    figure = f"{len(lost)} of {len(rows)} texts come back changed{example}"
+    shows = "every held-out text can be spelt, and comes back from its ids"
+    return Check("tokenizer", figure, "none", not lost, shows)
 
 
-def codec_round_trip(
-    data: TrainingData,
-    recognizer: SpeechRecognizer,
-    waves: list[Tensor],
-    texts: list[str],
-    before: float,
-) -> Proof:
-    """What comes out of the codec must be nearly as intelligible as the recordings."""
-    codec = data.codec
-    decoded = [codec.decode(codec.encode(wave[None])).cpu()[0] for wave in waves]
-    after = cer(recognizer.transcribe_waves(decoded, codec.sample_rate), texts)
-    return Proof(
-        name="codec",
-        shows=GOOD_CODES,
-        measured=f"the recogniser's CER is {before:.1%} of recordings, {after:.1%} of their codes",
-        bound=f"{MAX_CODEC_CER:.0%} more",
-        passed=after <= before + MAX_CODEC_CER,
-    )
-
-
-def text_matches_sound(recognizer: SpeechRecognizer, rows: list[Utterance]) -> Proof:
+def text_matches_sound(recognizer: SpeechRecognizer, rows: list[Utterance]) -> Check:
     """Each recording must fit its own text better than the text of the next one."""
     if len(rows) < 2:
-        return not_judged("data", GOOD_DATA, "one recording alone cannot be compared")
+        why = "one recording alone cannot be compared"
+        return Check("data", why, "none", None, GOOD_DATA)
     rate = recognizer.input_sample_rate
     outputs = recognizer.recognize([load_speech(row.audio, rate) for row in rows], rate)
     wrong = []
@@ -214,10 +175,5 @@ def text_matches_sound(recognizer: SpeechRecognizer, rows: list[Utterance]) -> P
         if own <= other:
             wrong.append(row.id)
     example = f": {', '.join(wrong[:3])}" if wrong else ""
-    return Proof(
-        name="data",
-        shows=GOOD_DATA,
-        measured=f"{len(wrong)} of {len(rows)} recordings fit another's text better{example}",
-        bound="none",
-        passed=not wrong,
-    )
+    figure = f"{len(wrong)} of {len(rows)} recordings fit another's text better{example}"
+    return Check("data", figure, "none", not wrong, GOOD_DATA)

@@ -1,11 +1,12 @@
 """Normalise text: one spelling, however it was typed.
 
-All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
-and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
-beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
-(docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
-before punctuation, and must not change its own output again. EXAMPLE, a text that shows what it
-does, is tested when the file is loaded; `lower` is for languages whose lower case is not Python's.
+All languages share NFC, lower case, single spaces, one form of each letter (not ﬁ, Ａ or 𝗛), and
+the removal of invisible characters, quotes and brackets. What one language adds is in
+`kit/text/languages/CODE.py` and nowhere else: files beside a voice or a notebook are never run. It
+needs one function `normalize(text) -> str` (docs/extending.md). That is given composed lower-case
+text without quotes, brackets or spaces before punctuation, and must not change its own output
+again. EXAMPLE, a text that shows what it does, is tested when the file is loaded; `lower` is for
+languages whose lower case is not Python's.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
 `read_signs` reads it. A − that is left is removed.
@@ -30,10 +31,10 @@ LANGUAGE_NAMES = LANGUAGES.with_name("language_names.txt")
 # Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
 _CODE = re.compile("[a-z][a-z0-9]{0,7}(_[a-z0-9]{1,8}){0,3}")
 # Control and format characters that show nothing, halves of characters, Ethiopic marks of
-# gemination (schoolbooks have them, hardly any other text does), and the joiners outside the
-# scripts that spell with them.
+# gemination (schoolbooks have them, hardly any other text does), Arabic tatweel, and the joiners
+# outside the scripts that spell with them.
 _UNSEEN = re.compile(
-    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u135d-\u135f\u200b\u200e\u200f\u202a-\u202e"
+    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u0640\u135d-\u135f\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
     "|(?<!(?=[\u0600-\u0dff])\\D)[\u200c\u200d]+"
 )
@@ -43,8 +44,19 @@ _PUNCTUATION = str.maketrans(
     | {"\u2581": " "}  # SentencePiece's own mark of a space
     | dict.fromkeys('“”„«»‹›"()[]{}…_\\', " ")
     | dict.fromkeys("‐‑‒–—―", "-")
-    | dict.fromkeys("‘’ʼ`´", "'")
+    | dict.fromkeys("‘’`´", "'")
 )
+# ʻ and ʼ are letters of Uzbek and Hausa; within a word they are also typed as an apostrophe. A
+# double quote within a Hebrew word is its gershayim.
+_INNER = ((re.compile(r"(?<=[^\W\d_])[ʻʼ](?=[^\W\d_])"), "'"),)
+_INNER += ((re.compile(r"(?<=[\u05d0-\u05ea])[\"“”](?=[\u05d0-\u05ea])"), "״"),)
+# Letters in another form: ligatures, of a place in a word, of another width, of a font. What else
+# Unicode calls compatible is pronounced otherwise (½, ², №) and stays.
+_FORMS = re.compile(
+    "[\u0132\u0133\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc\uff00-\uffef"
+    "\U0001d400-\U0001d7ff]"
+)
+_DOTLESS = {"az", "kk"}  # languages in which I is the capital of ı, as in Turkish
 # A minus precedes a figure and follows nothing that it could join to it: it is none in A-5,
 # 10-15, 10 -15, 5%-10%, 5 €-10 € and (555) -1234, nor before the zero of a telephone number.
 _MINUS = re.compile(
@@ -59,14 +71,21 @@ def normalize(text: str, language: str = "am") -> str:
 
     Warns once of a language without a file of its own; SpeechError for one whose file does not fit.
     """
-    return _normalize(text, language_rules(language))
+    rules = language_rules(language)
+    return _normalize(text, rules, rules is None and language_code(language) in _DOTLESS)
 
 
-def _normalize(text: str, rules: types.ModuleType | None) -> str:
+def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False) -> str:
+    text = _FORMS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     if rules:
         text = _MINUS.sub("−", text)
     lower = getattr(rules, "lower", str.lower)
-    text = lower(unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
+    text = unicodedata.normalize("NFC", _UNSEEN.sub("", text))
+    if dotless:
+        text = text.replace("I", "ı").replace("İ", "i")
+    text = lower(text)
+    for sign, replaced in _INNER:
+        text = sign.sub(replaced, text)
     text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
     text = _LONE.sub(" ", text)
     text = re.sub(r"(?<=[\d፩-፼])፡(?=[\d፩-፼])", ":", text)  # 3፡30, a time

@@ -281,9 +281,12 @@ class Adaptation:
         return f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
 
     def record_validation(self, config: TrainConfig, loss: float) -> str:
-        """Halve the rates after validations without a better one; returns a note."""
+        """Halve the rates after validations without a better one; returns a note.
+
+        They stay above the share `final_lr` of the peak: below it a training only looks converged.
+        """
         patience = config.lr_plateau_patience
-        if not patience:
+        if not patience or self.rate <= config.final_lr:
             return ""
         self.waited += 1
         if loss < self.best_loss * (1 - MIN_IMPROVEMENT):
@@ -291,7 +294,7 @@ class Adaptation:
             self.waited = 0
         if self.waited < patience:
             return ""
-        self.rate /= 2
+        self.rate = max(self.rate / 2, config.final_lr)
         self.waited = 0
         return f"plateau: no better validation in {patience}; learning rates x{self.rate:g}"
 

@@ -71,8 +71,8 @@ class Ranks:
     def call(self) -> None:
         """Call the other ranks; for the main one."""
 
-    def barrier(self, poll: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks are here; calls `poll()` meanwhile."""
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
 
     def share(self, items: Sequence) -> Sequence:
         """This rank's share of `items`."""
@@ -120,7 +120,7 @@ class SeveralRanks(Ranks):
 
     @functools.cached_property
     def _store(self) -> dist.Store:
-        """Numbers and texts that all ranks share, in torchrun's store."""
+        """Numbers that all ranks share, in torchrun's store."""
         address = os.environ["MASTER_ADDR"]
         store = dist.TCPStore(address, int(os.environ["MASTER_PORT"]), is_master=False)
         # The store outlives processes that torchrun restarts after a failure.
@@ -130,15 +130,6 @@ class SeveralRanks(Ranks):
         """Add `more` to the shared number `name`; returns the sum."""
         with self._together():
             return self._store.add(name, more)
-
-    def write(self, name: str, text: str) -> None:
-        """Store `text` for `read` on any rank."""
-        with self._together():
-            self._store.set(name, text)
-
-    def read(self, name: str) -> str:
-        with self._together():
-            return self._store.get(name).decode()
 
     def await_call(self) -> None:
         # Not in `from_main`: a collective times out, and blocks signals meanwhile.
@@ -150,18 +141,11 @@ class SeveralRanks(Ranks):
         self.calls += 1
         self.add("calls", 1)
 
-    def scatter(self, values: Sequence | None = None):
-        """Return this rank's item of the main rank's `values`."""
-        result = [None]
-        with self._together():
-            dist.scatter_object_list(result, list(values) if self.is_main else None, src=0)
-        return result[0]
-
-    def barrier(self, poll: Callable[[], None] = lambda: None) -> None:
+    def barrier(self) -> None:
+        # Not dist.barrier, which would block signals meanwhile.
         with self._together():
             others = dist.all_reduce(torch.zeros(1), async_op=True)
         while not others.is_completed():
-            poll()
             time.sleep(POLL_S)
         with self._together():
             others.wait()
@@ -208,17 +192,17 @@ class SeveralRanks(Ranks):
             raise RankLost(message) from error
 
 
-def join_ranks(own_card: bool = True) -> Ranks:
+def join_ranks() -> Ranks:
     """Join the processes that torchrun started; without torchrun, a single `Ranks`.
 
-    Each takes a GPU of its own where there are any; with `own_card` False they may share one.
-    Call it before CUDA is used. Raises KitError when there are too few.
+    Each takes a GPU of its own where there are any. Call it before CUDA is used. Raises KitError
+    when there are too few.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
     if not dist.is_initialized():
-        gpus = own_card and take_card()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if take_card() else "gloo"
+        dist.init_process_group(backend, timeout=TIMEOUT)
     return SeveralRanks()
 
 

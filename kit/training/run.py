@@ -27,7 +27,7 @@ from kit.base.errors import DamagedFileError, Diverged, KitError, Note
 from kit.base.files import make_folder, write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
-from kit.base.lock import Holder, Lock, held, is_gone, machine, read_holder
+from kit.base.lock import Holder, current_holder, held
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
@@ -36,7 +36,7 @@ from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent
-from kit.training.logs import Listener, jsonl_log, parse_row
+from kit.training.logs import Listener, jsonl_log, parse_row, read_log
 from kit.training.loop import split_passes, train
 from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import prefetch_if_on
@@ -67,10 +67,7 @@ class TrainingProcess:
     @property
     def holder(self) -> Holder | None:
         """The process on this machine that is training the run, if any."""
-        holder = read_holder(self.folder / LOCK)
-        if holder is None or holder.machine != machine() or is_gone(holder):
-            return None
-        return holder
+        return current_holder(self.folder / LOCK)
 
     @property
     def running(self) -> bool:
@@ -203,7 +200,6 @@ class TrainingRun:
     ranks: Ranks = ALONE  # that train together
     notes: tuple = ()  # for the first step's row
     trainer: Trainer | None = None
-    lock: Lock | None = None  # one process trains a run, or one group of ranks
 
     @property
     def log(self) -> Path:
@@ -228,10 +224,10 @@ class TrainingRun:
         """
         if self.finished():
             return
-        lock = contextlib.nullcontext()
+        lock = contextlib.nullcontext()  # one process trains a run, or one group of ranks
         if self.ranks.is_main:
             lock = held(self.folder / LOCK, "training")
-        with lock as self.lock, self.hold("training"):
+        with lock, self.hold("training"):
             try:
                 yield from self._train(stop)
             except RankLost as error:
@@ -279,8 +275,6 @@ class TrainingRun:
                     "model, or close what else uses this device. Run again: training resumes from "
                     "the last checkpoint."
                 ) from error
-        if self.lock:
-            self.lock.confirm()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
             trainer.save(self.checkpoints)  # stopped after the last event
@@ -307,8 +301,6 @@ class TrainingRun:
             listeners = [jsonl_log(self.log), *listeners, *self.listeners]
         for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
             event = dataclasses.replace(event, **self.sample())
-            if self.lock:
-                self.lock.confirm()
             for listener in listeners:
                 listener(event)
             yield event
@@ -341,14 +333,29 @@ class TrainingRun:
         if tree is None and notes:  # starting again would overwrite what may still be saved
             raise KitError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
-                f"{shorten(notes[0], 400)} Restore a copy, or delete that folder to start again."
+                f"{shorten(notes[0], 400)} Restore a copy, or delete that folder and {self.log} "
+                "to start again."
             )
         if tree is None:
+            self._require_untrained()
             if self.ranks.is_main:
                 self.log.unlink(missing_ok=True)
             return notes
         self.trainer.restore(tree)
         return [*notes, f"resumed from step {self.trainer.step}", *self.trainer.notes]
+
+    def _require_untrained(self) -> None:
+        """Raise KitError if this run had a checkpoint once: training would begin at step 1."""
+        rows = read_log(self.log)
+        reached = max(finished_steps(self.folder), rows[-1]["step"] if rows else 0)
+        if reached < self.config.save_steps and not finished_steps(self.folder):
+            return
+        raise KitError(
+            f"This run was trained to step {reached:,}, and its checkpoints are gone: training "
+            f"would begin at step 1 and overwrite its voice. Bring {self.checkpoints} back, begin "
+            f"another run with its voice (BASE_MODEL or --base-model {self.folder}), or delete "
+            f"{self.log} and {self.folder / FINISHED} to train this one anew."
+        )
 
     def load_newest(self) -> SpeechGPT:
         """Return the plain model of the newest checkpoint. Raises KitError if there is none."""

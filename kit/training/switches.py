@@ -41,7 +41,7 @@ class Switch:
     available: bool
     reason: str
     asked: bool = False  # whether the settings turn it on
-    runs: str = "on"  # what runs when it is on: "bf16", "flash", "layers 0, 2 of 4"
+    runs: str = "on"  # what runs when it is on: "bf16", "flash", "2 of 4 layers"
     measured: str = ""  # what it gained alone, where it was measured: "1.08x, -0.20 GiB here"
 
     @property
@@ -75,6 +75,12 @@ class Applied:
     def names(self) -> list[str]:
         """Of the switches that are really on."""
         return [s.name for s in self.switches if s.on]
+
+    @property
+    def line(self) -> str:
+        """What runs, in short: "SDPA flash, bf16, recomputing 12 of 12 layers, EMA"."""
+        running = [s for s in self.switches if s.on or s.name == "mixed_precision"]
+        return ", ".join(SHORT.get(s.name, s.label).format(s.ran) for s in running)
 
     def on(self, name: str) -> bool:
         """Whether the switch `name` is really on."""
@@ -114,6 +120,14 @@ LABELS = {
     "adamw_8bit": "8-bit AdamW",
     "ema": "EMA of the weights",
     "ema_offload": "EMA on the CPU",
+}
+# What is said of those that run in a way of their own; of the others their labels.
+SHORT = {
+    "sdpa": "SDPA {}",
+    "mixed_precision": "{}",
+    "gradient_checkpointing": "recomputing {}",
+    "ema": "EMA",
+    "parallel": "{}",
 }
 BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs with these off
 
@@ -216,7 +230,7 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
             on=True,
             available=True,
             asked=True,
-            runs=f"{processes} of them",
+            runs=f"{processes} processes",
             reason="gradients are summed over the processes after the passes of a step",
         )
     return Applied(switches=tuple(rows.values()))
@@ -251,9 +265,7 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -
     trunk.run_layer = run_layer
     if on["compile"]:
         compile_layers(model)
-    if every == 1:
-        return f"all {len(trunk.h)} layers"
-    return f"layers {', '.join(map(str, layers))} of {len(trunk.h)}"
+    return f"{len(layers)} of {len(trunk.h)} layers"
 
 
 def compile_layers(model: SpeechGPT) -> None:

@@ -41,6 +41,7 @@ class Monitor:
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
         self.hw = hw
+        self.threads = torch.get_num_threads()
         self.every_s = every_s
         self.samples: list[Sample] = []
         self.source = ""
@@ -61,7 +62,7 @@ class Monitor:
 
     def _sample(self) -> None:
         try:
-            probe = _Card() if self.hw.device == "cuda" else _Processes(self.hw.cores)
+            probe = _Card() if self.hw.device == "cuda" else _Processes(self.threads)
             self.source = probe.source
             self.no_load = probe.no_load
             self.samples.append(probe.read())
@@ -88,13 +89,13 @@ class Monitor:
 
 
 class _Processes:
-    """Resident memory and processor share of this process and its children."""
+    """Resident memory of this process and its children, and how busy the threads of torch are."""
 
     source = "resident memory and CPU time of this process and its children (psutil)"
     no_load = ""
 
-    def __init__(self, cores: int):
-        self.cores = cores
+    def __init__(self, threads: int):
+        self.threads = threads
         self.reads = 0
         self.own = psutil.Process()
         self.children = []
@@ -111,7 +112,8 @@ class _Processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended since
                 percent += process.cpu_percent()
                 memory += process.memory_info().rss
-        load = percent / 100 / self.cores if self.reads > 1 else None
+        # Workers that make batches may use more.
+        load = min(1.0, percent / 100 / self.threads) if self.reads > 1 else None
         return Sample(memory_bytes=memory, load=load)
 
 

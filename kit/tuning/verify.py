@@ -1,7 +1,7 @@
 """Proofs that training computes what it should, on a run's own rows, this device and precision.
 
-Each trains or asks a small model of the run's own kind and returns a figure, its bound, and whether
-it keeps it. They are in fp32, but for the one about half precision.
+Each trains or asks a small model of the run's own kind. They are in fp32, but for the one about
+half precision.
 
 Shapes: B batch, S packed sequence, V code vocabulary.
 """
@@ -24,6 +24,7 @@ from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.loop import forward_backward, train
 from kit.training.trainer import Trainer
+from kit.tuning.checks import Check
 
 LAYERS = 2
 WIDTH = 64
@@ -39,22 +40,10 @@ MAX_HALF_ERROR = 0.02  # of the loss
 RESUMED_AT = 3
 RESUMED_STEPS = 6
 MAX_AVERAGE_ERROR = 1e-5
-SAME_GRADIENTS = "accumulation, padding, recomputing and fused attention leave the gradients equal"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What was measured, the bound, and whether it holds: None where it could not be judged."""
-
-    name: str
-    shows: str  # what is right where it passes
-    measured: str
-    bound: str
-    passed: bool | None
-
-    def __str__(self) -> str:
-        mark = {True: "pass", False: "FAIL", None: "not judged"}[self.passed]
-        return f"{mark}: {self.name}: {self.measured} (bound: {self.bound})"
+# What a proof returns: a figure, its bound, and whether it holds; None: it cannot be judged.
+Outcome = tuple[str, str, bool | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +64,7 @@ class Subject:
     stream: Callable[[dict | None], Iterator[EffectiveBatch]]  # from a position on, None: the start
     hw: Hardware
     precision: str  # in which the run trains
+    decode: Callable[[list[int]], str]  # text ids to text
 
     def batch(self, count: int, per_pass: int, pad_to: int = 0) -> EffectiveBatch:
         """The first `count` examples as one effective batch, in passes of `per_pass` rows."""
@@ -97,10 +87,6 @@ class Subject:
         return Trainer(model, train_config, SpeedConfig(**switches), self.hw)
 
 
-def not_judged(name: str, shows: str, why: str) -> Proof:
-    return Proof(name=name, shows=shows, measured=why, bound="none", passed=None)
-
-
 def small_config(config: GPTConfig) -> GPTConfig:
     """A small model of the same kind: same vocabularies, positions, digits and targets."""
     return dataclasses.replace(
@@ -120,24 +106,14 @@ def small_config(config: GPTConfig) -> GPTConfig:
     )
 
 
-def training_proofs(subject: Subject, decode: Callable[[list[int]], str]) -> Iterator[Proof]:
-    """Yield the proofs about training, one after the other; `decode` makes text of text ids."""
-    yield loss_at_start(subject)
-    yield labels(subject, decode)
-    causal = causality(subject)
-    yield causal
-    if causal.passed:
-        yield gradients(subject)
-    else:  # ways to compute attention differ, of course
-        yield not_judged("gradients", SAME_GRADIENTS, "causality failed")
-    yield overfitting(subject)
-    yield half_precision(subject)
-    yield average(subject)
-    yield resumption(subject)
+def prove(subject: Subject, proofs: dict[str, tuple[Callable, str]]) -> Iterator[Check]:
+    """Yield each of `proofs`, one after the other: {name: (proof, what it shows)}."""
+    for name, (proof, shows) in proofs.items():
+        yield Check(name, *proof(subject), shows)
 
 
 @torch.inference_mode()
-def loss_at_start(subject: Subject) -> Proof:
+def loss_at_start(subject: Subject) -> Outcome:
     """An untrained model must guess: the mean of -log p over codes is the log of their number."""
     # Shared digits are sums of several tables, so the first guess is less even.
     config = dataclasses.replace(subject.config, code_levels=())
@@ -146,63 +122,37 @@ def loss_at_start(subject: Subject) -> Proof:
     _, code_loss = model(batch.micro[0].to(subject.hw.device))
     loss = code_loss.item() / batch.code_targets
     wanted = math.log(subject.config.code_vocab)
-    return Proof(
-        name="loss at the start",
-        shows="the loss is a mean over targets, in nats, of all codes",
-        measured=f"{loss:.3f} nats, ln({subject.config.code_vocab}) = {wanted:.3f}",
-        bound=f"{MAX_START_ERROR:.0%} apart",
-        passed=abs(loss - wanted) <= MAX_START_ERROR * wanted,
-    )
+    figure = f"{loss:.3f} nats, ln({subject.config.code_vocab}) = {wanted:.3f}"
+    passed = abs(loss - wanted) <= MAX_START_ERROR * wanted
+    return figure, f"{MAX_START_ERROR:.0%} apart", passed
 
 
-def labels(subject: Subject, decode: Callable[[list[int]], str]) -> Proof:
+def labels(subject: Subject) -> Outcome:
     """Each target must be the next input, and all of a row's targets its own text and codes."""
     batch = subject.batch(len(subject.examples), len(subject.examples)).micro[0]
+    following = batch.tokens.flatten().roll(-1)
+    kinds = {
+        "text": (batch.text_indices, batch.text_targets, 0),
+        "codes": (batch.code_indices, batch.code_targets, subject.config.text_vocab),
+    }
     wrong = 0
-    shown = ""
-    for row, example in enumerate(subject.examples):
-        text = _targets_of(batch, "text", row, 0)
-        codes = _targets_of(batch, "code", row, subject.config.text_vocab)
-        wrong += _wrong_targets(text, list(example.text))
-        wrong += _wrong_targets(codes, list(example.codes))
-        if not shown:
-            ids = [int(target) for target, _ in text[: len(example.text)]]
-            first = " ".join(str(int(target)) for target, _ in codes[:6])
-            shown = f"{decode(ids)!r}, codes {first} ..."
-    return Proof(
-        name="labels",
-        shows="every target is the input shifted by one, of its own row's text and codes",
-        measured=f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {shown}",
-        bound="none",
-        passed=not wrong,
-    )
-
-
-def _targets_of(batch: Batch, kind: str, row: int, first_id: int) -> list[tuple[int, int]]:
-    """(target, next input) of a row, in its order; the input is -1 behind the row's end."""
-    width = batch.tokens.shape[1]
-    indices = getattr(batch, f"{kind}_indices")
-    targets = getattr(batch, f"{kind}_targets")
-    own = (indices // width) == row
-    pairs = []
-    last = int(indices[own].max())
-    tokens = batch.tokens[row]
-    for index, target in zip(indices[own].tolist(), targets[own].tolist()):
-        following = int(tokens[index % width + 1]) - first_id if index < last else -1
-        pairs.append((target, following))
-    return pairs
-
-
-def _wrong_targets(pairs: list[tuple[int, int]], wanted: list[int]) -> int:
-    """How many targets are not the id that the row has there, or not the next input."""
-    wrong = abs(len(wanted) - min(len(wanted), len(pairs)))
-    for (target, following), own in zip(pairs, wanted):
-        wrong += int(target != own or following not in (own, -1))
-    return wrong
+    shown = {}
+    for kind, (indices, targets, first_id) in kinds.items():
+        row_of = indices // batch.tokens.shape[1]
+        for row, example in enumerate(subject.examples):
+            wanted = torch.as_tensor(getattr(example, kind).astype(np.int64))
+            own = targets[row_of == row][: len(wanted)]
+            inputs = following[indices[row_of == row]][: len(wanted)] - first_id
+            wrong += len(wanted) - len(own)
+            wrong += int(((own != wanted[: len(own)]) | (own != inputs)).sum())
+            shown.setdefault(kind, own.tolist())
+    first = f"{subject.decode(shown['text'])!r}, codes {' '.join(map(str, shown['codes'][:6]))} ..."
+    figure = f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {first}"
+    return figure, "none", not wrong
 
 
 @torch.inference_mode()
-def causality(subject: Subject) -> Proof:
+def causality(subject: Subject) -> Outcome:
     """Change a row's last codes, then another row: earlier logits, and this row's, must stay."""
     model = subject.trainer(1).model.eval()
     batch = subject.batch(2, 2).micro[0].to(subject.hw.device)
@@ -216,13 +166,8 @@ def causality(subject: Subject) -> Proof:
     apart = code_logits(model, dataclasses.replace(batch, tokens=other))
     change = (changed - before)[0, : length - 3].abs().max().item()
     leak = (apart - before)[0, :length].abs().max().item()
-    return Proof(
-        name="causality",
-        shows="a code is predicted from what comes before it in its own row alone",
-        measured=f"earlier logits moved by {change:.1g}, the other row's by {leak:.1g}",
-        bound=f"{MAX_LOGIT_CHANGE:g}",
-        passed=max(change, leak) <= MAX_LOGIT_CHANGE,
-    )
+    figure = f"earlier logits moved by {change:.1g}, the other row's by {leak:.1g}"
+    return figure, f"{MAX_LOGIT_CHANGE:g}", max(change, leak) <= MAX_LOGIT_CHANGE
 
 
 def code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
@@ -231,7 +176,7 @@ def code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
     return model.code_head(model.hidden(batch)).float()
 
 
-def gradients(subject: Subject) -> Proof:
+def gradients(subject: Subject) -> Outcome:
     """The gradients of a batch must not depend on how it is split, padded or computed."""
     rows = len(subject.examples)
     width = subject.batch(rows, rows).micro[0].tokens.shape[1]
@@ -244,13 +189,8 @@ def gradients(subject: Subject) -> Proof:
     }
     errors = {name: ((way - whole).norm() / whole.norm()).item() for name, way in ways.items()}
     bound = MAX_GRADIENT_ERROR[subject.hw.device]
-    return Proof(
-        name="gradients",
-        shows=SAME_GRADIENTS,
-        measured=", ".join(f"{name} {error:.1g}" for name, error in errors.items()),
-        bound=f"{bound:g} of their norm",
-        passed=max(errors.values()) <= bound,
-    )
+    figure = ", ".join(f"{name} {error:.1g}" for name, error in errors.items())
+    return figure, f"{bound:g} of their norm", max(errors.values()) <= bound
 
 
 def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tensor:
@@ -260,7 +200,7 @@ def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tens
     return torch.cat([p.grad.flatten().cpu() for p in trainer.model.parameters()])
 
 
-def overfitting(subject: Subject) -> Proof:
+def overfitting(subject: Subject) -> Outcome:
     """A few rows must be memorised."""
     trainer = subject.trainer(OVERFIT_STEPS, lr=5e-3, sdpa=True)
     batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
@@ -271,36 +211,25 @@ def overfitting(subject: Subject) -> Proof:
         step = event.step
         if loss < OVERFITTED:
             break
-    return Proof(
-        name="overfitting",
-        shows="the gradients reach what must learn, and the update goes downhill",
-        measured=f"{loss:.3f} nats for {OVERFIT_ROWS} rows after {step} steps",
-        bound=f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps",
-        passed=loss < OVERFITTED,
-    )
+    figure = f"{loss:.3f} nats for {OVERFIT_ROWS} rows after {step} steps"
+    return figure, f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps", loss < OVERFITTED
 
 
-def half_precision(subject: Subject) -> Proof:
+def half_precision(subject: Subject) -> Outcome:
     """The losses in half precision must be those of fp32."""
-    shows = "mixed precision, with its loss scaling, trains as fp32 does"
     if subject.precision == "fp32":
-        return not_judged("mixed precision", shows, "this run trains in fp32")
+        return "this run trains in fp32", "none", None
     losses = []
     for mixed in (False, True):
         trainer = subject.trainer(HALF_STEPS, sdpa=True, mixed_precision=mixed)
         losses.append([event.loss for event in train(trainer, subject.stream(None))])
     pairs = [(exact, half) for exact, half in zip(*losses) if math.isfinite(half)]
     error = max(abs(half - exact) / exact for exact, half in pairs)
-    return Proof(
-        name="mixed precision",
-        shows=shows,
-        measured=f"{subject.precision}: losses {error:.2%} apart at most, in {len(pairs)} steps",
-        bound=f"{MAX_HALF_ERROR:.0%}",
-        passed=error <= MAX_HALF_ERROR,
-    )
+    figure = f"{subject.precision}: losses {error:.2%} apart at most, in {len(pairs)} steps"
+    return figure, f"{MAX_HALF_ERROR:.0%}", error <= MAX_HALF_ERROR
 
 
-def average(subject: Subject) -> Proof:
+def average(subject: Subject) -> Outcome:
     """The average of the weights must be the one that the formula gives."""
     trainer = subject.trainer(RESUMED_STEPS, ema=True)
     weights = trainer.model.code_head.bias
@@ -311,16 +240,11 @@ def average(subject: Subject) -> Proof:
         wanted = decay * wanted + (1 - decay) * weights.detach().double().cpu()
     with trainer.ema.swapped_in():
         error = (weights.detach().double().cpu() - wanted).abs().max().item()
-    return Proof(
-        name="EMA",
-        shows="the averaged weights are the exponential moving average of every step",
-        measured=f"{error:.1g} from decay * average + (1 - decay) * weights",
-        bound=f"{MAX_AVERAGE_ERROR:g}",
-        passed=error <= MAX_AVERAGE_ERROR,
-    )
+    figure = f"{error:.1g} from decay * average + (1 - decay) * weights"
+    return figure, f"{MAX_AVERAGE_ERROR:g}", error <= MAX_AVERAGE_ERROR
 
 
-def resumption(subject: Subject) -> Proof:
+def resumption(subject: Subject) -> Outcome:
     """A run stopped and resumed from its checkpoint must end as one that was not."""
     with TemporaryDirectory(prefix="verify-") as folder:
         whole = _trained(subject, Path(folder), resumed=False)
@@ -330,13 +254,8 @@ def resumption(subject: Subject) -> Proof:
             between = _distance(whole, _trained(subject, Path(folder), resumed=False))
     distance = _distance(whole, again)
     bound = f"{2 * between:.1g}, twice that of two runs" if between else "equal to the last bit"
-    return Proof(
-        name="resumption",
-        shows="weights, optimiser, random numbers and position in the data are all restored",
-        measured=f"weights {distance:.1g} apart after {RESUMED_STEPS} steps",
-        bound=bound,
-        passed=distance <= 2 * between,
-    )
+    figure = f"weights {distance:.1g} apart after {RESUMED_STEPS} steps"
+    return figure, bound, distance <= 2 * between
 
 
 def _trained(subject: Subject, folder: Path, resumed: bool) -> Tensor:
@@ -353,3 +272,17 @@ def _trained(subject: Subject, folder: Path, resumed: bool) -> Tensor:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / a.norm()).item()
+
+
+SAME_GRADIENTS = "accumulation, padding, recomputing and fused attention leave the gradients equal"
+RESTORED = "weights, optimiser, random numbers and position in the data are all restored"
+PROOFS = {
+    "loss at the start": (loss_at_start, "the loss is a mean over targets, in nats, of all codes"),
+    "labels": (labels, "every target is the input shifted by one, of its own row's text and codes"),
+    "causality": (causality, "a code is predicted from what comes before it in its own row alone"),
+    "gradients": (gradients, SAME_GRADIENTS),
+    "overfitting": (overfitting, "gradients reach what must learn, and the update goes downhill"),
+    "mixed precision": (half_precision, "with its loss scaling, it trains as fp32 does"),
+    "EMA": (average, "the averaged weights are the moving average of every step"),
+    "resumption": (resumption, RESTORED),
+}

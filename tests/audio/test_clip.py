@@ -2,17 +2,16 @@
 
 import os
 import re
-import sys
 import tracemalloc
 
 import numpy as np
 import pytest
-from clips import BAD, GOOD, encoded, flac_telling, hour, voice, wav_with_comment
+from clips import BAD, GOOD, encoded, hour, voice
 from helpers import RATE, in_time, speech
 
 from kit.audio import clip
 from kit.audio.clip import measure_clip, read_clip
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError
 
 
 def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
@@ -34,12 +33,12 @@ def test_every_usual_coding_is_read_and_measured(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [k for k, (_, found, _) in BAD.items() if found == "unreadable"])
-@pytest.mark.parametrize("read", [read_clip, measure_clip])
-def test_what_libsndfile_reads_in_silence_is_refused_with_the_path(tmp_path, kind, read):
+def test_what_cannot_be_read_is_refused_with_the_path(tmp_path, kind):
     make, _, words = BAD[kind]
     path = at(tmp_path, make())
-    with pytest.raises(DatasetError, match=f"^{re.escape(path)}.*{re.escape(words)}"):
-        read(path)
+    for read in (read_clip, measure_clip):
+        with pytest.raises(DatasetError, match=f"^{re.escape(path)}.*{re.escape(words)}"):
+            read(path)
 
 
 def test_only_the_silence_around_speech_is_left_out():
@@ -68,7 +67,7 @@ def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path
     assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(speech() ** 2) / 4), abs=0.02)
 
 
-@pytest.mark.parametrize("gains", [[1, -1], [1, -0.95], [0.9, -1, 0, 0, 0, 0]])
+@pytest.mark.parametrize("gains", [[1, -1], [0.9, -1, 0, 0, 0, 0]])
 @pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
 def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, subtype):
     noise = 0.01 * np.random.default_rng(0).standard_normal((RATE, len(gains)))
@@ -80,21 +79,6 @@ def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, sub
     assert measure.cancels and measure.mono_peak == pytest.approx(0.5, abs=0.05)
     level_db = 10 * np.log10(np.mean(both[:, loudest] ** 2))
     assert measure.rms_db == pytest.approx(level_db, abs=0.05)
-
-
-@pytest.mark.parametrize("gains", [[1, 1], [1, 0.3], [0, 1], [1, -0.3], [0, 0, 1, 0, 0, 0]])
-def test_other_channels_are_averaged(tmp_path, gains):
-    wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
-    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
-    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
-    assert not measure_clip(path).cancels
-
-
-def test_a_constant_is_silence_and_opposite_constants_are_no_opposite_phase(tmp_path):
-    assert measure_clip(at(tmp_path, encoded(np.full(RATE, 0.05)))).mono_peak < 1e-3
-    both = np.stack([speech() + 0.2, speech() - 0.2], axis=1)
-    measure = measure_clip(at(tmp_path, encoded(both)))
-    assert not measure.cancels and abs(measure.dc) < 0.01
 
 
 def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
@@ -117,8 +101,17 @@ def test_silence_before_within_and_after(tmp_path):
     gap = lambda seconds: np.zeros(int(seconds * RATE), np.float32)  # noqa: E731
     wave = np.concatenate([gap(0.5), speech(1), gap(0.3), speech(1), gap(0.2)])
     measure = measure_clip(at(tmp_path, encoded(wave)))
-    figures = measure.leading_s, measure.trailing_s, measure.silence_s
-    assert figures == pytest.approx((0.5, 0.2, 1.0), abs=0.03)
+    figures = measure.leading_s, measure.trailing_s, measure.silence_s, measure.gap_s
+    assert figures == pytest.approx((0.5, 0.2, 1.0, 0.3), abs=0.03)
+
+
+def test_two_people_in_two_channels_are_told_from_one_in_stereo(tmp_path):
+    first, second = speech(1), speech(1)[::-1]
+    turns = np.stack([np.r_[first, 0.01 * second], np.r_[0.01 * first, second]], 1)
+    assert measure_clip(at(tmp_path, encoded(turns))).differs
+    for other in (0.4, -1.0, 0.01):  # softer, inverted, and what is only noise
+        stereo = np.stack([turns.sum(1), other * turns.sum(1)], 1) / 2
+        assert not measure_clip(at(tmp_path, encoded(stereo))).differs
 
 
 @pytest.mark.parametrize("wanted_db", [10, 20, 40])
@@ -156,28 +149,12 @@ def test_a_pipe_or_a_device_is_reported_and_not_waited_for(tmp_path, read):
             read(str(tmp_path / name))
 
 
-def test_a_comment_that_says_data_and_a_flac_of_unknown_length_are_as_long_as_they_are(tmp_path):
-    path = at(tmp_path, wav_with_comment(b"data" + (10**6).to_bytes(4, "little") * 3))
-    assert measure_clip(path).seconds == pytest.approx(1, abs=1e-3)
-    path = at(tmp_path, flac_telling(0, 2.5), "a.flac")
-    known = at(tmp_path, flac_telling(round(2.5 * RATE), 2.5), "b.flac")
-    assert measure_clip(path) == measure_clip(known) and measure_clip(path).seconds == 2.5
-    assert np.array_equal(read_clip(path)[0], read_clip(known)[0])
-
-
 def test_floats_somewhat_beyond_full_scale_are_scaled_down_to_it(tmp_path):
     wave, _ = read_clip(at(tmp_path, encoded(3 * speech(), subtype="FLOAT")))
     assert np.abs(wave).max() == 1 and np.allclose(wave, 2 * speech(), atol=1e-6)
 
 
-def test_usual_rates_are_resampled_exactly(recwarn):
-    clip.resampling_ratio.cache_clear()
-    for rate in (16_000, 44_100, 48_000, 96_000, 384_000):
-        a, b = clip.resampling_ratio(rate, RATE)
-        assert a * RATE == b * rate and not recwarn
-
-
-@pytest.mark.parametrize("rate", [44_101, 44_099, 22_051, 11_027, 48_017, 191_999, 4001, 4483])
+@pytest.mark.parametrize("rate", [44_101, 11_027, 191_999, 4001])
 def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
     clip.resampling_ratio.cache_clear()
     with pytest.warns(UserWarning, match=f"{rate:,} Hz, an unusual rate") as caught:
@@ -187,7 +164,18 @@ def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
     assert a * b <= clip.MAX_FILTER_TAPS and a / b == pytest.approx(rate / RATE, rel=7e-4)
 
 
-def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchaudio", None)  # an import raises ImportError
-    with pytest.raises(KitError, match=r"pip install .*torchaudio=="):
-        clip.import_torchaudio()
+@pytest.mark.parametrize("gains", [[1, 0.3], [0, 1], [1, -0.3], [0, 0, 1, 0, 0, 0]])
+def test_other_channels_are_averaged(tmp_path, gains):
+    wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
+    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
+    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
+    assert not measure_clip(path).cancels
+    offsets = np.stack([speech() + 0.2, speech() - 0.2], axis=1)  # opposite, but not in phase
+    assert not measure_clip(at(tmp_path, encoded(offsets))).cancels
+
+
+def test_usual_rates_are_resampled_exactly(recwarn):
+    clip.resampling_ratio.cache_clear()
+    for rate in (16_000, 44_100, 48_000, 96_000, 384_000):
+        a, b = clip.resampling_ratio(rate, RATE)
+        assert a * RATE == b * rate and not recwarn

@@ -11,7 +11,6 @@ from kit.audio.codec import AudioStream
 from kit.audio.mel_codec import MelCodec
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +34,11 @@ def streamed(stream: AudioStream, pieces: list[Tensor]) -> Tensor:
     return torch.cat([*map(stream.push, pieces), stream.finish()])
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 14, 15, 22, 60, 200])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [0, 1, 15, 60, 200])
+@pytest.mark.parametrize("seed", range(3))
 def test_the_pieces_join_to_the_whole(codec, count, seed):
     codes = some_codes(codec, count)
-    first, longest = [(8, 64), (1, 1), (3, 20), (1, 200), (50, 50)][seed]
+    first, longest = [(8, 64), (1, 1), (3, 20)][seed]
     stream = AudioStream(codec, first=first, longest=longest)
     wave = streamed(stream, cut(codes, seed + 7 * count))
     assert wave.shape == (count * PER_CODE,)
@@ -92,14 +91,3 @@ def test_sound_made_of_states_comes_in_pieces_that_join_too(codec):
     wave = torch.cat([*pieces, stream.finish()])
     assert wave.shape == whole.shape and torch.allclose(wave, whole, atol=1e-5)
     assert not torch.allclose(whole, stated.decode(codes[None])[0], atol=1e-3)
-
-
-@CUDA
-@pytest.mark.parametrize("where", ["cpu", "cuda"])
-def test_codes_may_come_from_the_gpu(where):
-    torch.manual_seed(0)
-    codec = MelCodec(CODEC).to(where)
-    codes = some_codes(codec, 80).cuda()
-    wave = streamed(AudioStream(codec), list(codes.split(7)))
-    assert wave.device.type == "cpu"
-    assert torch.allclose(wave, codec.decode(codes[None])[0].cpu(), atol=1e-3)

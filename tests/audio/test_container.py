@@ -1,6 +1,5 @@
 """Files as programs and people leave them are read to their end, or refused with a reason."""
 
-import os
 import re
 import struct
 
@@ -18,7 +17,6 @@ from kit.base.errors import DatasetError
 
 SECOND = (speech() * 2**15).astype(np.int16)
 FLOATS = SECOND / np.float32(2**15)
-COMMENT = b"LIST" + struct.pack("<I", 7) + b"INFOabc\0"
 
 
 def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
@@ -40,10 +38,7 @@ def with_data_bytes(size: int, wav: bytes) -> bytes:
     return wav[:40] + struct.pack("<I", size) + wav[44:]
 
 
-PIPE_SIZES = [0, 0x7F000008, 0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFDB, 0xFFFFFFFF]
-
-
-@pytest.mark.parametrize("size", PIPE_SIZES)
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0xFFFFFFFF])
 def test_a_wav_from_a_pipe_is_read_to_the_end_of_the_file(tmp_path, size):
     path = at(tmp_path, with_data_bytes(size, encoded(SECOND)))
     assert np.array_equal(read_clip(path)[0], FLOATS)
@@ -62,20 +57,8 @@ def test_samples_read_are_the_samples_written(tmp_path, subtype):
         assert error <= (1 / 128 if subtype == "PCM_U8" else 0), format
 
 
-def test_chunks_of_odd_sizes_are_passed_over(tmp_path):
-    wav = encoded(SECOND)
-    for place in (36, len(wav)):
-        path = at(tmp_path, wav[:place] + COMMENT + wav[place:])
-        assert np.array_equal(read_clip(path)[0], FLOATS)
-
-
 def mp3(wave: np.ndarray, rate: int = RATE, mode: str = "VARIABLE") -> bytes:
     return encoded(wave, rate, format="MP3", bitrate_mode=mode, compression_level=0.5)
-
-
-def without_length(data: bytes) -> bytes:
-    """An MP3 without its first frame, which says how long it is."""
-    return data[data.index(data[:2], 2) :]
 
 
 def loud_then_quiet(seconds: float) -> np.ndarray:
@@ -93,45 +76,21 @@ def test_an_mp3_is_read_as_libsndfile_reads_it(tmp_path, mode):
     assert duration_s(path) == measure_clip(path).seconds == 3
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_an_mp3_of_unknown_length_is_read_to_its_end(tmp_path, reverse):
+def test_an_mp3_of_unknown_length_is_read_to_its_end(tmp_path):
     wave = loud_then_quiet(4)
-    path = at(tmp_path, without_length(mp3(wave[::-1] if reverse else wave)), "a.mp3")
+    data = mp3(wave)
+    without_length = data[data.index(data[:2], 2) :]  # its first frame says how long it is
+    path = at(tmp_path, without_length, "a.mp3")
     assert measure_clip(path).seconds == pytest.approx(4, abs=0.2)
     assert len(read_clip(path)[0]) == pytest.approx(len(wave), abs=0.2 * RATE)
 
 
-@pytest.mark.parametrize("between", [b"", b"TAG" + bytes(125), b"ID3\3\0\0\0\0\2\0" + bytes(256)])
+@pytest.mark.parametrize("between", [b"", b"ID3\3\0\0\0\0\2\0" + bytes(256)])
 def test_joined_mp3s_are_read_to_the_end_of_the_last(tmp_path, between):
     first, second = mp3(speech(1)), mp3(voice(2, seed=3))
     wave = read_clip(at(tmp_path, first + between + second, "a.mp3"))[0]
     assert len(wave) == pytest.approx(3 * RATE, abs=0.3 * RATE)
-    alone = read_clip(at(tmp_path, second, "b.mp3"))[0][RATE // 2 : RATE]
-    shifts = [float(alone @ wave[s : s + len(alone)]) for s in range(RATE, len(wave) - len(alone))]
-    assert max(shifts) == pytest.approx(float(alone @ alone), rel=0.01)
-
-
-def test_what_follows_the_last_frame_of_an_mp3_is_no_sound(tmp_path):
-    frames = mp3(speech())
-    alone = read_clip(at(tmp_path, frames, "a.mp3"))[0]
-    for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
-        wave = read_clip(at(tmp_path, frames + rest, "b.mp3"))[0]
-        assert np.array_equal(wave[: len(alone)], alone)
-        assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
-
-
-@pytest.mark.parametrize("name", ["a.wav", "A.Mp3", "a"])
-def test_the_content_decides_not_the_suffix(tmp_path, name):
-    measure = measure_clip(at(tmp_path, mp3(speech()), name))
-    assert measure.seconds == 1 and measure.peak == pytest.approx(0.5, abs=0.05)
-
-
-def test_opus_keeps_its_beginning_and_its_end(tmp_path):
-    wave = voice(1)
-    path = at(tmp_path, encoded(wave, 48_000, format="OGG", subtype="OPUS"), "a.opus")
-    samples = read_clip(path)[0]
-    assert np.array_equal(samples, soundfile.read(path, dtype="float32")[0])
-    assert np.corrcoef(samples, wave)[0, 1] > 0.9
+    assert np.sqrt(np.mean(wave[2 * RATE :] ** 2)) > 0.05, "the second is there to its end"
 
 
 CODECS = {  # what PyAV writes: codec, container, bits a second and rate
@@ -179,21 +138,13 @@ def truncated(share: float = 0.5, **how) -> bytes:
     return data[: int(share * len(data))]
 
 
-# What is wrong, and words that the reason must hold.
+# What is wrong, and facts that the reason must hold; the commoner faults are clips.BAD.
 UNREADABLE = {
-    "WAV": (lambda: truncated(), ["truncated", "33,064 of 66,150"]),
-    "WAV of floats": (lambda: truncated(subtype="FLOAT"), ["truncated", "of 66,150"]),
-    "extensible WAV": (lambda: truncated(format="WAVEX"), ["truncated", "of 66,150"]),
     "RF64": (lambda: truncated(format="RF64"), ["truncated", "of 66,150"]),
-    "AIFF": (lambda: truncated(format="AIFF"), ["truncated", "of 66,150"]),
-    "FLAC": (lambda: truncated(format="FLAC"), ["truncated", "of 66,150"]),
-    "header of a FLAC": (lambda: encoded(SECOND, format="FLAC")[:21], ["cannot be read"]),
-    "MP3": (lambda: truncated(format="MP3"), ["truncated", "of 66,150"]),
     "a WAV that says too much": (
         lambda: with_data_bytes(60_000, encoded(SECOND)),
         ["22,050 of 30,000"],
     ),
-    "a FLAC that says days": (lambda: flac_telling(2**34), ["22,050 of 17,179,869,184"]),
     "two rates": (
         lambda: mp3(speech()) + mp3(speech(1, rate=44_100), 44_100),
         ["22,050 Hz", "44,100 Hz"],
@@ -204,7 +155,6 @@ UNREADABLE = {
     ),
     # FFmpeg would open what a playlist names.
     "a playlist": (lambda: b"#EXTM3U\nfile:///etc/passwd\n", ["cannot be read as audio"]),
-    "a picture": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(500), ["cannot be read as audio"]),
 }
 
 
@@ -248,10 +198,12 @@ def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
     assert np.array_equal(read_clip(path)[0], wave)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_what_may_not_be_read_has_its_reason_as_cause(tmp_path):
-    path = at(tmp_path, encoded(SECOND))
-    os.chmod(path, 0)
-    with pytest.raises(DatasetError, match="Permission denied") as caught:
-        read_clip(path)
-    assert isinstance(caught.value.__cause__, PermissionError)
+def test_what_follows_the_last_frame_of_an_mp3_is_no_sound_and_its_suffix_decides_nothing(tmp_path):
+    frames = mp3(speech())
+    alone = read_clip(at(tmp_path, frames, "a.mp3"))[0]
+    for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
+        wave = read_clip(at(tmp_path, frames + rest, "b.mp3"))[0]
+        assert np.array_equal(wave[: len(alone)], alone)
+        assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
+    for name in ("a.wav", "A.Mp3", "a"):
+        assert measure_clip(at(tmp_path, frames, name)).seconds == 1

@@ -4,20 +4,17 @@ import copy
 import dataclasses
 import math
 
-import numpy as np
 import pytest
-import soundfile
 import torch
 import torchaudio
 from helpers import CODEC, RATE, speech, trained_codec, waves
 from torch import Tensor
 
-from kit.audio.clip import load_wave, resampling_ratio
 from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_codec
 from kit.audio.fitting import FSQ
 from kit.audio.mel_codec import MelCodec
 from kit.audio.spectrogram import Mel
-from kit.audio.vocoder import Vocoder, compare_waves, crops
+from kit.audio.vocoder import Vocoder, compare_waves
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
 from kit.settings import MelCodecConfig, MelConfig
@@ -30,7 +27,7 @@ def codec() -> MelCodec:
     return trained_codec()[0]
 
 
-@pytest.mark.parametrize("samples", [1, 100, 256, 512, 513, 1023, 1025, 2048, 5000, 30000])
+@pytest.mark.parametrize("samples", [1, 256, 513, 1025, 30000])
 def test_shapes_and_lengths_of_a_round_trip_also_of_very_short_clips(codec, samples):
     assert codec.vocab_size == 4 * 3 * 5 and codec.sample_rate == RATE
     assert codec.frame_rate == RATE / PER_CODE
@@ -48,7 +45,7 @@ def test_shapes_and_lengths_of_a_round_trip_also_of_very_short_clips(codec, samp
     assert mel.shape[1] == samples // CODEC.hop_length + 1 and len(codes) >= 1
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 10, 60])
+@pytest.mark.parametrize("count", [0, 1, 3, 60])
 def test_sound_is_as_long_as_its_codes_and_a_batch_is_each_row_alone(codec, count):
     codes = torch.randint(0, codec.vocab_size, (3, count))
     together = codec.decode(codes)
@@ -57,26 +54,7 @@ def test_sound_is_as_long_as_its_codes_and_a_batch_is_each_row_alone(codec, coun
     assert torch.allclose(together, alone, atol=1e-5)
 
 
-def affected(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
-    """The codes whose samples depend on code `at`: a NaN there reaches all of them."""
-    values = codec.fsq.dequantize(codes).float()
-    values[:, at] = math.nan
-    wave = codec.griffin_lim(codec.decode_values(values)[1].exp())
-    return wave.isnan().view(codes.shape[1], -1).any(1).nonzero()[:, 0].tolist()
-
-
-@pytest.mark.parametrize("over", [{}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}])
-@pytest.mark.parametrize("iters", [0, 1, 4])
-@torch.inference_mode()
-def test_the_context_is_how_far_a_code_has_effect(over, iters):
-    codec = MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_iters": iters} | over))
-    at, context = 60, codec.context
-    before, *_, after = affected(codec, torch.zeros(1, 2 * at, dtype=torch.long), at)
-    # Sound waits for exactly `context` codes; what came before may matter for one code less.
-    assert before == at - context and at + context - 1 <= after <= at + context
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (40, 70), (69, 70)])
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (69, 70)])
 @pytest.mark.parametrize("sound", ["griffin_lim", "vocoder"])
 def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end, sound):
     codec = with_vocoder(codec) if sound == "vocoder" else codec
@@ -88,7 +66,7 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end, sound):
     assert torch.allclose(part, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("levels", [(4, 3, 5), (2,), (8, 5, 5, 5), (2, 2, 3)])
+@pytest.mark.parametrize("levels", [(4, 3, 5), (2,), (8, 5, 5, 5)])
 def test_every_code_survives_values_and_back(levels):
     fsq = FSQ(levels)
     codes = torch.arange(torch.tensor(levels).prod().item())[None]
@@ -129,12 +107,6 @@ def test_however_far_the_encoder_drifts_the_quantiser_does_not_collapse():
     assert outermost.float().mean() < 0.2
     values.sum().backward()
     assert codec.to_code.weight.grad.abs().max() > 1
-
-
-@pytest.mark.parametrize("code", [-1, 60, 10_000])
-def test_a_code_outside_the_vocabulary_is_refused(codec, code):
-    with pytest.raises(KitError, match=r"0\.\.59"):
-        codec.decode(torch.tensor([[3, code]]))
 
 
 def test_training_lowers_the_loss_and_takes_clips_shorter_than_a_crop():
@@ -236,15 +208,11 @@ def counted(codes: int) -> ClipWithStates:
     )
 
 
-def drawn(codes: int, count: int = 200, dropped_share: float = 0.0):
+def test_sound_codes_and_states_are_of_the_same_moment():
     """Crops of 4 codes: 7 frames apart, and a margin of half a window, 32 samples."""
     codec = MelCodec(MelCodecConfig(n_fft=64, hop_length=16, n_mels=8, crop_frames=8))
     generator = torch.Generator().manual_seed(0)
-    return codec.state_crops([counted(codes)], count, generator, dropped_share)
-
-
-def test_sound_codes_and_states_are_of_the_same_moment():
-    some = drawn(9)
+    some = codec.state_crops([counted(9)], 200, generator, 0.0)
     starts = some.codes[:, :1]
     assert starts.unique().tolist() == [*range(6)]  # the first and the last, too
     assert torch.equal(some.codes, starts + torch.arange(4))
@@ -252,30 +220,7 @@ def test_sound_codes_and_states_are_of_the_same_moment():
     assert torch.equal(some.wave[:, 32:-32], 32 * starts + torch.arange(1.0, 7 * 16 + 1))
 
 
-@pytest.mark.parametrize("codes", [1, 3, 4])
-def test_beyond_the_clip_is_silence_and_its_last_code(codes):
-    some = drawn(codes, 1)
-    place = torch.arange(1.0, 7 * 16 + 32 + 1)
-    sound = torch.where(place <= 32 * codes, place, 0)
-    assert torch.equal(some.wave[0], torch.cat((torch.zeros(32), sound)))
-    assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
-    assert crops([counted(codes).wave], 112, 2, torch.Generator()).shape == (2, 112)
-
-
-def test_a_share_is_learnt_without_states():
-    assert not drawn(9).dropped.any() and drawn(9, dropped_share=1.0).dropped.all()
-    assert 0.2 < drawn(9, dropped_share=0.3).dropped.float().mean() < 0.4
-
-
-def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):
-    stated = codec.with_state_inputs(2)
-    wave = waves()[0][:2000]
-    codes = codec.encode(wave[None])[0]
-    clip = ClipWithStates(wave=wave, codes=codes, states=torch.zeros(len(codes), 2).half())
-    assert len(list(stated.finetune_decoder([clip], 3, "cpu"))) == 3
-    assert 0 < stated.decoder_error([clip]) < 10
-
-
+@pytest.mark.long
 def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
     sizes = {"vocoder_steps": 15, "vocoder_width": 24, "vocoder_blocks": 1}
     codec = MelCodec(dataclasses.replace(codec.config, **sizes))
@@ -297,13 +242,6 @@ def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
         assert after < sum(error(before.vocoder, clip) for clip in clips[:4])
     wave = waves()[0][None]
     assert torch.equal(stated.encode(wave), codec.encode(wave))
-
-
-def test_a_codec_without_such_steps_is_not_sharpened(codec):
-    before = file_bytes(codec.state_dict(), {})
-    for train in (codec.train_adversarial, codec.train_vocoder):
-        assert list(train(waves(), "cpu")) == []
-    assert file_bytes(codec.state_dict(), {}) == before
 
 
 @pytest.mark.parametrize("state_width", [0, 4])
@@ -356,26 +294,6 @@ def test_codes_of_a_clip_do_not_depend_on_its_batch(codec):
     assert same.float().mean() > 0.97  # the last codes see the neighbouring silence
 
 
-def test_log_mels_that_are_the_codecs_own_are_made_once(codec, monkeypatch):
-    made, real = [], Mel.log_mel
-
-    def log_mel(mel, wave):
-        made.append(mel.config)
-        return real(mel, wave)
-
-    monkeypatch.setattr(Mel, "log_mel", log_mel)
-    clips = waves()[:3]
-    mels, codes = mels_and_codes(codec, Mel(), clips)
-    assert len(made) == 1
-    other = Mel(MelConfig(sample_rate=16_000, n_mels=40))
-    fewer_mels, same_codes = mels_and_codes(codec, other, clips)
-    assert made[1:] == [other.config, codec.mel_config]
-    assert all(torch.equal(a, b) for a, b in zip(codes, same_codes))
-    for mel, clip in zip(fewer_mels, clips):
-        assert mel.shape == (40, math.ceil(len(clip) * 16_000 / RATE) // 256 + 1)
-    assert [mel.shape[0] for mel in mels] == [80] * 3
-
-
 def test_log_mel_is_that_of_slaneys_filters():
     wave = torch.from_numpy(speech())[None]
     bank = torchaudio.functional.melscale_fbanks(513, 0, RATE / 2, 80, RATE, "slaney", "slaney")
@@ -388,22 +306,13 @@ def test_log_mel_is_that_of_slaneys_filters():
 WRONG = {"crop_frames": 47, "levels": (8, 1), "hop_length": 300, "vocoder_width": 0}
 
 
-@pytest.mark.parametrize(("name", "value"), (WRONG | {"vocoder_blocks": 0}).items())
-def test_settings_that_cannot_work_are_refused(name, value):
-    with pytest.raises(KitError, match=f"CodecConfig.{name}"):
-        MelCodecConfig(**{name: value})
-
-
-def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_path):
-    """By itself 44,101 Hz to 22,050 Hz takes a table of 7 GB."""
-    t = np.arange(44_101) / 44_101
-    soundfile.write(tmp_path / "a.wav", 0.5 * np.sin(2 * np.pi * 440 * t), 44_101)
-    resampling_ratio.cache_clear()
-    with pytest.warns(UserWarning, match="44,101 Hz, an unusual rate"):
-        wave = load_wave(str(tmp_path / "a.wav"), RATE)
-    assert len(wave) == pytest.approx(RATE, abs=2)
-    spectrum = torch.fft.rfft(wave).abs()
-    assert int(spectrum.argmax()) == pytest.approx(440, abs=1)
+def test_settings_that_cannot_work_and_codes_outside_the_vocabulary_are_refused(codec):
+    for name, value in WRONG.items():
+        with pytest.raises(KitError, match=f"CodecConfig.{name}"):
+            MelCodecConfig(**{name: value})
+    for code in (-1, 60):
+        with pytest.raises(KitError, match=r"0\.\.59"):
+            codec.decode(torch.tensor([[3, code]]))
 
 
 def test_a_power_above_1_makes_what_is_loud_louder_and_what_is_quiet_quieter():
@@ -414,3 +323,41 @@ def test_a_power_above_1_makes_what_is_loud_louder_and_what_is_quiet_quieter():
     )
     expected = plain.by_griffin_lim(1.2 * log_magnitude)
     torch.testing.assert_close(clearer.by_griffin_lim(log_magnitude), expected)
+
+
+OTHER_SIZES = [{"griffin_lim_iters": 0}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}]
+OTHER_SIZES += [{"vocoder_steps": 1, "vocoder_width": 16, "vocoder_blocks": 2}]
+
+
+@pytest.mark.parametrize("over", OTHER_SIZES, ids=str)
+@torch.inference_mode()
+def test_the_context_is_how_far_a_code_has_effect(over):
+    """A NaN in a code reaches every sample that depends on it."""
+    codec = MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_iters": 1} | over)).eval()
+    at, context = 60, codec.context
+    values = codec.fsq.dequantize(torch.zeros(1, 2 * at, dtype=torch.long)).float()
+    values[:, at] = math.nan
+    log_magnitude = codec.decode_values(values)[1]
+    sound = codec.vocoder(log_magnitude) if codec.vocoder else codec.by_griffin_lim(log_magnitude)
+    first, *_, last = sound.isnan().view(2 * at, -1).any(1).nonzero()[:, 0].tolist()
+    # Sound waits for exactly `context` codes; what came before may matter for one code less.
+    assert first == at - context and at + context - 1 <= last <= at + context
+
+
+@pytest.mark.parametrize("codes", [1, 3, 4])
+def test_beyond_a_clip_shorter_than_a_crop_is_silence_and_its_last_code(codes):
+    codec = MelCodec(MelCodecConfig(n_fft=64, hop_length=16, n_mels=8, crop_frames=8))
+    some = codec.state_crops([counted(codes)], 1, torch.Generator().manual_seed(0), 0.0)
+    place = torch.arange(1.0, 7 * 16 + 32 + 1)
+    sound = torch.where(place <= 32 * codes, place, 0)
+    assert torch.equal(some.wave[0], torch.cat((torch.zeros(32), sound)))
+    assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
+
+
+def test_codes_do_not_depend_on_the_log_mels_of_the_references(codec):
+    clips = waves()[:3]
+    codes = mels_and_codes(codec, Mel(), clips)[1]
+    mels, same = mels_and_codes(codec, Mel(MelConfig(sample_rate=16_000, n_mels=40)), clips)
+    assert all(torch.equal(a, b) for a, b in zip(codes, same))
+    frames = [math.ceil(len(clip) * 16_000 / RATE) // 256 + 1 for clip in clips]
+    assert [mel.shape for mel in mels] == [(40, count) for count in frames]

@@ -33,20 +33,6 @@ def test_error_rate_counts_wanted_characters_without_punctuation():
     assert recognizer.cer(["aaaaaaaa"], ["b"]) == 8  # more than all of it can be wrong
 
 
-def test_ids_skip_what_the_alphabet_lacks_and_transcripts_collapse_repeats_and_blanks():
-    assert Recognizer(CONFIG, " abc").encode("b, zc").tolist() == [3, 1, 4]
-    log_probs = F.one_hot(torch.tensor([1, 1, 0, 1, 2, 2, 0]))  # a a - a b b -
-    assert recognizer.transcripts("ab", [log_probs]) == ["aab"]
-
-
-def test_padding_in_a_batch_is_never_transcribed():
-    torch.manual_seed(0)
-    model = Recognizer(CONFIG, "ab").eval()
-    long, short = torch.randn(80, 200), torch.randn(80, 20)
-    alone = len(model(short[None])[0])
-    assert len(model.transcribe([long, short])[1]) <= alone == 10
-
-
 def test_loss_is_torchs_ctc_of_the_real_frames():
     torch.manual_seed(0)
     model = Recognizer(CONFIG, "ab").eval()
@@ -72,20 +58,6 @@ def test_training_on_real_speech_lowers_the_loss_and_survives_the_disk(tmp_path)
     again = recognizer.load_recognizer(tmp_path / "r.safetensors")
     assert again.alphabet == model.alphabet and again.config == CONFIG
     assert again.transcribe(mels()[:5]) == model.transcribe(mels()[:5])
-
-
-def test_a_step_on_long_clips_takes_fewer_of_them_and_every_clip_has_its_turn():
-    lengths = [100 * (i + 1) for i in range(20)]
-    config = RecognizerConfig(batch=6, batch_frames=4000)
-    generator, seen = torch.Generator().manual_seed(0), set()
-    for _ in range(300):
-        rows = recognizer.draw_batch(list(range(20)), lengths, config, generator)
-        assert len(rows) * lengths[rows[-1]] <= 4000 and rows == [*range(rows[0], rows[-1] + 1)]
-        assert len(rows) == 6 or lengths[rows[0]] > 100  # short ones go together in full
-        seen.update(rows)
-    assert set(range(19)) <= seen
-    # Longer than the limit, a clip is a batch by itself.
-    assert recognizer.draw_batch([0], [9999], config, generator) == [0]
 
 
 def test_a_damaged_recogniser_names_file_and_notebook(tmp_path):
@@ -129,3 +101,31 @@ def test_the_layers_in_configs_fit_the_recogniser_of_a_persons_recordings(preset
     wrong = dataclasses.replace(config, width=128)
     with pytest.raises(KitError, match="width"):
         take_layers(model, recognizer.PRETRAINED, wrong)
+
+
+def test_ids_skip_what_the_alphabet_lacks_and_transcripts_collapse_repeats_and_blanks():
+    assert Recognizer(CONFIG, " abc").encode("b, zc").tolist() == [3, 1, 4]
+    log_probs = F.one_hot(torch.tensor([1, 1, 0, 1, 2, 2, 0]))  # a a - a b b -
+    assert recognizer.transcripts("ab", [log_probs]) == ["aab"]
+
+
+def test_padding_in_a_batch_is_never_transcribed():
+    torch.manual_seed(0)
+    model = Recognizer(CONFIG, "ab").eval()
+    long, short = torch.randn(80, 200), torch.randn(80, 20)
+    alone = len(model(short[None])[0])
+    assert len(model.transcribe([long, short])[1]) <= alone == 10
+
+
+def test_a_step_on_long_clips_takes_fewer_of_them_and_every_clip_has_its_turn():
+    lengths = [100 * (i + 1) for i in range(20)]
+    config = RecognizerConfig(batch=6, batch_frames=4000)
+    generator, seen = torch.Generator().manual_seed(0), set()
+    for _ in range(300):
+        rows = recognizer.draw_batch(list(range(20)), lengths, config, generator)
+        assert len(rows) * lengths[rows[-1]] <= 4000 and rows == [*range(rows[0], rows[-1] + 1)]
+        assert len(rows) == 6 or lengths[rows[0]] > 100  # short ones go together in full
+        seen.update(rows)
+    assert set(range(19)) <= seen
+    # Longer than the limit, a clip is a batch by itself.
+    assert recognizer.draw_batch([0], [9999], config, generator) == [0]

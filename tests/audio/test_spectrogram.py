@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from released_sound import spoken
 
 from kit.audio import spectrogram
+from kit.audio.clip import resampled
 from kit.audio.spectrogram import Mel
 from kit.base.errors import KitError, Note, SpeechError
 from kit.extras.xtts_v2.codec import XTTSMel
@@ -33,13 +35,14 @@ def test_without_a_kind_it_is_the_kits_own_and_xttss_goes_through_a_file_of_plai
     assert front_end.clip_mel(spoken(22_050), 22_050).shape == (80, 87)
 
 
-def test_what_is_none_is_reported():
-    with pytest.raises(KitError, match=r"'xtt' .*front ends.*`xtts`"):
-        spectrogram.front_end_config({"kind": "xtt"})
-    with pytest.raises(KitError, match=r"MelConfig has no setting `win_length`"):
-        spectrogram.front_end_config({"win_length": 512})
-    with pytest.raises(KitError, match=r"give 80 numbers"):
-        spectrogram.front_end_config({**XTTS, "mel_stats": ["a"] * 80})
+WRONG = [({"kind": "xtt"}, "'xtt'.*`xtts`"), ({"win_length": 512}, "MelConfig.*`win_length`")]
+WRONG += [({**XTTS, "mel_stats": ["a"] * 80}, "80 numbers")]
+
+
+@pytest.mark.parametrize(("values", "facts"), WRONG)
+def test_what_is_no_front_end_is_refused(values, facts):
+    with pytest.raises(KitError, match=facts):
+        spectrogram.front_end_config(values)
 
 
 RATE = 22_050
@@ -61,29 +64,17 @@ def test_stereo_at_48_khz_is_one_channel_at_the_rate_asked_for(tmp_path):
     assert len(spectrogram.load_reference(path, RATE)) == 30 * RATE
 
 
-def test_channels_that_cancel_give_one_of_them_and_a_note(tmp_path):
-    wave = spoken(RATE)
-    path = written(tmp_path / "inverted.wav", torch.stack((wave, -wave)), RATE)
-    with pytest.warns(Note, match=r"inverted\.wav cancel each other"):
-        reference = spectrogram.load_reference(path, RATE)
-    assert torch.allclose(reference.abs(), wave.abs(), atol=1e-3)
-
-
 NO_REFERENCES = {
     r"is silent \(peak 0\.0000": torch.zeros(RATE),
-    "is silent": 1e-3 * spoken(RATE),
     r"lasts 0\.32 s: at least 0\.33 s": spoken(7000),
-    r"lasts 0\.00 s": torch.zeros(0),
     r"has the shape \(2, 22050\)": spoken(RATE).expand(2, -1),
     "not finite": torch.full((RATE,), torch.nan),
 }
 
 
-@pytest.mark.parametrize(("message", "wave"), NO_REFERENCES.items())
-def test_what_is_no_reference_is_reported(wave, message):
-    with pytest.raises(SpeechError, match=message):
-        spectrogram.require_reference(wave, RATE)
-    with pytest.raises(SpeechError, match=message):
+@pytest.mark.parametrize(("facts", "wave"), NO_REFERENCES.items())
+def test_what_is_no_reference_is_refused(wave, facts):
+    with pytest.raises(SpeechError, match=facts):
         spectrogram.reference_mels(wave, RATE, Mel())
 
 
@@ -92,14 +83,6 @@ def test_pieces_are_four_seconds_and_a_short_rest_is_left_out():
     assert [mel.shape for mel in mels] == [(80, 4 * RATE // 256 + 1)] * 3
     mels = spectrogram.reference_mels(spoken(RATE * 31), RATE, Mel())
     assert [mel.shape[1] for mel in mels] == [345] * 7 + [173]
-
-
-def test_any_rate_is_resampled_to_the_front_ends():
-    at_48 = spectrogram.reference_mels(spoken(96_000, rate=48_000), 48_000, Mel())[0]
-    at_22 = spectrogram.reference_mels(spoken(2 * RATE), RATE, Mel())[0]
-    assert at_48.shape == at_22.shape
-    loud = at_22 > at_22.max() - 4
-    assert (at_48 - at_22)[loud].abs().mean() < 0.1
 
 
 def test_a_reference_is_always_full_the_loudest_part_and_no_pause():
@@ -111,3 +94,17 @@ def test_a_reference_is_always_full_the_loudest_part_and_no_pause():
     mel[:, 45:48] = -5.0
     mel[:, 120:135] = -2.9
     assert torch.equal(spectrogram.reference_mel(mel, 20), mel[:, 30:50])
+
+
+def test_channels_that_cancel_give_one_of_them_and_a_note(tmp_path):
+    wave = spoken(RATE)
+    path = written(tmp_path / "inverted.wav", torch.stack((wave, -wave)), RATE)
+    with pytest.warns(Note, match=r"inverted\.wav cancel each other"):
+        reference = spectrogram.load_reference(path, RATE)
+    assert torch.allclose(reference.abs(), wave.abs(), atol=1e-3)
+
+
+def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchaudio", None)  # an import raises ImportError
+    with pytest.raises(KitError, match=r"pip install .*torchaudio=="):
+        resampled(torch.zeros(9), 8000, RATE)

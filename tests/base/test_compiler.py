@@ -12,11 +12,6 @@ from kit.base.compiler import compiler_available, compiler_errors, quiet_inducto
 from kit.base.config import ROOT
 
 
-def run_code(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture
 def computer(monkeypatch, tmp_path):
     """Describes a computer with Python's header: its system, programs, and whether packages."""
@@ -93,6 +88,11 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
     assert capsys.readouterr().err == ""
 
 
+def run_code(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 INSTRUCTIONS = """
 import subprocess
 import torch
@@ -122,6 +122,7 @@ for name, there in (
 """
 
 
+@pytest.mark.long
 def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
     if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
@@ -149,6 +150,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.long
 def test_threads_may_compile_in_turns():
     """Without a GPU, torch 2.11 alone crashes here."""
     run_code(TURNS)

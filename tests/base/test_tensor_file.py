@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from kit.base.formatting import join_names
 from kit.base.tensor_file import describe_mismatch
 
 
@@ -20,8 +19,3 @@ def test_every_kind_of_fault_is_named():
         "missing: weight; misshapen: bias (4,), not (3,); unknown: more; "
         "of another type: num_batches_tracked torch.float32"
     )
-
-
-def test_of_many_names_the_first_are_given():
-    assert join_names(list("abcde")) == "a, b, c, d, e" and join_names([]) == ""
-    assert join_names(list("abcdefg")) == "a, b, c, d, e and 2 more"

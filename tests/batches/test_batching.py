@@ -24,13 +24,6 @@ def toy_lengths(count=91, seed=7) -> list[int]:
     return [rng.randint(5, 80) for _ in range(count)]
 
 
-def speech_lengths(count: int) -> list[int]:
-    """Tokens of utterances whose seconds are log-normal, mean 5 and spread 2.5."""
-    spread = np.log(1 + (2.5 / 5) ** 2)
-    seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, count)
-    return [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
-
-
 FROZEN = {
     "plain": ({}, "b9950099f76d7d3a"),
     "short first": ({"short_first": True}, "d4ece32c14babb38"),
@@ -55,7 +48,7 @@ WAYS |= {"tight": {"effective_tokens": 50}}  # less than the longest
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 200])
+@pytest.mark.parametrize("count", [1, 32, 33, 200])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
     lengths, c = toy_lengths(count), config(**WAYS[way])
@@ -75,34 +68,6 @@ def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
     for part in passes(lengths, c):
         cells = len(part) * max(lengths[i] for i in part)
         assert cells <= c.micro_tokens or len(part) == 1
-
-
-def test_passes_split_a_batch_and_never_change_it():
-    sizes = {"effective_tokens": 601, "effective_batch": 12}
-    lengths, c = toy_lengths(300), config(**sizes, micro_batch=12)
-    for split in (config(**sizes, micro_batch=size) for size in (6, 4, 1)):
-        assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
-        for batch in plan_batches(lengths, c, 2):
-            assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch
-
-
-def test_a_token_budget_leaves_one_short_batch_an_epoch():
-    assert batching.split_by_tokens(range(6), [2, 2, 3, 5, 9, 20], 10) == [[0, 1, 2], [3], [4], [5]]
-    batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
-    assert sorted(map(len, batches)) == [7] + [20] * 50
-
-
-def test_padding_of_speech_at_sixteen_a_batch():
-    c = DataConfig(effective_batch=16, micro_batch=16)
-    waste = padding_waste(speech_lengths(10_007), c)
-    assert waste["any order"] > 0.45
-    assert waste["neighbours in length"] < 0.04
-    assert waste["token budget"] < 0.02
-    assert padding_waste(speech_lengths(10_007), c) == waste
-    waste = padding_waste([2, 4], config())
-    assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
-    waste = padding_waste([2, 4], config(grid_lengths=(8,)))
-    assert waste["neighbours in length"] == pytest.approx(1 - 6 / 16)
 
 
 WRONG = [("micro_batch", 5, r"must divide .*\(8\)"), ("micro_batch", 0, "must be 1 or more")]
@@ -130,14 +95,6 @@ def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order(
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 257, 1000, 4097, 70_001])
 def test_every_number_comes_up_once(count):
     assert sorted(permuted(np.arange(count), count, "0 1").tolist()) == list(range(count))
-
-
-def test_a_part_costs_only_itself():
-    whole = permuted(np.arange(5000), 5000, "k")
-    some = np.array([4999, 17, 17, 0])
-    assert permuted(some, 5000, "k").tolist() == whole[some].tolist()
-    far = permuted(np.arange(30_000_000 - 5, 30_000_000), 30_000_000, "k")
-    assert len(set(far.tolist())) == 5 and far.max() < 30_000_000
 
 
 @pytest.mark.parametrize("count, groups", [(10, 3), (1000, 7), (999, 1), (5, 5)])
@@ -173,13 +130,6 @@ def test_the_groups_of_a_run_never_change_with_the_kit():
     assert hashlib.sha256(found).hexdigest()[:16] == "5057bf5f010a399e"
 
 
-def test_grid_lengths_are_the_best_there_are():
-    grids = batching.best_grids(np.bincount([10] * 90 + [100] * 9 + [250]), 64)
-    assert [grid for grid, _ in grids] == [(256,), (64, 256), (64, 128, 256)]
-    *_, (grid, _) = itertools.islice(batching.best_grids(np.bincount(range(1, 5000)), 8), 3)
-    assert grid[-1] == 5000 and len(grid) == 3 and list(grid) == sorted(grid)
-
-
 def test_no_other_lengths_make_fewer_cells():
     lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
     wanted = sorted({-(-n // 8) * 8 for n in lengths})
@@ -190,3 +140,38 @@ def test_no_other_lengths_make_fewer_cells():
             other = (*some, wanted[-1])
             made[other] = sum(min(n for n in other if n >= length) for length in lengths)
         assert cells == made[grid] == min(made.values())
+
+
+def test_passes_split_a_batch_and_never_change_it():
+    sizes = {"effective_tokens": 601, "effective_batch": 12}
+    lengths, c = toy_lengths(300), config(**sizes, micro_batch=12)
+    for split in (config(**sizes, micro_batch=size) for size in (6, 4, 1)):
+        assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
+        for batch in plan_batches(lengths, c, 2):
+            assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch
+
+
+def test_a_token_budget_leaves_one_short_batch_an_epoch():
+    assert batching.split_by_tokens(range(6), [2, 2, 3, 5, 9, 20], 10) == [[0, 1, 2], [3], [4], [5]]
+    batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
+    assert sorted(map(len, batches)) == [7] + [20] * 50
+
+
+def test_padding_is_counted_and_that_of_speech_is_little():
+    spread = np.log(1 + (2.5 / 5) ** 2)  # of seconds that are log-normal, mean 5 and spread 2.5
+    seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, 10_007)
+    lengths = [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
+    waste = padding_waste(lengths, DataConfig(effective_batch=16, micro_batch=16))
+    assert waste["any order"] > 0.45
+    assert waste["neighbours in length"] < 0.04 and waste["token budget"] < 0.02
+    for grid, cells in (((), 8), ((8,), 16)):
+        waste = padding_waste([2, 4], config(grid_lengths=grid))
+        assert waste["neighbours in length"] == pytest.approx(1 - 6 / cells)
+
+
+def test_a_part_of_a_permutation_is_that_of_the_whole_and_costs_only_itself():
+    whole = permuted(np.arange(5000), 5000, "k")
+    some = np.array([4999, 17, 17, 0])
+    assert permuted(some, 5000, "k").tolist() == whole[some].tolist()
+    far = permuted(np.arange(30_000_000 - 5, 30_000_000), 30_000_000, "k")
+    assert len(set(far.tolist())) == 5 and far.max() < 30_000_000

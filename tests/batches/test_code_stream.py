@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from kit.base.errors import DamagedFileError
 from kit.batches.batching import EXTRA_TOKENS, chunks, neighbours_waste, wasted
 from kit.batches.code_cache import CodeCache
-from kit.batches.code_stream import CodeStream, loader_workers, prefetched, validation_batches
+from kit.batches.code_stream import CodeStream, loader_workers, validation_batches
 from kit.model.sequence import collate
 from kit.settings import DataConfig
 
@@ -104,7 +104,7 @@ def test_rows_without_a_text_change_neither_order_nor_references():
         assert place == its_place
         for mine, theirs in zip(one, other):
             assert mine[1] == theirs[1] and torch.equal(mine[2], theirs[2])
-            assert mine[3] == theirs[3]  # padded alike: the plan goes by what rows could hold
+            assert mine[3] == theirs[3], "padded alike: the plan goes by what rows could hold"
             assert all(text in ([], its) for text, its in zip(mine[0], theirs[0]))
 
 
@@ -243,14 +243,6 @@ def test_tokens_are_counted_without_the_padding_of_the_few_lengths(grid):
     assert cells > sum(s.lengths)
 
 
-def test_grids_of_the_model_stay_within_the_token_budget():
-    config = dataclasses.replace(DATA, effective_tokens=1600, effective_batch=8, micro_batch=4)
-    s = CodeStream(code_cache(), "train", config, partial(collate, real_config()))
-    grids = [m.tokens.shape for b in itertools.islice(s, len(s.plan(0))) for m in b.micro]
-    assert all(rows * width <= 800 or rows == 1 for rows, width in grids)
-    assert sum(rows for rows, _ in grids) == 60
-
-
 def test_an_utterance_longer_than_every_grid_is_refused_not_cut():
     n = max(stream().lengths)
     with pytest.raises(DamagedFileError, match=rf"1 of 60 utt.*longest has {n}.*add a length"):
@@ -278,30 +270,12 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
     assert loader_workers(hw, batch_ms / 1000, step_ms / 1000) == wanted
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.long
-def test_workers_make_the_same_batches_in_the_same_order(workers):
-    made = itertools.islice(prefetched(stream(), workers), 12)
-    for (parts, position), (plain, place) in zip(made, stream()):
-        assert position == place  # tuples may be lists: training's batches are objects
-        assert [list(part[:2]) for part in parts] == [list(part[:2]) for part in plain]
-
-
 def test_grids_may_be_padded_to_a_multiple():
     for (padded, _), (plain, _) in zip(stream(length_multiple=8), itertools.islice(stream(), 12)):
         assert [part[:2] for part in padded] == [part[:2] for part in plain]
         for texts, codes, _, width in padded:
             longest = max(len(t) + len(c) for t, c in zip(texts, codes)) + EXTRA_TOKENS
             assert width % 8 == 0 and 0 <= width - longest < 8
-
-
-def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
-    every = stream()
-    mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
-    some = every.representative_batches(6, 100)
-    codes = [sum(map(len, members(batch))) for batch in some]
-    assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
-    assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
 
 
 # --- an epoch in several groups -----------------------------------------------------------------
@@ -366,3 +340,12 @@ def test_short_first_sorts_the_first_group_alone(grouped):
     shortest = s.cache.lengths([batch[0] for batch in s.plan(0, 0)])
     assert (np.diff(shortest) >= 0).all()
     assert [s.plan(0, 1), s.plan(1, 0)] == [plain.plan(0, 1), plain.plan(1, 0)]
+
+
+def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
+    every = stream()
+    mean = sum(map(len, map(every.cache.codes.__getitem__, every.members))) / len(every.plan(0))
+    some = every.representative_batches(6, 100)
+    codes = [sum(map(len, members(batch))) for batch in some]
+    assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
+    assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)

@@ -1,6 +1,5 @@
 """The code cache: made once, whole or not at all, whatever happens to it or to its makers."""
 
-import collections
 import dataclasses
 import os
 import random
@@ -13,14 +12,19 @@ import pytest
 import soundfile
 import torch
 from helpers import DATA, code_cache, corpus, manifest, tokenizer, trained_codec, world
-from shared_work import PretendedGroup
 
 from kit.audio.clip import KEPT_SILENCE_S, load_speech, load_wave, resampled
 from kit.audio.codec import load_codec, mels_and_codes
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError, DiskError
-from kit.batches.code_cache import CodeCache, speaker_references, touch
-from kit.batches.encoding import build_cache, cache_key, clip_digests, make_room, narrow
+from kit.batches.code_cache import CodeCache, speaker_references
+from kit.batches.encoding import (
+    build_cache,
+    cache_key,
+    clip_names,
+    encode_missing,
+    make_room,
+)
 from kit.dataset.manifest import read_manifest
 from kit.text.tokenizer import Tokenizer
 
@@ -39,7 +43,7 @@ def build_noted(folder, rows=None, **over) -> tuple[Path, list]:
 
 
 def digests(rows=None) -> list[str]:
-    return clip_digests(rows or manifest()[:ROWS])
+    return clip_names(rows or manifest()[:ROWS])
 
 
 def away(rows) -> list:
@@ -98,18 +102,6 @@ def test_a_second_build_reads_no_audio_and_changes_nothing(built):
     assert again == built and contents(built.parent) == before and reported == [(30, 30)]
 
 
-def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
-    build(tmp_path, manifest()[:20])
-    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
-    index, reported = build_noted(tmp_path, rows, digests=digests())
-    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
-    cache, wanted = CodeCache(index), CodeCache(built)
-    assert list(cache.rows) == list(wanted.rows)
-    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
-    for a, b in zip(cache.references, wanted.references):
-        assert abs(a - b).mean() < 0.05
-
-
 def test_fewer_rows_in_another_order_with_other_texts_and_speakers_cost_nothing(copy):
     order = [*range(29, 9, -1)]
     rows = [manifest()[i] for i in order]
@@ -125,14 +117,6 @@ def test_fewer_rows_in_another_order_with_other_texts_and_speakers_cost_nothing(
         assert cache.texts[i].tolist() == tokenizer().encode("ሰላም ለአለም")
 
 
-def test_digests_that_are_known_are_used_and_the_others_computed():
-    rows = manifest()[:3]
-    known = clip_digests([*away(rows[:2]), rows[2]], ["a", "b", None])
-    assert known == ["a", "b", *digests(rows[2:])]
-    with pytest.raises(ValueError, match="shorter"):
-        clip_digests(rows, ["a", "b"])
-
-
 def test_a_changed_recording_is_noticed_by_its_bytes(tmp_path):
     paths = [shutil.copy(row.audio, tmp_path) for row in manifest()[:4]]
     rows = [dataclasses.replace(r, audio=p) for r, p in zip(manifest(), paths)]
@@ -146,27 +130,6 @@ def test_a_changed_recording_is_noticed_by_its_bytes(tmp_path):
     assert reported == [(3, 4), (4, 4)]
     same = [np.array_equal(a, b) for a, b in zip(first.codes, CodeCache(index).codes)]
     assert same == [True, True, False, True]
-
-
-def test_one_recording_under_two_names_is_encoded_once(tmp_path):
-    rows = [*manifest()[:2], dataclasses.replace(manifest()[0], id="again", text="ሰላም")]
-    index, reported = build_noted(tmp_path, rows)
-    cache = CodeCache(index)
-    assert reported == [(0, 2), (2, 2)]
-    assert cache.codes[0].tolist() == cache.codes[2].tolist()
-    assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
-
-
-def test_an_interrupted_build_resumes_where_it_stopped(built, tmp_path):
-    def interrupt(done, total):
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path, progress=interrupt)
-    assert len(list(tmp_path.iterdir())) == 1  # the first shard, whole, and no litter
-    build(tmp_path)
-    assert contents(tmp_path) == contents(built.parent)
 
 
 DAMAGE = {
@@ -191,21 +154,15 @@ def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage, c
     assert contents(copy.parent) == contents(built.parent) and sound.stat().st_ino == inode
 
 
-def test_a_missing_shard_or_index_names_the_notebook(copy):
-    shard = shards(copy.parent)[0]
-    shard.unlink()
-    with pytest.raises(DamagedFileError, match=rf"{shard.name}.*01_data_prep"):
-        CodeCache(copy)
-    assert build(copy.parent) == copy and shard.is_file()
-    with pytest.raises(DamagedFileError, match=r"none.*01_data_prep"):
-        CodeCache(copy.parent / "none.safetensors")
-
-
-def test_a_damaged_index_is_reported_and_made_again(built, copy):
+def test_a_damaged_index_is_made_again_and_what_is_missing_names_the_notebook(built, copy):
     copy.write_bytes(copy.read_bytes()[:-1])
     with pytest.raises(DamagedFileError, match=copy.name):
         CodeCache(copy)
     assert build(copy.parent) == copy and contents(copy.parent) == contents(built.parent)
+    for path in (shards(copy.parent)[0], copy):
+        path.unlink()
+        with pytest.raises(DamagedFileError, match=rf"{path.name}.*01_data_prep"):
+            CodeCache(copy)
 
 
 def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
@@ -239,36 +196,11 @@ def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
         CodeCache(old)
 
 
-def test_reading_a_cache_counts_as_use(copy):
-    for path in copy.parent.iterdir():
-        os.utime(path, (1, 1))
-    CodeCache(copy)
-    assert min(path.stat().st_mtime for path in copy.parent.iterdir()) > 1e9
-    touch({copy.parent / "gone"})
-
-
 def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_path):
     config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
     with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
         build(tmp_path, config=config)
     assert 0 < gib(tmp_path) <= config.max_cache_gib
-
-
-def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
-    usage = collections.namedtuple("usage", "total used free")(10, 9, 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DiskError, match="needs about"):
-        build(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_litter_of_killed_builds_goes_with_time(tmp_path):
-    old, young = tmp_path / ".codes-k-a.safetensors.x8gh2", tmp_path / ".codes-k-b.safetensors.y"
-    for path in (old, young):
-        path.touch()
-    os.utime(old, (1, 1))
-    build(tmp_path)
-    assert not old.exists() and young.exists()
 
 
 def build_apart(folder: str) -> None:
@@ -319,17 +251,17 @@ def test_a_build_killed_again_and_again_ends_as_if_it_had_not_been(processes, sm
     assert contents(tmp_path) == contents(small)
 
 
-def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
-    alone = build(tmp_path / "alone", config=SMALL)
+def test_parts_in_any_order_leave_the_cache_of_one_call(tmp_path):
+    whole = build(tmp_path / "whole", config=SMALL)
     apart = tmp_path / "apart"
-    with pytest.raises(KeyboardInterrupt):
-        build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
-    made = len(shards(apart))
-    assert 0 < made < 10
-    index, reported = build_noted(apart, config=SMALL, group=PretendedGroup(2))
-    assert index.name == alone.name and contents(apart) == contents(alone.parent)
-    assert reported[0] == (3 * made, ROWS) and reported[-1] == (ROWS, ROWS)
-    assert not list(apart.glob(".*"))
+    clips = dict(zip(digests(), manifest()))
+    codec = trained_codec()[0]
+    for first, made in ((2, 3), (0, 7)):  # of ten files; the other three are left to `build`
+        encode_missing(clips, codec, Mel(), apart, "k", SMALL, part=slice(first, None, 3))
+        assert len(shards(apart)) == made
+    index, reported = build_noted(apart, config=SMALL)
+    assert index.name == whole.name and contents(apart) == contents(whole.parent)
+    assert reported[0] == (21, ROWS) and reported[-1] == (ROWS, ROWS)
 
 
 @pytest.mark.parametrize("size", [0, 3000])
@@ -341,45 +273,6 @@ def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size
         build(tmp_path / "cache", rows)
     with pytest.raises(DatasetError, match=r"nowhere\.wav cannot be read.*01_data_prep"):
         build(tmp_path, away(manifest()[:2]))
-
-
-@pytest.mark.parametrize("largest, bits", [(0, 8), (255, 8), (256, 16), (70_000, 32), (2**40, 64)])
-def test_numbers_take_no_more_room_than_they_need(largest, bits):
-    found = narrow(np.array([0, largest]))
-    assert found.dtype == f"uint{bits}" and found.tolist() == [0, largest]
-
-
-def files(folder, ages) -> list:
-    """A file of a thousand bytes for each of `ages` (seconds)."""
-    paths = [folder / f"codes-{i}.safetensors" for i in range(len(ages))]
-    for path, age in zip(paths, ages):
-        path.write_bytes(bytes(1000))
-        os.utime(path, (2e9 - age, 2e9 - age))
-    return paths
-
-
-@pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
-def test_the_longest_unused_go_first_and_no_more_than_needed(tmp_path, needed, left):
-    paths = files(tmp_path, [1, 9, 5, 7])
-    make_room(tmp_path, 4000 / 2**30, needed, set())
-    assert {i for i in range(4) if paths[i].exists()} == {*(0, 2, 3, 1)[:left]}  # young to old
-
-
-def test_what_is_in_use_stays_however_old(tmp_path):
-    paths = files(tmp_path, [1, 9, 5])
-    make_room(tmp_path, 3000 / 2**30, 1000, {paths[1]})
-    assert [p.exists() for p in paths] == [True, True, False]
-    with pytest.raises(DamagedFileError, match="max_cache_gib"):
-        make_room(tmp_path, 3000 / 2**30, 2500, {paths[1]})
-    assert paths[1].exists()
-
-
-def test_room_is_made_of_the_caches_own_files_alone(tmp_path):
-    for name in ("codes-a.safetensors", "model-ema.safetensors", "codec.safetensors"):
-        (tmp_path / name).write_bytes(bytes(1000))
-    make_room(tmp_path, 0.5 * 2000 / 2**30, 1000, set())
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"model-ema.safetensors", "codec.safetensors"}
 
 
 def test_a_recording_at_another_speed_is_the_tape_played_so(built):
@@ -394,3 +287,57 @@ def test_a_recording_at_another_speed_is_the_tape_played_so(built):
         assert np.mean(faster.codes[i] == codes.numpy()) > 0.95  # batches round otherwise
         expected = reference_mel(mel, DATA.reference_frames).half().numpy()
         assert np.abs(faster.references[i] - expected).max() < 0.01
+
+
+def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
+    build(tmp_path, manifest()[:20])
+    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
+    index, reported = build_noted(tmp_path, rows, digests=digests())
+    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
+    cache, wanted = CodeCache(index), CodeCache(built)
+    assert list(cache.rows) == list(wanted.rows)
+    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
+
+
+def test_one_recording_under_two_names_is_encoded_once(tmp_path):
+    rows = [*manifest()[:2], dataclasses.replace(manifest()[0], id="again", text="ሰላም")]
+    index, reported = build_noted(tmp_path, rows)
+    cache = CodeCache(index)
+    assert reported == [(0, 2), (2, 2)]
+    assert cache.codes[0].tolist() == cache.codes[2].tolist()
+    assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
+
+
+def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
+    free = shutil.disk_usage(tmp_path)._replace(free=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(DiskError, match="needs about"):
+        build(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_counts_as_use_and_litter_of_killed_builds_goes_with_time(copy):
+    old, young = (copy.parent / f".codes-k-{name}.safetensors.x8gh2" for name in "ab")
+    old.touch()
+    for path in copy.parent.iterdir():
+        os.utime(path, (1, 1))
+    young.touch()
+    CodeCache(copy)
+    assert all(path.stat().st_mtime > 1e9 for path in (copy, *shards(copy.parent)))
+    build(copy.parent, manifest()[: ROWS + 1])
+    assert not old.exists() and young.exists()
+
+
+@pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
+def test_room_is_made_of_the_longest_unused_of_the_caches_own_files_alone(tmp_path, needed, left):
+    others = [tmp_path / name for name in ("model-ema.safetensors", "codec.safetensors")]
+    paths = [tmp_path / f"codes-{i}.safetensors" for i in range(4)]
+    for path, age_s in zip([*others, *paths], (99, 99, 1, 9, 5, 7)):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (2e9 - age_s, 2e9 - age_s))
+    make_room(tmp_path, 4000 / 2**30, needed, set())
+    assert {i for i in range(4) if paths[i].exists()} == {*(0, 2, 3, 1)[:left]}  # young to old
+    with pytest.raises(DamagedFileError, match="max_cache_gib"):
+        make_room(tmp_path, 1500 / 2**30, 1000, {paths[0]})
+    assert paths[0].exists(), "in use, however old"
+    assert all(path.exists() for path in others)

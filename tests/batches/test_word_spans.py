@@ -165,18 +165,6 @@ def test_another_way_to_draw_words_is_another_order_of_the_data(cache, spans, sl
             stream(cache, spans_now, position, at_speeds=at_speeds)
 
 
-def test_steps_are_timed_with_the_lengths_of_all_the_training(cache, spans):
-    """A short one ends while rows are short; most of a long one has long rows."""
-    every = stream(cache, spans)
-    usual = []
-    for steps in (every.batches_an_epoch, 100 * every.batches_an_epoch):
-        batches = every.representative_batches(6, steps)
-        tokens = [sum(len(t) + len(c) + EXTRA_TOKENS for t, c in rows) for rows, _ in batches]
-        assert len(batches) == 6
-        usual.append(sum(tokens) / 6)
-    assert usual[1] > 1.3 * usual[0]
-
-
 WORDS = "abel cable dame face gleam hike jail kale lamb made".split()
 
 
@@ -219,3 +207,13 @@ def test_words_begin_in_the_quiet_between_two_words(tokenizer, tmp_path):
     assert found.edges(1) == ([0, len(ids[1])], [0, len(codes[1])])
     assert len(found.edges(2)[0]) == 4, "a dash belongs to the word before it"
     assert set("".join(WORDS)) <= set(LETTERS)
+
+
+def test_steps_are_timed_with_the_lengths_of_all_the_training(cache, spans):
+    """A short one ends while rows are short; most of a long one has long rows."""
+    every = stream(cache, spans)
+    usual = []
+    for steps in (every.batches_an_epoch, 100 * every.batches_an_epoch):
+        batches = every.representative_batches(6, steps)
+        usual.append(sum(len(t) + len(c) + EXTRA_TOKENS for rows, _ in batches for t, c in rows))
+    assert usual[1] > 1.3 * usual[0]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kit.base.config import build
 from kit.notebook.widgets import Field
-from kit.recipes.training_plan import EPOCHS, GPUS, MORE_FIELDS
-from kit.recipes.training_plan import FIELDS as LABELLED
+from kit.recipes.panel import EPOCHS, GPUS, MORE_FIELDS
+from kit.recipes.panel import FIELDS as LABELLED
 from kit.settings import TrainConfig
 from kit.training import logs, run, switches
 from kit.training.config import StepEvent

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.errors import DatasetError
@@ -61,13 +60,6 @@ def test_any_other_text_scores_far_lower(text):
     assert score(wave, text).score < right.score - 1
 
 
-def test_where_text_and_sound_part_is_pointed_at_and_silence_costs_nothing():
-    wave = np.concatenate([say("abcdefgh"), say("mmmm"), say("abcdefgh")])
-    assert score(wave, "abcdefgh abcdefgh").worst_at_s == pytest.approx(1.3, abs=0.3)
-    long = np.concatenate([silence(1.0), say("dab lime"), silence(1.0)])
-    assert score(long, "dab lime").score > -0.3
-
-
 UNFIT = {"abcdefghijklm" * 9: r"117 characters do not fit into \d+ frames", "": "no letter of the"}
 UNFIT["aa" * 10] = "20 characters do not fit"  # a letter said twice needs a frame between
 UNFIT["ሰላም"] = "no letter of the text"
@@ -91,12 +83,6 @@ def test_precisely_the_wrong_clips_are_refused(clips):
     assert first.seconds == rows[0].seconds and "text and audio do not match" in first.reason
 
 
-def test_a_clip_alone_scores_as_in_any_batch(clips):
-    batches = (CONFIG, AlignConfig(batch=1))
-    together, alone = ([a.score for a in align_clips(clips[0][:20], HEAR, c)] for c in batches)
-    assert together == pytest.approx(alone, abs=0.05)
-
-
 def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_path):
     (tmp_path / "bad.wav").write_bytes(b"RIFF" + b"\0" * 60)
     bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
@@ -112,13 +98,6 @@ def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_p
 
 def scored(*scores: float) -> list[Alignment]:
     return [Alignment(score=s) for s in scores]
-
-
-def test_clips_that_are_alike_are_kept_and_an_unsure_recogniser_is_given_more_room():
-    assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
-    assert lowest_score([], CONFIG) == -0.4
-    unsure = scored(*np.random.default_rng(0).normal(-0.5, 0.2, 200), -9.0, -math.inf)
-    assert -1.9 < lowest_score(unsure, CONFIG) < -1.5
 
 
 def test_a_recogniser_of_another_language_rejects_nothing_and_the_note_says_so():
@@ -150,13 +129,6 @@ def test_new_clips_are_not_rejected_for_scoring_below_memorised_ones():
     assert refused >= {"train-50", "held_out-13", "held_out-14"} and len(refused) <= 4
 
 
-def test_clips_it_knows_too_little_of_stay_and_the_note_says_so():
-    judged = match(*clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf]), CONFIG)
-    assert [finding.id for finding in judged.mismatched] == ["train-20", "held_out-3"]
-    assert "3 that the recogniser was not trained on" in judged.note
-    assert judged.note.startswith("2 of 25 clips") and judged.limits.keys() == {"trained on"}
-
-
 def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips, tmp_path):
     rows, kept = clips[0][:6], tmp_path / "aligned.json"
     ticks = []
@@ -175,13 +147,12 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     assert align(rows) == first and len(ticks) == 5
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_alignments_resume_after_a_kill_and_are_those_of_one_process(clips, tmp_path, size):
+def test_alignments_resume_after_a_kill(clips, tmp_path):
     rows = clips[0][:90]
     sounds = [row.id for row in rows]
     config = AlignConfig(batch=2)  # three parts
-    alone = tmp_path / "alone.json"
-    wanted = align_clips_cached(rows, sounds, HEAR, config, alone)
+    whole = tmp_path / "whole.json"
+    wanted = align_clips_cached(rows, sounds, HEAR, config, whole)
     kept = tmp_path / "kept.json"
     reported = []
 
@@ -191,8 +162,31 @@ def test_alignments_resume_after_a_kill_and_are_those_of_one_process(clips, tmp_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
-    again = align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
-    assert again == wanted and kept.read_bytes() == alone.read_bytes()
+        align_clips_cached(rows, sounds, HEAR, config, kept, tick)
+    again = align_clips_cached(rows, sounds, HEAR, config, kept, tick)
+    assert again == wanted and kept.read_bytes() == whole.read_bytes()
     assert reported[40] == 64, "two parts were whole"
     assert reported[-1] == 90 and not (tmp_path / "kept.parts").exists()
+
+
+def test_where_text_and_sound_part_is_pointed_at_and_silence_costs_nothing():
+    wave = np.concatenate([say("abcdefgh"), say("mmmm"), say("abcdefgh")])
+    assert score(wave, "abcdefgh abcdefgh").worst_at_s == pytest.approx(1.3, abs=0.3)
+    long = np.concatenate([silence(1.0), say("dab lime"), silence(1.0)])
+    assert score(long, "dab lime").score > -0.3
+
+
+def test_a_clip_alone_scores_as_in_any_batch(clips):
+    batches = (CONFIG, AlignConfig(batch=1))
+    together, alone = ([a.score for a in align_clips(clips[0][:20], HEAR, c)] for c in batches)
+    assert together == pytest.approx(alone, abs=0.05)
+
+
+def test_the_lowest_score_follows_the_clips_and_those_it_cannot_judge_stay_with_a_note():
+    assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
+    unsure = scored(*np.random.default_rng(0).normal(-0.5, 0.2, 200), -9.0, -math.inf)
+    assert -1.9 < lowest_score(unsure, CONFIG) < -1.5, "more room"
+    judged = match(*clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf]), CONFIG)
+    assert [finding.id for finding in judged.mismatched] == ["train-20", "held_out-3"]
+    assert judged.note.startswith("2 of 25 clips") and judged.limits.keys() == {"trained on"}
+    assert "3 that the recogniser was not trained on" in judged.note

@@ -15,7 +15,7 @@ from kit.settings import ManifestConfig
 
 RULES = ManifestConfig()
 LEVELS = {"peak": 0.5, "mono_peak": 0.5, "rms_db": -20.0, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}
-EDGES = {"leading_s": 0.1, "trailing_s": 0.1, "silence_s": 0.2}
+EDGES = {"leading_s": 0.1, "trailing_s": 0.1, "silence_s": 0.2, "gap_s": 0.0}
 SOUND = ClipMeasure(rate_hz=22050, channels=1, subtype="PCM_16", seconds=1.0, **LEVELS, **EDGES)
 
 
@@ -46,6 +46,7 @@ ALONE = {
     "clipped": changed(clipped=0.02),
     "dc offset": changed(dc=-0.2),
     "too loud": changed(peak=2.5),
+    "two channels": changed(differs=True),
     "sample rate": changed(rate_hz=2000),
     "pace": changed(seconds=9.0),
     "unreadable": "is truncated: 5 samples are there",
@@ -155,3 +156,14 @@ def test_rare_letters_and_floats_somewhat_beyond_full_scale_are_kept_with_a_word
     assert len(kept) == 1 and not refused and warning.kind == "too loud"
     assert "1.5 times full scale: it is read scaled" in warning.reason
     assert not judged(many(1), {0: changed(peak=1.05)})[2]  # as MP3 and Vorbis overshoot
+
+
+def test_silence_around_the_speech_is_no_slow_pace_and_silence_within_is_a_warning():
+    text = "ሰላም ለሁሉም ሰው"
+    edges = {"leading_s": 1.6, "trailing_s": 1.6, "silence_s": 3.2}
+    kept, refused, warned = judged([row(0, text)], {0: changed(seconds=4.6, **edges)})
+    assert kept and not refused and [warning.kind for warning in warned] == ["edge silence"]
+    kept, refused, _ = judged([row(0, text)], {0: changed(seconds=4.6 + 9)})
+    assert [refusal.kind for refusal in refused] == ["pace"]
+    kept, refused, warned = judged([row(0, text)], {0: changed(seconds=2.5, gap_s=1.2)})
+    assert kept and not refused and [warning.kind for warning in warned] == ["gap"]

@@ -1,7 +1,6 @@
 """Every clip measured once, whatever happens in between: processes, kills, lost mounts."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ from unittest.mock import Mock, call
 import pytest
 from clips import encoded, voice
 from crashing import crash_at_80
-from shared_work import PretendedGroup
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.errors import DatasetError
@@ -105,33 +103,28 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(clips, tmp_path
     assert isinstance(result[clips[147]], ClipMeasure)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, size):
-    alone = measure_clips(clips, tmp_path / "alone.jsonl")
+def test_shards_measure_their_part_and_a_call_for_all_merges_them(
+    clips, tmp_path, read, monkeypatch
+):
+    whole = measure_clips(clips, tmp_path / "whole.jsonl")
     read.clear()
-    reported = []
+    monkeypatch.setattr(measures, "CHUNK", 16)
     cache = tmp_path / "c.jsonl"
+    parts = [tmp_path / f"c.{number}-of-3.jsonl" for number in (1, 2, 3)]
     with pytest.raises(KeyboardInterrupt):
-        measure_clips(clips, cache, group=PretendedGroup(size, fails=size - 1))
-    assert 0 < len(read) < len(clips)
-    group = PretendedGroup(size + 1)
-    result = measure_clips(clips, cache, group=group, progress=lambda *now: reported.append(now))
-    assert result == alone and list(result) == clips
-    assert sorted(read) == clips, "each once, over both tries"
-    assert reported == sorted(reported) and reported[-1] == (150, 150)
-    assert cache.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+        killed = Mock(side_effect=KeyboardInterrupt)
+        measure_clips(clips[::3], cache, part=parts[0], progress=killed)
+    assert len(read) == 16
+    for number in (1, 0):  # the third is never run
+        measure_clips(clips[number::3], cache, part=parts[number])
+    assert not cache.exists() and len(read) == 100
+    reported = []
+    result = measure_clips(clips, cache, progress=lambda *now: reported.append(now))
+    assert result == whole and list(result) == clips
+    assert sorted(read) == clips, "each once, over all tries"
+    assert reported[-1] == (150, 150)
+    assert cache.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
-
-
-def test_the_file_is_the_same_however_it_was_made(clips, tmp_path):
-    paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
-    measure_clips(clips, paths[0])
-    measure_clips(clips, paths[1], processes=3)
-    measure_clips(clips[90:], paths[2])
-    paths[2].write_bytes(paths[2].read_bytes() + paths[0].read_bytes()[:40])
-    with pytest.warns(UserWarning, match="1 damaged lines"):
-        measure_clips(clips, paths[2])
-    assert len({path.read_bytes() for path in paths}) == 1
 
 
 CHECK = """
@@ -172,21 +165,8 @@ def test_a_decoder_that_crashes_ends_it_with_the_files_that_were_read(clips, tmp
     assert measure_clips(clips[:90], tmp_path / "c.jsonl")[clips[80]].seconds > 0
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-def test_an_interrupted_check_keeps_what_it_has(clips, tmp_path, processes, read):
-    cache = tmp_path / "c.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        measure_clips(clips, cache, 60.0, processes, Mock(side_effect=KeyboardInterrupt))
-    assert not multiprocessing.active_children()
-    assert len(cache.read_bytes().splitlines()) == measures.CHUNK
-    read.clear()
-    measure_clips(clips, cache)
-    assert len(read) == len(clips) - measures.CHUNK
-
-
 # Whole lines, or values in place of a line's own.
-DAMAGE = {"zeros": b"\0" * 30, "deep": b"[" * 99_999, "a number": b"7", "cut short": b'{"form'}
-DAMAGE |= {"no path": b'{"format": %d}' % measures.FORMAT}
+DAMAGE = {"zeros": b"\0" * 30, "deep": b"[" * 99_999, "cut short": b'{"form'}
 DAMAGE |= {"a list": {"measure": [1]}, "another field": {"measure": {"wings": 2}}}
 
 

@@ -18,13 +18,11 @@ COLUMN = "split|id|text\n" + parts("TRAIN|c{i}|{t}")[0] + parts("dev|c{i}|{t}")[
 VITS = {"x_audio_train_filelist.txt": TRAIN_LIST, "x_audio_val_filelist.txt": HELD_LIST}
 SPLITS = {
     "JSONL manifests": {"train_manifest.jsonl": TRAIN, "val_manifest.jsonl": HELD},
-    "with a hyphen": {"metadata-train.csv": TRAIN_CSV, "metadata-eval.csv": HELD_CSV},
     "beside a list of all": {
         "metadata.csv": TRAIN_CSV + HELD_CSV,
         "metadata_train.csv": TRAIN_CSV,
         "metadata_val.csv": HELD_CSV,
     },
-    "capitals": {"train_data.jsonl": TRAIN, "Validation.jsonl": HELD},
     "VITS": VITS | {"README.txt": "One voice | read aloud\n"},
     "a key": {"all.jsonl": KEYS},
     "a column": {"metadata.csv": COLUMN},
@@ -47,29 +45,16 @@ def test_a_folder_for_each_split_is_one_dataset(tmp_path):
     assert {row.file for row in result.rows} == {"train/metadata.csv", "validation/metadata.csv"}
 
 
-def test_names_of_splits():
-    names = {"train": "train-clean-100 train_nodev", "test-clean": "test-clean", "unseen": "unseen"}
-    names["held_out"] = "Validation dev_clean train_dev held-out"
-    for split, own in names.items():
-        assert {canonical_split(name) for name in own.split()} == {split}
-    assert canonical_split("") == ""
-
-
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 PATHS = {
     "composed": (f"{NFC}.wav", f"wavs/{NFD}.wav"),
-    "decomposed": (NFD, f"wavs/{NFC}.wav"),
     "capitals": ("x", "wavs/x.WAV"),
     "a backslash": ("wavs\\x.wav", "wavs/x.wav"),
     "a full path": ("/home/me/corpus/wavs/x.wav", "wavs/x.wav"),
     "a full path of Windows": ("D:\\corpus\\wavs\\x.wav", "wavs/x.wav"),
-    "the folder": ("wavs/x.wav", "wavs/x.wav"),
     "a folder in another spelling": (f"{NFC}/x", f"wavs/{NFD}/x.wav"),
-    "beside wavs/": ("more/x.wav", "more/x.wav"),
     "another suffix": ("x.mp3", "wavs/x.wav"),
-    "a dot in the name": ("x.1", "wavs/x.1.flac"),
     "a folder below": ("s1/x", "wavs/s1/x.ogg"),
-    "a variable": ("$root/wavs/x.wav", "wavs/x.wav"),
 }
 
 
@@ -93,10 +78,10 @@ def test_what_is_missing_names_what_is_there(tmp_path):
     assert {finding.kind for finding in result.refused} == {"missing"} and len(result.rows) == 5
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".aiff", ".webm", ".M4A"])
-def test_an_id_finds_every_format_that_can_be_read(tmp_path, suffix):
-    result = read(folder_of(tmp_path, [f"wavs/c0{suffix}"], **{"metadata.csv": CSV[0]}))
-    assert [(row.id, Path(row.audio).name) for row in result.rows] == [("c0", f"c0{suffix}")]
+def test_an_id_finds_every_format_that_can_be_read(tmp_path):
+    for suffix in [*SUFFIXES, ".aiff", ".webm", ".M4A"]:
+        folder = folder_of(tmp_path / suffix, [f"wavs/c0{suffix}"], **{"metadata.csv": CSV[0]})
+        assert [Path(row.audio).name for row in read(folder).rows] == [f"c0{suffix}"]
 
 
 def test_paths_start_from_wavs_the_table_or_the_folder_above(tmp_path):
@@ -114,6 +99,22 @@ def wavs_of_two() -> list[str]:
     return [f"wavs/s{i % 2}/c{i}.wav" for i in range(10)]
 
 
+def test_linked_folders_are_read_and_circles_left(tmp_path):
+    table = "path,text\n" + lines("x/c{i},{t}")
+    folder = folder_of(tmp_path / "mine", [], **{"audio/list.csv": table})
+    folder_of(tmp_path / "away", wavs(pattern="c{}.wav"))
+    (folder / "audio" / "x").symlink_to(tmp_path / "away")
+    (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
+    assert len(read(folder).rows) == 10
+
+
+def test_names_of_splits():
+    names = {"train": "train-clean-100 train_nodev", "test-clean": "test-clean", "unseen": "unseen"}
+    names["held_out"] = "Validation dev_clean train_dev held-out"
+    for split, own in names.items():
+        assert {canonical_split(name) for name in own.split()} == {split}
+
+
 def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
     table = f"Ab|{TEXTS[0]}\nwavs\\aB.wav|{TEXTS[1]}\nAB|{TEXTS[2]}\n"
     folder = folder_of(tmp_path / "a", ["wavs/Ab.wav", "wavs/aB.wav"], **{"metadata.csv": table})
@@ -124,14 +125,3 @@ def test_names_that_differ_in_capitals_alone_are_two_recordings(tmp_path):
     assert {Path(row.audio).name: row.text for row in result.rows} == names
     (refused,) = result.refused
     assert refused.id == "AB" and "Ab.wav" in refused.reason and "aB.wav" in refused.reason
-    own = folder_of(tmp_path / "b", ["Ab.wav", "aB.wav"], **{"Ab.txt": TEXTS[0]})
-    assert [row.id for row in read(own).rows] == ["Ab"] and "aB.txt" in read(own).refused[0].reason
-
-
-def test_linked_folders_are_read_and_circles_left(tmp_path):
-    table = "path,text\n" + lines("x/c{i},{t}")
-    folder = folder_of(tmp_path / "mine", [], **{"audio/list.csv": table})
-    folder_of(tmp_path / "away", wavs(pattern="c{}.wav"))
-    (folder / "audio" / "x").symlink_to(tmp_path / "away")
-    (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
-    assert len(read(folder).rows) == 10

@@ -4,9 +4,7 @@ import copy
 import itertools
 import json
 import multiprocessing
-import os
 import random
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,10 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from clips import encoded
 from folders import contents
-from helpers import EAR, few_words, in_time, start_and_kill
-from shared_work import PretendedGroup
+from helpers import EAR, few_words, start_and_kill
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio import recognizer as recognition
@@ -130,6 +126,7 @@ def spoken() -> tuple[recognition.Recognizer, list[str], list[np.ndarray]]:
     return recognizer, texts[60:], speech[60:]
 
 
+@pytest.mark.long
 def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     recognizer, texts, speech = spoken
     parts = [part for wave in speech for part in (wave, silence(0.35))]
@@ -148,19 +145,6 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
     transcripts = recognizer.transcribe(Mel().log_mels(waves, RATE))
     assert recognition.cer(transcripts, [text for _, text in rows]) < 0.25
-
-
-def test_processes_that_share_the_recordings_cut_as_one_does(tmp_path):
-    for number in range(3):
-        book(tmp_path / "in", 6, seed=number, name=str(number))
-    cut(tmp_path, "alone")
-    with pytest.raises(KeyboardInterrupt):
-        cut(tmp_path, "apart", group=PretendedGroup(3, fails=1))
-    reported = []
-    cut(tmp_path, "apart", group=PretendedGroup(2), progress=lambda *now: reported.append(now))
-    assert reported == sorted(reported) and reported[0][0] > 0
-    assert reported[-1][0] == reported[-1][1]
-    assert contents(tmp_path / "alone") == contents(tmp_path / "apart")
 
 
 def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
@@ -285,18 +269,6 @@ def test_what_cannot_be_opened_is_no_loss_and_tried_again(tmp_path, monkeypatch)
             patch.setattr(place, name, Mock(side_effect=error))
             cut(tmp_path)
     assert [text for _, text in cut(tmp_path)[0]] == texts
-    monkeypatch.setattr(segmentation, "duration_s", Mock(side_effect=unread))
-    assert segmentation.seconds_of(tmp_path / "in/a.wav") == 0
-
-
-def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):
-    texts, wave = book_to_change(tmp_path / "in", 5)
-    wave = np.interp(np.arange(0, len(wave), RATE / 48000), np.arange(len(wave)), wave)
-    soundfile.write(tmp_path / "in/a.flac", np.stack([wave, wave], axis=1), 48000, "PCM_24")
-    rows, _ = cut(tmp_path)
-    assert [text for _, text in rows] == texts
-    info = soundfile.info(tmp_path / "out/wavs/a_0001.wav")
-    assert (info.samplerate, info.channels, info.subtype) == (48000, 1, "PCM_16")
 
 
 def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
@@ -305,14 +277,9 @@ def test_a_folder_without_transcripts_says_what_is_expected(tmp_path):
         find_recordings(tmp_path)
     with pytest.raises(DatasetError, match="found 0 recordings"):
         find_recordings(tmp_path / "missing")
-    # Names are plain and never used twice.
     files = [tmp_path / n for n in ("a b.wav", "a|b.wav", "x/ሰላም.mp3", "..wav", "a b.flac")]
     names = segmentation.unique_names(tmp_path, files)
     assert names == ["a_b", "a_b-2", "x_ሰላም", "recording", "a_b-3"]
-    # A letter of Amharic is three bytes, and a name of 255 bytes is the longest that a disk takes.
-    deep = [tmp_path / ("ሰላም" * 25) / ("ሰላም" * 25) / name for name in ("a.wav", "b.wav")]
-    names = segmentation.unique_names(tmp_path, deep)
-    assert len(set(names)) == 2 and all(len(name.encode()) < 220 for name in names)
 
 
 def test_sentences_end_at_stops_or_at_lines_where_there_are_none():
@@ -323,12 +290,6 @@ def test_sentences_end_at_stops_or_at_lines_where_there_are_none():
     assert ends("a heading\n\nab cd.") == ["heading", "cd."]
     assert ends("ab cd\nef gh\n") == ["cd", "gh"]
     assert ends("አበባ። አበበ፧ ab") == ["አበባ።", "አበበ፧", "ab"]
-    # Every word belongs to one phrase.
-    words = read_tokens("— ab cd. " + "ab " * 40 + ". — —", HEAR, "en")
-    pieces = split_phrases(words)
-    assert [n for piece in pieces for n in piece] == list(range(len(words)))
-    assert all(any(words[n].ids for n in piece) for piece in pieces) and max(map(len, pieces)) <= 15
-    assert split_phrases(read_tokens("— —", HEAR, "en")) == []
 
 
 def test_memory_does_not_grow_with_the_recording(tmp_path):
@@ -342,20 +303,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     assert max(asked) <= alignment.WINDOW_S + 1 and sum(asked) < 2 * seconds
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
-    for name in "abc":
-        record(tmp_path / f"in/{name}.wav", ["abc."], "abc.")
-    for pipe in (tmp_path / "in/b.txt", tmp_path / "in/c.wav"):
-        pipe.unlink()
-        os.mkfifo(pipe)
-    with in_time(30):
-        _, losses = cut(tmp_path)
-    assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
-    assert not [x for x in losses if x.file == "c.wav"]
-
-
-@pytest.mark.parametrize("format", ["WAV", "RF64", "FLAC", "OGG", "MP3"])
+@pytest.mark.parametrize("format", ["WAV", "MP3"])
 def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest(tmp_path, format):
     texts, wave = book_to_change(tmp_path / "in", 12)
     path = tmp_path / f"in/a.{format.lower()}"
@@ -365,49 +313,9 @@ def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest
     rows, losses = cut(tmp_path)
     assert 3 <= len(rows) < len(texts) and rows[0][1] == texts[0]
     missing = [loss for loss in losses if "the recording is truncated" in loss.reason]
-    assert len(missing) == (format != "OGG")  # it does not tell how long it was
-    for loss in missing:
-        seconds = len(wave) / RATE
-        assert loss.end_s == pytest.approx(seconds, abs=0.1) and loss.start_s < 0.7 * seconds
-
-
-def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
-    texts, wave = book_to_change(tmp_path / "in", 8)
-    soundfile.write(tmp_path / "in/a.flac", wave, RATE)
-    whole = bytearray((tmp_path / "in/a.flac").read_bytes())
-    whole[21:26] = bytes([whole[21] & 0xF0, 0, 0, 0, 0])
-    (tmp_path / "in/a.flac").write_bytes(whole)
-    reported = []
-    rows, _ = cut(tmp_path, progress=lambda *now: reported.append(now))
-    assert [text for _, text in rows] == texts
-    assert reported[-1] == pytest.approx([len(wave) / RATE] * 2)
-
-
-@pytest.mark.parametrize("kind", ["VBR MP3 without a header", "two MP3s", "opposite phase"])
-def test_recordings_as_people_have_them_are_cut_to_their_last_sentence(tmp_path, kind):
-    texts, wave = book_to_change(tmp_path / "in", 8)
-    middle = len(wave) // 2
-    if kind == "opposite phase":
-        soundfile.write(tmp_path / "in/a.WAV", np.stack([wave, -wave], axis=1), RATE)
-    elif kind == "two MP3s":
-        halves = [encoded(half, format="MP3") for half in (wave[:middle], wave[middle:])]
-        (tmp_path / "in/a.Mp3").write_bytes(b"".join(halves))
-    else:
-        whole = encoded(wave, format="MP3", bitrate_mode="VARIABLE")
-        (tmp_path / "in/a.MP3").write_bytes(whole[whole.index(whole[:2], 2) :])
-    rows, _ = cut(tmp_path)
-    assert rows[0][1] == texts[0] and rows[-1][1] == texts[-1]
-    assert len(rows) >= len(texts) - 1  # the place where two files meet may be in a sentence
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")
-def test_a_recording_whose_name_is_not_utf_8_is_reported(tmp_path):
-    odd = os.fsencode(tmp_path) + b"/caf\xe9.wav"
-    record(tmp_path / "a.wav", paused(sentences(2)), "x")
-    os.rename(tmp_path / "a.wav", odd)
-    with pytest.raises(DatasetError, match=r"caf\\udce9\.wav.*not UTF-8: rename it") as caught:
-        find_recordings(tmp_path)
-    assert str(caught.value).encode()
+    (loss,) = missing
+    seconds = len(wave) / RATE
+    assert loss.end_s == pytest.approx(seconds, abs=0.1) and loss.start_s < 0.7 * seconds
 
 
 # --- the plan: cuts are in pauses, and every second is accounted for ----------------------------
@@ -461,6 +369,21 @@ def test_short_sentences_are_joined_and_long_ones_cut_at_their_pauses_or_lost():
     assert losses[0].reason == "no pauses make a clip of 1.0 to 5.0 s with: a b."
 
 
+def test_random_recordings_are_covered_and_clips_keep_their_limits():
+    rng = random.Random(1)
+    for _ in range(40):
+        words = [
+            (f"w{i}" + "." * (rng.random() < 0.3), rng.uniform(0.1, 1.5), rng.choice([0, 0.2, 2]))
+            for i in range(40)
+        ]
+        lost = frozenset(rng.sample(range(40), 4))
+        clips, _ = plan(words, lost=lost)
+        assert all(CONFIG.min_s <= c.seconds <= CONFIG.max_s for c in clips)
+        said = " ".join(c.text for c in clips).split()
+        assert said == [w for w, _, _ in words if w in said]
+        assert not {f"w{i}" for i in lost} & set(said)
+
+
 def test_no_clip_includes_words_that_were_not_aligned_or_begins_within_the_one_before():
     clips, losses = plan([("a.", 2, 0.3), ("b.", 2, 0.3), ("c.", 2, 0)], lost=frozenset({1}))
     assert [c.text for c in clips] == ["a.", "c."]
@@ -481,7 +404,6 @@ def test_words_never_spoken_are_reported_without_seconds_and_none_at_all_is_one_
     assert (loss.seconds, loss.reason) == (0, "not recognised as written: b.")
     clips, losses = plan_segments([], tokens, total_s, CONFIG)
     assert clips == [] and [(s.start_s, s.end_s) for s in losses] == [(0, total_s)]
-    assert losses[0].reason == "not recognised as written: a. b. c."
 
 
 def clip_s(first: segmentation.Boundary, last: segmentation.Boundary) -> float:
@@ -517,22 +439,19 @@ def test_no_choice_of_cuts_keeps_more():
         assert kept == pytest.approx(best_by_trying(places, config), abs=0.35)  # pauses cost a bit
 
 
-def test_random_recordings_are_covered_and_clips_keep_their_limits():
-    rng = random.Random(1)
-    for _ in range(40):
-        words = [
-            (f"w{i}" + "." * (rng.random() < 0.3), rng.uniform(0.1, 1.5), rng.choice([0, 0.2, 2]))
-            for i in range(40)
-        ]
-        lost = frozenset(rng.sample(range(40), 4))
-        clips, _ = plan(words, lost=lost)
-        assert all(CONFIG.min_s <= c.seconds <= CONFIG.max_s for c in clips)
-        said = " ".join(c.text for c in clips).split()
-        assert said == [w for w, _, _ in words if w in said]
-        assert not {f"w{i}" for i in lost} & set(said)
+def test_every_word_belongs_to_one_phrase():
+    words = read_tokens("— ab cd. " + "ab " * 40 + ". — —", HEAR, "en")
+    phrases = split_phrases(words)
+    assert [n for phrase in phrases for n in phrase] == list(range(len(words)))
+    assert all(any(words[n].ids for n in phrase) for phrase in phrases)
+    assert max(map(len, phrases)) <= 15 and split_phrases(read_tokens("— —", HEAR, "en")) == []
 
 
-def test_a_run_ends_at_a_gap():
-    tokens, aligned, _ = recording([("a", 1, 0.3), ("b", 1, 1.5), ("c", 1, 0)])
-    runs = segmentation.split_runs(aligned, tokens, CONFIG)
-    assert [[item.token.text for item in run] for run in runs] == [["a", "b"], ["c"]]
+def test_other_rates_channels_and_coding_give_the_same_result(tmp_path):
+    texts, wave = book_to_change(tmp_path / "in", 5)
+    wave = np.interp(np.arange(0, len(wave), RATE / 48000), np.arange(len(wave)), wave)
+    soundfile.write(tmp_path / "in/a.flac", np.stack([wave, wave], axis=1), 48000, "PCM_24")
+    rows, _ = cut(tmp_path)
+    assert [text for _, text in rows] == texts
+    info = soundfile.info(tmp_path / "out/wavs/a_0001.wav")
+    assert (info.samplerate, info.channels, info.subtype) == (48000, 1, "PCM_16")

@@ -90,9 +90,8 @@ def test_explicit_attention_of_large_queries_stays_within_fp16():
 def test_the_causal_mask_within_the_matmul_changes_no_bit():
     torch.manual_seed(0)
     q, k = torch.randn(2, 3, 2, 7, 64)  # of a head of 64 numbers, whose scale of 1/8 is exact
-    scores = (q / 8) @ k.mT
     later = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    wanted = scores.masked_fill(later, float("-inf")).softmax(-1)
+    wanted = ((q / 8) @ k.mT).masked_fill(later, float("-inf")).softmax(-1)
     with torch.inference_mode():
         assert attention_weights(q, k, is_causal=True).equal(wanted)
     attention_weights(q.requires_grad_(), k, is_causal=True).sum().backward()
@@ -103,6 +102,58 @@ def test_dropout_of_attention_keeps_the_mean(attend):
     q = torch.randn(1, 2, 400, 8)
     y = attend(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
     assert y.mean().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_counts_are_of_real_tokens(stop):
+    texts, codes, cond = rows(6)
+    config = dataclasses.replace(GPT, text_stop_input=stop)
+    batch = effective_batch(config, (texts, codes, cond), parts=2)
+    assert batch.text_targets == sum(len(t) + 1 for t in texts)
+    assert batch.code_targets == sum(len(c) + 4 for c in codes)
+    assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
+
+
+def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
+    torch.manual_seed(0)
+    head, shapes = nn.Linear(8, 5), set()
+    head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
+    states = torch.randn(300, 8)
+    for count in (1, 64, 65, 180):
+        at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
+        found = summed_loss(head, states, at, targets)
+        logits = F.linear(states[at], head.weight, head.bias)
+        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
+    assert shapes == {(64, 5), (128, 5), (192, 5)}
+
+
+def test_the_first_loss_is_that_of_guessing():
+    torch.manual_seed(0)
+    model = tiny_model(code_vocab=500).requires_grad_(False)
+    model.init_weights()
+    config = dataclasses.replace(GPT, code_vocab=500)
+    batch = pack(config, *random_rows(config, 8))
+    per_code = model(batch)[1].item() / len(batch.code_targets)
+    assert per_code == pytest.approx(np.log(500), rel=0.02)
+
+
+def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
+    model = tiny_model(text_stop_input=False)
+    texts, codes, cond = rows(1)
+    with_stop = pack(dataclasses.replace(GPT, text_stop_input=True), texts, codes, cond)
+    x, stop = model.inputs(with_stop), GPT.latents + 1 + len(texts[0])
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    seen[stop + 1 :, stop] = False  # no query sees text STOP but itself
+    for layer in model.gpt.h:
+        q, k, v = layer.attn.qkv(layer.ln_1(x))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        x = x + layer.attn.c_proj(attended.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.ln_2(x))
+    x = model.final_norm(model.gpt.ln_f(x))
+    unseen = torch.cat((x[:, GPT.latents : stop], x[:, stop + 1 :]), dim=1)
+    batch = pack(model.config, texts, codes, cond)
+    torch.testing.assert_close(model.hidden(batch), unseen)
+    assert batch.text_targets[-1] == GPT.stop_text, "it is still learnt"
 
 
 def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:
@@ -175,7 +226,7 @@ def test_padding_and_other_rows_change_nothing():
         assert (together[i, : len(alone)] - alone).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("cuts", [(1,) * 6, (2, 4), (5, 1), (3, 3), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("cuts", [(1,) * 6, (5, 1), (1, 2, 3)], ids=str)
 def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(cuts):
     model, (texts, codes, cond) = tiny_model(), rows(6)
     whole = gradients(model, [pack(GPT, texts, codes, cond)])
@@ -226,16 +277,6 @@ def test_packed_rows_are_the_sequence_written_out(stop, stop_targets, width):
         assert {name: getattr(batch, name).tolist() for name in wanted} == wanted
 
 
-@pytest.mark.parametrize("stop", [True, False])
-def test_counts_are_of_real_tokens(stop):
-    texts, codes, cond = rows(6)
-    config = dataclasses.replace(GPT, text_stop_input=stop)
-    batch = effective_batch(config, (texts, codes, cond), parts=2)
-    assert batch.text_targets == sum(len(t) + 1 for t in texts)
-    assert batch.code_targets == sum(len(c) + 4 for c in codes)
-    assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
-
-
 def test_start_and_stop_stand_where_the_configuration_says():
     ids = {"start_text_id": 7, "stop_text_id": 0, "start_code_id": 3, "stop_code_id": 31}
     config = dataclasses.replace(GPT, **ids)
@@ -257,53 +298,3 @@ WRONG += [("activation_function", {"activation_function": "relu"})]
 def test_impossible_ids_and_shapes_are_refused(field, over):
     with pytest.raises(KitError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
-
-
-def hidden_with_stop_unseen(model, texts, codes, cond) -> torch.Tensor:
-    """States of one row that holds text STOP, which no query sees but itself."""
-    batch = pack(dataclasses.replace(model.config, text_stop_input=True), texts, codes, cond)
-    x = model.inputs(batch)
-    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    stop = GPT.latents + 1 + len(texts[0])
-    seen[stop + 1 :, stop] = False
-    for layer in model.gpt.h:
-        q, k, v = layer.attn.qkv(layer.ln_1(x))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        x = x + layer.attn.c_proj(attended.transpose(1, 2).flatten(2))
-        x = x + layer.mlp(layer.ln_2(x))
-    x = model.final_norm(model.gpt.ln_f(x))
-    return torch.cat((x[:, GPT.latents : stop], x[:, stop + 1 :]), dim=1)
-
-
-def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
-    model = tiny_model(text_stop_input=False)
-    texts, codes, cond = rows(1)
-    batch = pack(model.config, texts, codes, cond)
-    unseen = hidden_with_stop_unseen(model, texts, codes, cond)
-    torch.testing.assert_close(model.hidden(batch), unseen)
-    assert batch.text_targets[-1] == GPT.stop_text, "it is still learnt"
-    assert len(batch.text_targets) + len(batch.code_targets) == batch.tokens.shape[1]
-
-
-def test_the_first_loss_is_that_of_guessing():
-    torch.manual_seed(0)
-    config = dataclasses.replace(GPT, code_vocab=500)
-    model = tiny_model(code_vocab=500).requires_grad_(False)
-    model.init_weights()
-    batch = pack(config, *random_rows(config, 8))
-    per_code = model(batch)[1].item() / len(batch.code_targets)
-    assert per_code == pytest.approx(torch.log(torch.tensor(500.0)).item(), rel=0.02)
-
-
-def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
-    torch.manual_seed(0)
-    head = nn.Linear(8, 5)
-    shapes = set()
-    head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
-    states = torch.randn(300, 8)
-    for count in (1, 63, 64, 65, 130, 180):
-        at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
-        found = summed_loss(head, states, at, targets)
-        logits = F.linear(states[at], head.weight, head.bias)
-        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
-    assert shapes == {(64, 5), (128, 5), (192, 5)}

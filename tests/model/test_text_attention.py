@@ -11,7 +11,7 @@ from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import WIDTH, diagonality, find_alignment_head, max_text_tokens
-from kit.recipes.train import best_map
+from kit.recipes.training_listeners import best_map
 from kit.settings import SpeedConfig, TrainConfig
 from kit.training.loop import train
 from kit.training.trainer import Trainer

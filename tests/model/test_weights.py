@@ -79,13 +79,6 @@ def test_what_cannot_hold_its_weights_is_refused(over, said):
         warm_start_model(larger(**over), BASE, {})
 
 
-def test_settings_are_plain_and_whole():
-    settings = model_settings(BASE.config)
-    again = build(GPTConfig, settings)
-    assert dataclasses.asdict(SpeechGPT(again).config)["width"] == BASE.config.width
-    assert (again.start_text, again.stop_text) == (BASE.config.start_text, BASE.config.stop_text)
-
-
 def test_codes_that_share_digits_are_saved_as_plain_tables(tmp_path):
     torch.manual_seed(0)
     config = dataclasses.replace(GPT, code_levels=(4, 2, 2), code_vocab=18)

@@ -60,7 +60,7 @@ def test_every_lesson_has_an_exercise():
         assert cells_of(f"0{number}")[0].source.startswith("## Exercise\n")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "cpu", "t4", "8gb", "12gb", "24gb", "80gb"])
+@pytest.mark.parametrize("preset", ["tiny", "t4", "80gb"])
 def test_00_halves_the_memory_of_a_step(preset):
     sections = load_preset(preset)
     classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
@@ -86,7 +86,7 @@ def test_02_learns_in_twelve_steps():
     require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
 
 
-@pytest.mark.parametrize("transcript", ["", "a brown fox", "the quick brown fox"])
+@pytest.mark.parametrize("transcript", ["", "a brown fox"])
 def test_03_counts_wrong_letters(transcript):
     spoken = SimpleNamespace(scores=SimpleNamespace(transcripts=(transcript,)))
     held_out = [SimpleNamespace(text="the quick brown fox")]

@@ -66,8 +66,9 @@ def test_pace_counts_arrivals_and_plain_lines_are_few(capsys):
     for step in range(1, 1001):
         lines.show(row | {"step": step}, {"step": str(step)}, [])
     assert capsys.readouterr().out.count("\n") == 1  # all within 2 s
-    row = {"step": 1, "steps": 9, "loss": None, "memory_bytes": 2**30}
-    assert progress_texts(row, Pace()) == {"step": "1 / 9", "peak memory": "1.00 GiB"}
+    row = {"step": 1, "steps": 9, "loss": None, "lr": 2e-4, "memory_bytes": 2**30}
+    texts = {"step": "1 / 9", "learning rate": "0.0002", "peak memory": "1.00 GiB"}
+    assert progress_texts(row, Pace()) == texts
 
 
 def test_seconds_are_written_as_on_a_clock():

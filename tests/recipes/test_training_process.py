@@ -16,8 +16,8 @@ from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
 from kit.recipes import training_plan
+from kit.recipes.panel import gpus_offered
 from kit.recipes.train import Training
-from kit.recipes.training_plan import gpus_offered
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.training.ranks import ANOTHER_ENDED
@@ -46,22 +46,6 @@ if __name__ == "__main__":  # its trial processes import this file, too
 
 def steps_logged(folder: Path) -> int:
     return len(read_log(folder / "train.jsonl"))
-
-
-def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeypatch):
-    run = active(tmp_path)
-    assert gpus_offered(run) == 0, "one CPU"
-    monkeypatch.setenv("KIT_RANKS", "4")
-    assert gpus_offered(run) == 1
-    (tmp_path / "gpus").write_text("3")
-    assert gpus_offered(run) == 3, "as the last time"
-    monkeypatch.setenv("KIT_RANKS", "2")
-    assert gpus_offered(run) == 2, "no more than there are"
-    training = Training(active(tmp_path))
-    monkeypatch.setattr(TrainingProcess, "running", True)
-    monkeypatch.setattr(training_plan, "in_process", None)
-    assert "not tried (the run is training at this moment)" in str(training.fits())
-    assert training.verdict.fits
 
 
 def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
@@ -181,10 +165,6 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
     process.process.wait()
     assert str(process.error()).startswith("The disk is full. (")
     (folder / "stderr.log").unlink()
-    stderr = tmp_path / "processes" / "stderr.log"
-    stderr.write_text(f"  traceback : Signal 9 (SIGKILL) received by PID 7\n{'=' * 60}\n")
-    assert "SIGKILL" in str(process.error())
-    stderr.write_text("Note: fused AdamW is off\n")
     process.process.returncode = -9
     assert "SIGKILL" in str(process.error())
 
@@ -205,3 +185,19 @@ def test_what_several_processes_cannot_share_is_refused_and_the_readmes_command_
     options = torchrun_options(words.split())
     assert options.module and options.training_script == "kit"
     assert parser().parse_args(options.training_script_args).run == "mine"
+
+
+def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeypatch):
+    run = active(tmp_path)
+    assert gpus_offered(run) == 0, "one CPU"
+    monkeypatch.setenv("KIT_RANKS", "4")
+    assert gpus_offered(run) == 1
+    (tmp_path / "gpus").write_text("3")
+    assert gpus_offered(run) == 3, "as the last time"
+    monkeypatch.setenv("KIT_RANKS", "2")
+    assert gpus_offered(run) == 2, "no more than there are"
+    training = Training(active(tmp_path))
+    monkeypatch.setattr(TrainingProcess, "running", True)
+    monkeypatch.setattr(training_plan, "in_process", None)
+    assert "not tried (the run is training at this moment)" in str(training.fits())
+    assert training.verdict.fits

@@ -3,7 +3,6 @@
 import itertools
 import json
 import multiprocessing
-import operator
 import os
 import pickle
 import random
@@ -37,7 +36,7 @@ def stream(path, **over) -> TextLines:
 def test_shares_together_are_the_file(tmp_path, count, shuffle):
     path, lines = lines_file(tmp_path, count)
     size = 64 if count < 10 else 1000
-    for ranks in (*range(1, 5), 6, 8, 9, 12, 16):
+    for ranks in (1, 2, 3, 8, 16):
         how = {"shuffle": shuffle, "block_bytes": size, "ranks": ranks}
         parts = [stream(path, rank=rank, **how) for rank in range(ranks)]
         assert sorted(itertools.chain(*parts)) == sorted(lines)
@@ -53,14 +52,6 @@ def test_seed_and_epoch_decide_the_order(tmp_path):
     second = list(source)
     assert second != first and sorted(second) == sorted(lines)
     assert first != list(stream(path, shuffle=True, seed=1)) != second
-
-
-def test_the_shuffle_reaches_across_the_file(tmp_path):
-    path, _ = lines_file(tmp_path, 1500)
-    order = [int(line.split()[0]) for line in stream(path, shuffle=True)]
-    quarter = order[: len(order) // 4]
-    assert 600 < sum(quarter) / len(quarter) < 900  # no quarter is one end of the file
-    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < 300
 
 
 def resume_after(stop: int, make, whole: list, endless: bool = False):
@@ -100,18 +91,6 @@ def test_a_position_belongs_to_its_epoch(tmp_path):
     assert list(resumed) == list(source)
 
 
-def test_resuming_reads_one_group(tmp_path, monkeypatch):
-    path, _ = lines_file(tmp_path, 10_007)
-    source, resumed = (stream(path, shuffle=True) for _ in range(2))
-    rows = iter(source)
-    list(itertools.islice(rows, 9000))
-    resumed.load_state_dict(source.state_dict())
-    read = []
-    span = resumed.span
-    monkeypatch.setattr(resumed, "span", lambda *a: read.append(a) or span(*a))
-    assert next(iter(resumed)) == next(rows) and len(read) <= SMALL["group_blocks"]
-
-
 def read_and_die(path, state_file) -> None:
     source = stream(path, shuffle=True)
     seen = list(itertools.islice(source, 777))
@@ -131,45 +110,39 @@ def test_a_killed_process_resumes_at_its_state(tmp_path):
     assert seen + list(source) == list(stream(path, shuffle=True))
 
 
-def test_a_stream_can_be_sent_to_another_process(tmp_path):
-    path, _ = lines_file(tmp_path, 500)
-    source = stream(path, shuffle=True)
-    assert list(pickle.loads(pickle.dumps(source))) == list(source)
-
-
 def refused(state: dict, source) -> str:
     with pytest.raises(DatasetError) as error:
         source.load_state_dict(state)
     return str(error.value)
 
 
-def test_a_changed_file_is_noticed(tmp_path):
+def test_a_changed_file_is_noticed_also_while_it_is_read(tmp_path):
     path, _ = lines_file(tmp_path, 500)
-    state = stream(path).state_dict()
-    with open(path, "a") as file:
-        file.write("one more\n")
+    state, rows = stream(path).state_dict(), iter(stream(path))
+    next(rows)
+    data = path.read_bytes()
+    path.write_bytes(data + b"one more\n")
     assert "has changed" in refused(state, stream(path))
-    data = path.read_bytes()[: -len("one more\n")]
     path.write_bytes(data[:100] + b"?" + data[101:])
     assert str(path) in refused(state, stream(path))
     path.write_bytes(data)
     stream(path).load_state_dict(state)
+    os.truncate(path, 2000)
+    with pytest.raises(DatasetError, match=r"became shorter.* 2000 bytes"):
+        list(rows)
 
 
 def test_another_order_or_share_is_refused(tmp_path):
     path, _ = lines_file(tmp_path, 500)
     same = {"shuffle": True, "seed": 5}
     state = stream(path, **same).state_dict()
-    assert "seed = 5, this stream has 6" in refused(state, stream(path, shuffle=True, seed=6))
-    assert "shuffle = True" in refused(state, stream(path, seed=5))
-    assert "as many ranks and workers" in refused(state, stream(path, **same, ranks=2))
-    assert "64x4" in refused(state, stream(path, **same, block_bytes=128))
+    others = {"seed = 5, this stream has 6": {"seed": 6}, "shuffle = True": {"shuffle": False}}
+    others |= {"as many ranks and workers": {"ranks": 2}, "64x4": {"block_bytes": 128}}
+    for facts, over in others.items():
+        assert facts in refused(state, stream(path, **same | over))
     kept = TextLines(path, StreamConfig(**same, **SMALL), keep=Split(10))
     assert "keep = None" in refused(state, kept)
     assert "not the saved position" in refused({"epoch": 3}, stream(path))
-
-
-def test_settings_are_checked():
     with pytest.raises(KitError, match="rank = 2"):
         StreamConfig(rank=2, ranks=2)
     with pytest.raises(KitError, match="percent"):
@@ -223,37 +196,6 @@ def test_a_mix_resumes_exactly(tmp_path, repeat):
         resume_after(stop, lambda: mix(tmp_path, repeat=repeat), whole, endless=repeat)
 
 
-def test_a_repeating_mix_keeps_its_proportions(tmp_path):
-    mixed = mix(tmp_path, repeat=True)
-    small = set(mixed.sources[2])
-    records = list(itertools.islice(mixed, 5000))
-    assert 0.17 < sum(line in small for line in records) / 5000 - 0.005 < 0.26
-    mixed.set_epoch(1)
-    assert list(itertools.islice(mixed, 100)) != records[:100]
-
-
-def test_a_mix_reports_what_does_not_fit(tmp_path):
-    mixed = mix(tmp_path)
-    state = mixed.state_dict()
-    (tmp_path / "b.txt").write_text("another\n")
-    b = stream(tmp_path / "b.txt", shuffle=True)
-    other = Mix([mixed.sources[0], b, mixed.sources[2]], [3, 1, 1])
-    assert "b.txt" in refused(state, other) and "changed" in refused(state, other)
-    assert "weights = [3.0, 1.0, 1.0]" in refused(state, Mix(mixed.sources[:2], [3, 1, 1][:2]))
-    with pytest.raises(DatasetError, match="weight"):
-        Mix(mixed.sources, [1, 0, 1])
-
-
-@pytest.mark.long
-def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path):
-    path, lines = lines_file(tmp_path, 2000)
-    rows = iter(stream(path))
-    first = next(rows)
-    with open(path, "a") as file:
-        file.write("later\n" * 1000)
-    assert [first, *rows] == lines
-
-
 def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     folder = tmp_path / "mount"
     folder.mkdir()
@@ -269,15 +211,6 @@ def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     assert seen + list(resumed) == lines
 
 
-def test_a_file_truncated_while_it_is_read_is_reported(tmp_path):
-    path, _ = lines_file(tmp_path, 2000)
-    rows = iter(stream(path))
-    next(rows)
-    os.truncate(path, 5000)
-    with pytest.raises(DatasetError, match=r"became shorter.* 5000 bytes"):
-        list(rows)
-
-
 @pytest.mark.parametrize("what", ["no such file", "a folder", "a pipe"])
 def test_what_is_not_a_file_is_reported(tmp_path, what):
     path = tmp_path / "x.txt"
@@ -287,8 +220,48 @@ def test_what_is_not_a_file_is_reported(tmp_path, what):
         TextLines(path)
 
 
-def test_the_position_costs_nothing_while_reading(tmp_path):
-    """The iterator that users loop over is C's own chain; no Python runs for each record."""
-    path, _ = lines_file(tmp_path, 10)
+def test_the_shuffle_reaches_across_the_file_and_travels_to_another_process(tmp_path):
+    path, _ = lines_file(tmp_path, 1500)
+    source = stream(path, shuffle=True)
+    order = [int(line.split()[0]) for line in source]
+    quarter = order[: len(order) // 4]
+    assert 600 < sum(quarter) / len(quarter) < 900  # no quarter is one end of the file
+    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < 300
+    assert list(pickle.loads(pickle.dumps(source))) == list(source)
+
+
+def test_resuming_reads_one_group(tmp_path, monkeypatch):
+    path, _ = lines_file(tmp_path, 10_007)
+    source, resumed = (stream(path, shuffle=True) for _ in range(2))
+    rows = iter(source)
+    list(itertools.islice(rows, 9000))
+    resumed.load_state_dict(source.state_dict())
+    read, span = [], resumed.span
+    monkeypatch.setattr(resumed, "span", lambda *a: read.append(a) or span(*a))
+    assert next(iter(resumed)) == next(rows) and len(read) <= SMALL["group_blocks"]
+
+
+def test_a_repeating_mix_keeps_its_proportions_and_refuses_what_does_not_fit(tmp_path):
+    mixed = mix(tmp_path, repeat=True)
+    small = set(mixed.sources[2])
+    records = list(itertools.islice(mixed, 5000))
+    assert 0.17 < sum(line in small for line in records) / 5000 - 0.005 < 0.26
+    mixed.set_epoch(1)
+    assert list(itertools.islice(mixed, 100)) != records[:100]
+    state = mix(tmp_path).state_dict()
+    assert "weights = [3.0, 1.0, 1.0]" in refused(state, Mix(mixed.sources[:2], [3, 1]))
+    (tmp_path / "b.txt").write_text("another\n")
+    changed = stream(tmp_path / "b.txt", shuffle=True)
+    other = Mix([mixed.sources[0], changed, mixed.sources[2]], [3, 1, 1])
+    assert "b.txt" in refused(state, other) and "changed" in refused(state, other)
+    with pytest.raises(DatasetError, match="weight"):
+        Mix(mixed.sources, [1, 0, 1])
+
+
+def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path):
+    path, lines = lines_file(tmp_path, 2000)
     rows = iter(stream(path))
-    assert type(rows) is itertools.chain and operator.length_hint(rows, -1) == -1
+    first = next(rows)
+    with open(path, "a") as file:
+        file.write("later\n" * 1000)
+    assert [first, *rows] == lines

@@ -4,27 +4,23 @@ import random
 
 import pytest
 
-from kit.text.languages.am import ONES, digits_to_words, ethiopic_numeral, number_to_words, ordinal
+from kit.text.languages.am import ONES, ethiopic_numeral, number_to_words
 from kit.text.normalize import normalize
 
 NORMALIZED = [
     # letters that sound alike, one spelling
     ("ሐገር, ኀይል, ሃገር, ሓሳብ, ኃይል, ኻያ, ኹኔታ, ሠላም, ሥራ", "ሀገር, ሀይል, ሀገር, ሀሳብ, ሀይል, ሀያ, ሁኔታ, ሰላም, ስራ"),
     ("ንጉሥ, ዐይን, ዓለም, ኣበበ, ዕለት, ፀሐይ, ፅሑፍ, ዒላማ", "ንጉስ, አይን, አለም, አበበ, እለት, ጸሀይ, ጽሁፍ, ኢላማ"),
-    ("ጐንደር, ቍጥር, ከበ\u135fደ", "ጎንደር, ቁጥር, ከበደ"),
     # punctuation
     ("ሰላም፡ለሁሉ። ሰላም፡፡", "ሰላም ለሁሉ. ሰላም."),
     ("መጣ።ሄደ፤ እንዲህ፦ አለ፧", "መጣ. ሄደ; እንዲህ: አለ?"),
     ("  «ሰላም» \t\n (አለ) PC፣ ከበደ፥ አበበ", "ሰላም አለ pc, ከበደ, አበበ"),
     # amounts
-    ("0, 7, 10, 11, 20, 99, 100", "ዜሮ, ሰባት, አስር, አስራ አንድ, ሀያ, ዘጠና ዘጠኝ, አንድ መቶ"),
     ("205, 1000, 1234, 15,000", "ሁለት መቶ አምስት, አንድ ሺህ, አንድ ሺህ ሁለት መቶ ሰላሳ አራት, አስራ አምስት ሺህ"),
     ("1,000,000, 2000000001, ٣ እና ५, 3.5", "አንድ ሚሊዮን, ሁለት ቢሊዮን አንድ, ሶስት እና አምስት, ሶስት ነጥብ አምስት"),
-    ("1,234.05, 15%", "አንድ ሺህ ሁለት መቶ ሰላሳ አራት ነጥብ ዜሮ አምስት, አስራ አምስት በመቶ"),
     ("2.5 %, $5, 20€, 500 ብር", "ሁለት ነጥብ አምስት በመቶ, አምስት ዶላር, ሀያ ዩሮ, አምስት መቶ ብር"),
     ("5.50 ብር, 7.00 ብር, -5 ዲግሪ", "አምስት ብር ከሀምሳ ሳንቲም, ሰባት ብር, ነጌቲቭ አምስት ዲግሪ"),
     ("−5 °C, 1°, ክፍል A-5, ኮቪድ-19", "ነጌቲቭ አምስት ዲግሪ ሴልሺየስ, አንድ ዲግሪ, ክፍል a አምስት, ኮቪድ አስራ ዘጠኝ"),
-    ("$5 ሚሊዮን, 5 ቢሊዮን €, በ$1", "አምስት ሚሊዮን ዶላር, አምስት ቢሊዮን ዩሮ, በአንድ ዶላር"),
     ("5€ እና £5, £2.50, $0.50", "አምስት ዩሮ እና አምስት ፓውንድ, ሁለት ፓውንድ ከሀምሳ ፔንስ, ሀምሳ ሳንቲም"),
     ("-$5, -50%, $5-10", "ነጌቲቭ አምስት ዶላር, ነጌቲቭ ሀምሳ በመቶ, ከአምስት እስከ አስር ዶላር"),
     ("በ1990ዎቹ, የ2010ዎቹ, 2000ዎቹ", "በአንድ ሺህ ዘጠኝ መቶ ዘጠናዎቹ, የሁለት ሺህ አስሮቹ, ሁለት ሺዎቹ"),
@@ -34,12 +30,10 @@ NORMALIZED = [
     ("1ኛ, 2ተኛው, 9ኛ, በ20ኛው, 1ኛ-3ኛ", "አንደኛ, ሁለተኛው, ዘጠነኛ, በሀያኛው, አንደኛ ሶስተኛ"),
     # two figures
     ("5-10, ከ5–10%", "ከአምስት እስከ አስር, ከአምስት እስከ አስር በመቶ"),
-    ("የ2010-2012, 3-1", "የሁለት ሺህ አስር እስከ ሁለት ሺህ አስራ ሁለት, ሶስት አንድ"),
     ("12/3/2016, 3:16", "አስራ ሁለት ሶስት ሁለት ሺህ አስራ ስድስት, ሶስት አስራ ስድስት"),
     ("ከቀኑ 8:30 ሰዓት ላይ, 8፡00 ሰዓት, 3:05 ሰዓት", "ከቀኑ ስምንት ሰአት ተኩል ላይ, ስምንት ሰአት, ሶስት ሰአት ከአምስት ደቂቃ"),
     # Ethiopic numerals
     ("፩, ፲፩, ፻, ፳፻፲፯, ፼, ፲፪ኛ", "አንድ, አስራ አንድ, አንድ መቶ, ሁለት ሺህ አስራ ሰባት, አስር ሺህ, አስራ ሁለተኛ"),
-    ("፩፪", "አንድ ሁለት"),
     # short forms
     ("በ፲፱፻፹፰ ዓ.ም. ተወለደ", "በአንድ ሺህ ዘጠኝ መቶ ሰማንያ ስምንት አመተ ምህረት ተወለደ"),
     ("በ2017 ዓ.ም።", "በሁለት ሺህ አስራ ሰባት አመተ ምህረት."),
@@ -47,7 +41,6 @@ NORMALIZED = [
     ("ወ/ሮ አልማዝ, ወ/ሪት, ለት/ቤት", "ወይዘሮ አልማዝ, ወይዘሪት, ለትምህርት ቤት"),
     ("በት/ቤቶች እና ፍ/ቤቱን, ዶ/ርን, 5ኪ.ሜ. ርቀት", "በትምህርት ቤቶች እና ፍርድ ቤቱን, ዶክተርን, አምስት ኪሎ ሜትር ርቀት"),
     ("ጠ/ሚ/ር, ኃ/የተ/የግ/ማ, ገ/ማርያም, ኃ/ሥላሴ", "ጠቅላይ ሚኒስትር, ሀላፊነቱ የተወሰነ የግል ማህበር, ገብረ ማርያም, ሀይለ ስላሴ"),
-    ("ሀ.ለ.ሐ", "ሀ.ለ.ሀ"),
 ]
 
 
@@ -57,17 +50,10 @@ def test_amharic_is_normalised(raw, wanted):
     assert normalize(wanted) == wanted  # nothing is left to do
 
 
-NO_AMOUNTS = ["0911234567", "0911-23-45-67", "0911 23 45 67", "+251 911 234567"]
-NO_AMOUNTS += ["007", "1234567890123", "0251911234567"]
-
-
-@pytest.mark.parametrize("number", NO_AMOUNTS)
-def test_what_is_no_amount_is_read_digit_by_digit(number):
-    digits = [ONES[int(d)] for d in number if d.isdecimal()]
-    assert normalize(f"ስልክ {number}").split() == ["ስልክ", *digits]
-    if number.isdecimal():
-        assert digits_to_words(number).split() == digits
-        assert normalize(f"ስልክ{number}ነው").split() == ["ስልክ", *digits, "ነው"]
+def test_what_is_no_amount_is_read_digit_by_digit():
+    for number in ("0911234567", "0911-23-45-67", "+251 911 234567", "007", "1234567890123"):
+        digits = [ONES[int(d)] for d in number if d.isdecimal()]
+        assert normalize(f"ስልክ {number}").split() == ["ስልክ", *digits]
 
 
 def value(words: str) -> int:
@@ -118,18 +104,3 @@ def test_ethiopic_numerals_have_their_value():
     for number in wanted:
         assert ethiopic_numeral(in_ethiopic(number)) == number
     assert value(normalize(in_ethiopic(123_456))) == 123_456
-
-
-@pytest.mark.parametrize("signs", ["፩፪", "፲፳", "፻፻", "፩፲", "፼፼፼፼", "፼" * 1000])
-def test_signs_that_make_no_number_are_read_one_by_one(signs):
-    assert ethiopic_numeral(signs) is None
-    each = {"፩": "አንድ", "፪": "ሁለት", "፲": "አስር", "፳": "ሀያ", "፻": "አንድ መቶ", "፼": "አስር ሺህ"}
-    assert normalize(signs) == " ".join(each[s] for s in signs)
-
-
-def test_ordinals_keep_the_number_and_change_its_last_sound():
-    for number in range(1, 1000):
-        *before, last = ordinal(number_to_words(number)).split()
-        *same, stem = number_to_words(number).split()
-        assert before == same and last.endswith("ኛ") and last[0] == stem[0]
-    assert len({ordinal(number_to_words(n)) for n in range(1000)}) == 1000

@@ -1,11 +1,7 @@
 """English: figures, signs and short forms as words."""
 
-import random
-import re
-
 import pytest
 
-from kit.text.languages.en import number_to_words
 from kit.text.normalize import normalize
 
 NORMALIZED = [
@@ -28,7 +24,6 @@ NORMALIZED = [
      "five million euros"),
     ("$5m or £2bn, 1,000,000 or 3.5 kg", "five million dollars or two billion pounds, one million "
      "or three point five kg"),
-    ("$1, €1, 1 £, $01", "one dollar, one euro, one pound, zero one dollars"),
     ("5€, €5, 5 €, £5, ¥5, ₹5", "five euros, five euros, five euros, five pounds, five yen, "
      "five rupees"),
     ("£2.50, $1.01, €0.50, $2.00", "two pounds fifty pence, one dollar one cent, fifty cents, "
@@ -44,7 +39,6 @@ NORMALIZED = [
     ("1990s, the 90s, 1900s, 2000s, 2010s", "nineteen nineties, the nineties, nineteen hundreds, "
      "two thousands, twenty tens"),
     ("0911-23-45-67", "zero nine one one twenty three forty five sixty seven"),
-    ("(555) -1234", "five hundred fifty five one thousand two hundred thirty four"),
 ]  # fmt: skip
 
 
@@ -52,20 +46,3 @@ NORMALIZED = [
 def test_english_is_normalised(raw, wanted):
     assert normalize(raw, "en") == wanted
     assert normalize(wanted, "en") == wanted
-
-
-def test_numbers_and_money_are_those_of_num2words():
-    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
-
-    def plain(words: str) -> str:
-        return words.replace("-", " ").replace(",", "").replace(" and ", " ")
-
-    rng = random.Random(1)
-    for value in [*range(200), *(rng.randrange(10 ** rng.randint(3, 12)) for _ in range(300))]:
-        assert number_to_words(value) == plain(num2words(value))
-        assert normalize(f"-{value or 1}", "en") == plain(num2words(-(value or 1)))
-    for sign, currency in {"$": "USD", "£": "GBP"}.items():
-        for amount in (1.0, 1.01, 1.5, 2.0, 2.5, 21.99):
-            wanted = plain(num2words(amount, to="currency", currency=currency))
-            wanted = re.sub(" zero (cents|pence)| sterling", "", wanted)
-            assert normalize(f"{sign}{amount:.2f}", "en") == wanted

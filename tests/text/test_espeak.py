@@ -58,14 +58,6 @@ def test_a_tokenizer_of_phonemes_says_so_in_its_file_and_spells_in_them(tmp_path
         tokenizer.encode_checked("ʘ sound")
 
 
-def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.text.espeak.phonemize", None)
-    path = training.train_tokenizer(SPOKEN, tmp_path / "t.model", TokenizerConfig(vocab_size=320))
-    tokenizer = Tokenizer(path)
-    assert tokenizer.phonemes == "" and tokenizer.spell("night") == "night"
-    assert tokenizer.decode(tokenizer.encode_checked("night")) == "night"
-
-
 def test_phonemes_of_an_unknown_voice_and_of_a_file_are_refused(tmp_path):
     with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz.*en-us") as error:
         phonemize(["a"], "zz")

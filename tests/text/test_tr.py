@@ -2,7 +2,6 @@
 
 import pytest
 
-from kit.text.languages.tr import number_to_words
 from kit.text.normalize import normalize
 
 NORMALIZED = [
@@ -19,20 +18,15 @@ NORMALIZED = [
     ("4. sınıf; 3'üncü, 4'üncü", "dördüncü sınıf; üçüncü, dördüncü"),
     ("Saat 14.30, 8:05", "saat on dört otuz, sekiz sıfır beş"),
     ("3.5 kg, 36.65, 1.000", "üç nokta beş kg, otuz altı nokta altmış beş, bin"),
-    ("%3.5, 3.5%, 0.5'e", "yüzde üç nokta beş, yüzde üç nokta beş, sıfır nokta beşe"),
     ("29.10.1923", "yirmi dokuz on bin dokuz yüz yirmi üç"),
     ("0532 123", "sıfır beş üç iki yüz yirmi üç"),
     ("Prof. Dr. Kaya & oğlu, vb.", "profesör doktor kaya ve oğlu, ve benzeri"),
-    ("5kg, mp3, toplam 3.", "beş kg, mp üç, toplam üç."),
     ("-5 derece, (-3,5)", "eksi beş derece, eksi üç virgül beş"),
     ("−5, –5 °C'de, 1°", "eksi beş, eksi beş santigrat derecede, bir derece"),
-    ("36,6 °C, 36.6°", "otuz altı virgül altı santigrat derece, otuz altı virgül altı derece"),
     ("A-5, covid-19, 10-15", "a beş, covid on dokuz, on on beş"),
     ("$5 milyon, 5 milyon TL, 1 milyar €", "beş milyon dolar, beş milyon lira, bir milyar euro"),
-    ("$1, 5€, €5, £5, 5 tlc", "bir dolar, beş euro, beş euro, beş sterlin, beş tlc"),
     ("£2,50, £2.50", "iki virgül elli sterlin, iki virgül elli sterlin"),
     ("-%5, 5%-10%, %5-10", "eksi yüzde beş, yüzde beş yüzde on, yüzde beş on"),
-    ("1,000,000; 1.000.000", "bir milyon; bir milyon"),
     ("1990'lar, 2'nci, 12:30", "bin dokuz yüz doksanlar, ikinci, on iki otuz"),
 ]
 
@@ -41,19 +35,3 @@ NORMALIZED = [
 def test_turkish_is_normalised(raw, wanted):
     assert normalize(raw, "tr") == wanted
     assert normalize(wanted, "tr") == wanted
-
-
-ORDINALS = """birinci ikinci üçüncü dördüncü beşinci altıncı yedinci sekizinci dokuzuncu onuncu
-    yirminci otuzuncu kırkıncı ellinci altmışıncı yetmişinci sekseninci doksanıncı yüzüncü
-    bininci"""
-
-
-def test_ordinals_follow_the_vowels():
-    numbers = [*range(1, 11), *range(20, 101, 10), 1000]
-    assert [normalize(f"{n}. kat", "tr").split()[0] for n in numbers] == ORDINALS.split()
-
-
-def test_numbers_are_those_of_num2words():
-    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
-    for value in range(1000):  # above, some of its numbers lack a word: 101,001
-        assert number_to_words(value).replace(" ", "") == num2words(value, lang="tr")

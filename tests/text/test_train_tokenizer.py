@@ -1,6 +1,6 @@
 """A tokenizer trained, measured, grown: from lines, text and tables, resumed after a kill."""
 
-import collections
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -51,69 +51,10 @@ def test_round_trip_on_unseen_text_is_sentencepieces_own(tmp_path, kind):
         assert ids == own.encode(text) and mine.decode(ids) == own.decode(ids) == text
 
 
-def test_lines_text_and_tables_give_the_same_pieces(tmp_path):
-    (tmp_path / "t, x.txt").write_text("\n\n".join(LINES), encoding="utf-8")
-    (tmp_path / "t.csv").write_text("id,text\n" + "".join(f"1,{x}\n" for x in LINES))
-    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
-    assert pieces(train_tokenizer(tmp_path / "t, x.txt", tmp_path / "m", SMALL)) == wanted
-    for name in ("t, x.txt", "t.csv"):
-        path = training.train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
-        assert pieces(path) == wanted
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "t, x.txt", "t.csv"]
-
-
-TRAIN = """
-import sys
-from pathlib import Path
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-for name, seed in [("a", 0), ("b", 7)]:
-    config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=seed)
-    train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]) / name, config)
-"""
-
-
-def test_a_text_in_one_long_line_is_not_dropped(tmp_path):
-    one_line = " ".join(LINES * 13_000)
-    assert len(one_line.encode()) > 2**20
-    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
-    assert pieces(train_tokenizer([one_line], tmp_path / "m", SMALL)) == wanted
-
-
-def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
-    source = tmp_path / "text.txt"
-    source.write_text("\n".join(train_lines()), encoding="utf-8")
-    arguments = [sys.executable, "-c", TRAIN, str(source), str(tmp_path)]
-    subprocess.run(arguments, check=True, cwd=Path(__file__).resolve().parents[2])
-    for name, seed in [("a", 0), ("b", 7)]:
-        config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=seed)
-        here = train_tokenizer(source, tmp_path / "here", config).read_bytes()
-        assert (tmp_path / name).read_bytes() == here
-        assert str(tmp_path).encode() not in here  # no path of this machine travels with a model
-    assert (tmp_path / "a").read_bytes() != (tmp_path / "b").read_bytes()
-
-
-def test_a_draw_takes_so_many_lines_and_no_more(tmp_path):
-    lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
-    config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
-    t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
-    assert 50 - len(t.uncovered("".join(lines))) == 20
-    whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
-    assert whole.uncovered("".join(lines)) == []
-    # A line longer than SentencePiece takes by itself is kept.
-    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
-    assert t.uncovered("ጸ") == []
-
-
-@pytest.mark.parametrize("lines", [[], ["", " "]])
-def test_no_text_trains_no_tokenizer(tmp_path, lines):
-    (tmp_path / "t.txt").write_text("\n".join(lines))
-    for source in (lines, tmp_path / "t.txt"):
+def test_no_text_and_vocabularies_too_small_or_too_large_are_refused(tmp_path):
+    for lines in [], ["", " "]:
         with pytest.raises(KitError, match="no text"):
-            train_tokenizer(source, tmp_path / "t.model", SMALL)
-    assert not (tmp_path / "t.model").exists()
-
-
-def test_too_small_a_vocabulary_names_the_smallest_too_large_a_one_is_filled_or_refused(tmp_path):
+            train_tokenizer(lines, tmp_path / "t.model", SMALL)
     for kind in ("bpe", "unigram"):
         small = TokenizerConfig(kind=kind, vocab_size=100)
         with pytest.raises(KitError, match=r"vocab_size = 100 .*\D2\d\d\D"):
@@ -123,6 +64,18 @@ def test_too_small_a_vocabulary_names_the_smallest_too_large_a_one_is_filled_or_
     with pytest.raises(KitError, match=rf"vocab_size = 5000 .*\D{made}\D"):
         train_tokenizer(LINES, path, TokenizerConfig(vocab_size=5000, exact=True))
     assert len(pieces(path)) == made  # the old file stands
+
+
+def test_a_draw_takes_so_many_lines_and_a_long_line_is_kept(tmp_path):
+    lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
+    t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
+    assert 50 - len(t.uncovered("".join(lines))) == 20
+    whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
+    assert whole.uncovered("".join(lines)) == []
+    # A line longer than SentencePiece takes by itself is kept.
+    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
+    assert t.uncovered("ጸ") == []
 
 
 WRONG = [{"kind": "wordpiece"}, {"vocab_size": 0}, {"character_coverage": 1.5}, {"threads": 0}]
@@ -150,54 +103,19 @@ def test_the_report_counts_by_hand(tmp_path):
     assert report["round_trip"] == 1 and report["uncovered"] == ["Z"]
     assert report["scripts"] == {"Ethiopic": 6 / 7, "Latin": 1 / 7}
     assert report["rare"] == sorted(set("ሰላምለሁሉZ"))
-    for none in ([], ["", " "]):
-        with pytest.raises(SpeechError, match="held-out sentences"):
-            training.tokenizer_report(t, none)
-
-
-def test_without_bytes_the_unknown_is_counted_and_named(tmp_path):
+    with pytest.raises(SpeechError, match="held-out sentences"):
+        training.tokenizer_report(t, ["", " "])
     t = trained(tmp_path, vocab_size=30, byte_fallback=False)
     report = training.tokenizer_report(t, ["ሰላም Z"])
-    assert report["unknown_rate"] > 0 and report["round_trip"] == 0
-    assert report["uncovered"] == ["Z"]
+    assert report["unknown_rate"] > 0 and report["uncovered"] == ["Z"]
     with pytest.raises(SpeechError, match="training text had no Z"):
         t.encode_checked("ሰላም Z")
-
-
-def test_scripts_by_share_of_letters():
-    counts = collections.Counter("ሀሁ, abcд 5!\u4e2d")
-    assert training.script_shares(counts) == {
-        "Latin": 3 / 7, "Ethiopic": 2 / 7, "Cyrillic": 1 / 7, "Cjk": 1 / 7,
-    }  # fmt: skip
-    assert training.script_shares(collections.Counter("5 !")) == {}
 
 
 def advice(t: Tokenizer, lines: list[str]) -> tuple[int, str]:
     """How many more pieces to try next, and the reason."""
     size, reason = training.vocabulary_advice(t, training.count_tokens(t, lines))
     return size - t.piece_count, reason.split(":")[0]
-
-
-def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
-    t = trained(tmp_path, vocab_size=300)
-    more, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
-    assert more < 0 and reason == "Too large for this text"
-    t = trained(tmp_path, vocab_size=t.piece_count + more)  # the advice taken: letters alone
-    assert not advice(t, REPEATED)[1].startswith("Too large")
-
-
-def random_lines() -> list[str]:
-    """1500 lines of any three letters in any order: every short row of them occurs often."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices("ሀለመ", k=rng.randint(1, 6))) for _ in range(9000)]
-    return [" ".join(words[i : i + 6]) for i in range(0, 9000, 6)]
-
-
-def test_letters_alone_make_a_vocabulary_small_and_well_known_pieces_fit(tmp_path):
-    lines = random_lines()
-    more, reason = advice(trained(tmp_path, lines, vocab_size=265), lines)
-    assert more > 0 and reason == "Rather small"
-    assert advice(trained(tmp_path, lines, vocab_size=300), lines) == (0, "Fits")
 
 
 def words_of(count: int, seed: int = 0) -> list[str]:
@@ -280,15 +198,6 @@ def left(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_after_a_failure(tmp_path, error):
-    source = table(tmp_path / "t.csv")
-    with pytest.raises(error), training.extract_text(source, tmp_path, "am") as path:
-        assert path.exists()
-        raise error
-    assert left(tmp_path) == ["t.csv"]
-
-
 def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
     """Extract in a process that is killed by the system at row `item`, or writing a mark."""
 
@@ -312,7 +221,7 @@ def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, seed):
     source, folder, rng = table(tmp_path / "t.csv"), tmp_path / "work", random.Random(seed)
     whole = text_of(source, tmp_path / "other")
@@ -378,14 +287,6 @@ def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(grown):
     assert after["vocab_size"] == grown.vocab_size < base_tokenizer().vocab_size + CONFIG.vocab_size
 
 
-def test_pieces_that_the_text_hardly_uses_are_left_out(grown, tmp_path):
-    few = training.grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
-    letters = set("".join(WORDS))
-    new = [few.piece(i) for i in range(base_tokenizer().vocab_size, few.vocab_size)]
-    assert set(new) >= letters, "a letter is never left out"
-    assert few.vocab_size < grown.vocab_size
-
-
 def test_it_grows_again_and_always_to_the_same_bytes(grown, tmp_path):
     lines = ["zzz qqq"] * 200
     more, again = (training.grow_tokenizer(grown, lines, tmp_path / name, CONFIG) for name in "ab")
@@ -421,3 +322,68 @@ def test_letters_do_not_grow_phonemes(tmp_path):
     config = TokenizerConfig(phonemes="en-us")
     with pytest.raises(SpeechError, match=r"letters.* en-us: leave PHONEMES"):
         training.grow_tokenizer(base_tokenizer(), english(), tmp_path / "t.model", config)
+
+
+def test_lines_a_file_of_them_a_table_and_one_long_line_give_the_same_pieces(tmp_path):
+    (tmp_path / "t, x.txt").write_text("\n\n".join(LINES), encoding="utf-8")
+    rows = "".join(f"1,{line}\n" for line in LINES)
+    (tmp_path / "t.csv").write_text(f"id,text\n{rows}", encoding="utf-8")
+    wanted = pieces(train_tokenizer(LINES, tmp_path / "m", SMALL))
+    for source in (tmp_path / "t, x.txt", [" ".join(LINES * 13_000)]):  # a megabyte is not dropped
+        assert pieces(train_tokenizer(source, tmp_path / "m", SMALL)) == wanted
+    for name in ("t, x.txt", "t.csv"):
+        path = training.train_fitted_tokenizer(LINES, tmp_path / "m", SMALL, tmp_path / name, "am")
+        assert pieces(path) == wanted
+    assert left(tmp_path) == ["m", "t, x.txt", "t.csv"]
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from kit.settings import TokenizerConfig
+from kit.text.train_tokenizer import train_tokenizer
+config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=7)
+train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]), config)
+"""
+
+
+def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
+    source, there = tmp_path / "text.txt", tmp_path / "there"
+    source.write_text("\n".join(train_lines()), encoding="utf-8")
+    command = [sys.executable, "-c", TRAIN, str(source), str(there)]
+    subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
+    config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=7)
+    here = train_tokenizer(source, tmp_path / "here", config).read_bytes()
+    assert there.read_bytes() == here
+    assert str(tmp_path).encode() not in here, "no path of this machine travels with a model"
+    other = train_tokenizer(source, tmp_path / "o", dataclasses.replace(config, seed=0))
+    assert other.read_bytes() != here
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_after_a_failure(tmp_path, error):
+    source = table(tmp_path / "t.csv")
+    with pytest.raises(error), training.extract_text(source, tmp_path, "am") as path:
+        assert path.exists()
+        raise error
+    assert left(tmp_path) == ["t.csv"]
+
+
+def test_a_vocabulary_is_too_large_rather_small_or_fits(tmp_path):
+    t = trained(tmp_path, vocab_size=300)
+    more, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
+    assert more < 0 and reason == "Too large for this text"
+    t = trained(tmp_path, vocab_size=t.piece_count + more)  # the advice taken: letters alone
+    assert not advice(t, REPEATED)[1].startswith("Too large")
+    rng = random.Random(0)  # any three letters in any order: every short row of them is frequent
+    words = ["".join(rng.choices("ሀለመ", k=rng.randint(1, 6))) for _ in range(9000)]
+    lines = [" ".join(words[i : i + 6]) for i in range(0, 9000, 6)]
+    more, reason = advice(trained(tmp_path, lines, vocab_size=265), lines)
+    assert more > 0 and reason == "Rather small"
+    assert advice(trained(tmp_path, lines, vocab_size=300), lines) == (0, "Fits")
+
+
+def test_pieces_that_the_text_hardly_uses_are_left_out_and_no_letter_is(grown, tmp_path):
+    few = training.grow_tokenizer(base_tokenizer(), english(20), tmp_path / "few.model", CONFIG)
+    new = [few.piece(i) for i in range(base_tokenizer().vocab_size, few.vocab_size)]
+    assert set(new) >= set("".join(WORDS)) and few.vocab_size < grown.vocab_size

@@ -48,13 +48,13 @@ def memory_is_given_back():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_load_is_the_share_of_the_cores_that_was_busy():
-    probe = _Processes(cores=2)
+def test_load_is_the_share_of_the_threads_that_was_busy():
+    probe = _Processes(threads=2)
     assert probe.read().load is None, "the first reading has nothing to compare with"
     end_s = time.process_time() + 0.3
     while time.process_time() < end_s:
         pass
-    assert 0.05 < probe.read().load < 0.75  # one of two cores at most, others may hold it up
+    assert 0.05 < probe.read().load < 0.75  # one of two threads at most, others may hold it up
     time.sleep(0.3)
     assert probe.read().load < 0.2
 
@@ -62,10 +62,10 @@ def test_load_is_the_share_of_the_cores_that_was_busy():
 def a_child_ends():
     code = "block = bytearray(100 * 2**20); print(1, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    before = _Processes(cores=2).read().memory_bytes
+    before = _Processes(threads=2).read().memory_bytes
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
         child.stdout.readline()
-        probe = _Processes(cores=2)
+        probe = _Processes(threads=2)
         both = probe.read().memory_bytes
         child.communicate(b"\n")
     assert both > before + 100 * MIB

@@ -24,7 +24,6 @@ from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.extras.finetune.forgetting import BaseLanguages
-from kit.inference.export import export_voice
 from kit.inference.voice import Speech, Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
@@ -33,12 +32,14 @@ from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.base_model import RELEASE, folder_of, inherited_licence, release_in
 from kit.recipes.evaluate import Evaluation
+from kit.recipes.exports import chosen_weights, write_export
 from kit.recipes.open_run import ActiveRun, activate, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.run_parts import first_model, load_base_tokenizer
-from kit.recipes.speak import chosen_weights, megabytes, sound_of
-from kit.recipes.train import SPOKEN, Training, spoken_samples
+from kit.recipes.speak import megabytes, sound_of
+from kit.recipes.train import SPOKEN, Training
+from kit.recipes.training_listeners import spoken_samples
 from kit.settings import SPEAKERS, GenerateConfig
 from kit.text.espeak import run_module
 from kit.text.train_tokenizer import tokenizer_report
@@ -347,7 +348,7 @@ class FineTune:
         folders = []
         missing = []
         if self.prepare.codec.decodes:
-            folders += [export_voice(voice, run.path("export"), weights, self.sampling, licence)]
+            folders += [write_export(run, voice, weights)]
         if release:
             folders.append(release.export(run, voice, source, weights))
             write_reference(run, voice, folders[-1])

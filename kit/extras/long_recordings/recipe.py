@@ -34,7 +34,7 @@ from kit.extras.whisper.recognizer import (
     whisper_folder,
     whisper_unavailable,
 )
-from kit.notebook.plots import Figure, timeline
+from kit.notebook.plots import timeline
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.notebook.speech_panels import ProofreadPanel, WrittenClip
@@ -118,7 +118,7 @@ class LongRecordings:
         picture = self._timeline(losses)
         return Result(line=line, pictures=[picture], sounds=sounds, grid=_losses_table(losses))
 
-    def _timeline(self, losses: list[UnusedAudio]) -> Figure:
+    def _timeline(self, losses: list[UnusedAudio]):
         """Draw the first recording's clips, which are between its losses, and the losses."""
         audio = segmentation.find_recordings(self.folder)[0]
         name = audio.relative_to(self.folder).as_posix()

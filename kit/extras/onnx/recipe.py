@@ -3,7 +3,7 @@
 from kit.extras.onnx.export import export_onnx
 from kit.inference.export import load_export, read_card
 from kit.notebook.result import Result
-from kit.recipes.base_model import voice_folder
+from kit.recipes.exports import export_folder
 from kit.recipes.speak import megabytes
 
 
@@ -16,7 +16,7 @@ def export_for_onnxruntime(
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
     """
-    export = voice_folder(voice, run)
+    export = export_folder(voice, run)
     folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
     how = 'Speak: python speak_onnx.py "..." --out speech.wav'
     return Result(line=f"{folder}: {megabytes(folder)}. {how}")

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +33,10 @@ from kit.base.hub import endpoint
 from kit.base.run import Run
 from kit.extras.serve.speech_queue import Job, SpeechQueue
 from kit.inference.candidates import READER
-from kit.inference.export import CARD, load_export, read_card
+from kit.inference.export import load_export, read_card
 from kit.notebook.result import Result
-from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases, voice_folder
+from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases
+from kit.recipes.exports import current_export, export_folder, require_evaluated
 from kit.settings import GenerateConfig
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
@@ -117,19 +119,35 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise KitError(PACKAGES) from error
-    folder = voice_folder(voice, run).resolve()
-    speech = SpeechQueue(load_export(folder, detect().device))
-    name = folder.parent.name if folder.name == "export" else folder.name  # the run's
-    app = make_app(speech, read_card(folder).settings, name, api_key)
-    print(f"Open http://{host}:{port}/ in a browser; Ctrl-C stops.", flush=True)
-    print(f"Programs: POST http://{host}:{port}/v1/audio/speech", flush=True)
-    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
-        print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
-    try:
-        uvicorn.run(app, host=host, port=port, log_level="warning")
-    finally:
-        speech.close()
+    with listening(host, port) as door:
+        folder = export_folder(voice, run).resolve()
+        speech = SpeechQueue(load_export(folder, detect().device))
+        name = folder.parent.name if folder.name == "export" else folder.name  # the run's
+        app = make_app(speech, read_card(folder).settings, name, api_key)
+        address = f"http://{host}:{door.getsockname()[1]}"
+        print(f"Open {address}/ in a browser; Ctrl-C stops.", flush=True)
+        print(f"Programs: POST {address}/v1/audio/speech", flush=True)
+        if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+            print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
+        try:
+            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[door])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            speech.close()
     return ()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket bound to `port` of `host` (0: a free one). Raises KitError where it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise KitError(
+            f"Port {port} of {host} cannot be used ({error}): perhaps another voice is served "
+            f"there. Stop that, or choose another port: --port {port + 1}."
+        ) from error
 
 
 def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str = ""):
@@ -373,12 +391,8 @@ def push(
     owner, _, name = to.removeprefix(HUB).partition("/")
     if not owner or not name or "/" in name:
         raise KitError(f"`to` is {to!r}: write OWNER/NAME, OWNER being your name on the hub.")
-    folder = run.folder / "export"
-    if not (folder / CARD).is_file():
-        raise KitError(
-            f"There is no exported voice in {folder}: 04_inference and `python -m kit speak --run "
-            f"{run.name}` write one."
-        )
+    require_evaluated(run)
+    folder = current_export(run)
     if space and not install:
         raise KitError("A Space installs the kit: `install` names it, such as git+https://...")
     load_export(folder)  # raises for a damaged one

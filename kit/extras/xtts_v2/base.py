@@ -101,6 +101,7 @@ XTTS_V2 = Release(
     repository="coqui/XTTS-v2",
     revision="6c2b0d75eae4b7047358e3b6bd9325f857d43f77",
     weights=WEIGHTS_FILE,
+    trained="best_model.pth",
     files=(WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE),
     optional=(LICENCE_FILE,),
     licence="CPML",

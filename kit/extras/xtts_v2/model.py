@@ -145,7 +145,7 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
     tensors = {}
     skipped = 0
     for name, value in stored.items():
-        name = str(name).removeprefix(TRAINER)
+        name = WRAPPERS.sub("", str(name)).removeprefix(TRAINER)
         if SKIPPED.match(name):
             skipped += 1
             continue
@@ -323,6 +323,8 @@ VOCODER = "hifigan_decoder.waveform_decoder."
 SPEAKER = "hifigan_decoder.speaker_encoder."
 MEL_STATS = "mel_stats"
 DVAE = "dvae."
+# Put into names by DistributedDataParallel and by torch.compile.
+WRAPPERS = re.compile(r"\b(module|_orig_mod)\.")
 TRAINER = "xtts."  # precedes every name in a checkpoint of coqui-tts's trainer
 # Skipped: copies of weights made for inference, the trainer's spectrograms, and the constant
 # attention masks of older GPT-2s.

@@ -1,0 +1,270 @@
+"""The panel of notebook 02: the switches and numbers that it offers, and what its Start does."""
+
+import copy
+import dataclasses
+import html
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kit.base.config import ROOT, build, parse_object, require
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
+from kit.base.formatting import clock, format_memory
+from kit.base.run import read_run_file
+from kit.notebook.result import sound_html
+from kit.notebook.train_panel import TrainPanel
+from kit.notebook.widgets import Field
+from kit.recipes.open_run import ActiveRun, section_for_run
+from kit.recipes.train import PROFILES, SPOKEN, Training, verdict_figures
+from kit.recipes.training_listeners import spoken_samples
+from kit.recipes.training_plan import EPOCHS, in_process, steps_asked
+from kit.settings import DataConfig, SpeedConfig, TrainConfig
+from kit.training.run import finished_steps
+from kit.tuning.checks import short_lines
+from kit.tuning.memory_plan import Workload
+from kit.tuning.monitor import STATUS
+from kit.tuning.preflight import check_changes
+
+GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
+# A file in a run's folder: the settings that a panel has changed, as they were before.
+UNCHANGED = "before-panel.json"
+# Settings that the panel offers beside the switches: label and meaning.
+FIELDS = {
+    "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
+    "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
+    "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
+    "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
+    EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
+    GPUS: ("GPUs", "How many train together, each with its share of a batch"),
+    "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
+    "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
+    "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
+    "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
+    "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
+}
+DATA_FIELDS = ("effective_batch", "micro_batch")
+TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
+MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_every")
+
+
+def show_panel(training: Training) -> TrainPanel:
+    """Show settings, Start, Stop and Profile of a planned `training`."""
+    folder = training.active.folder
+    settings = PanelSettings(training)
+    sentences = training.data.held_out_sentences(1)
+    sentence = sentences[0].text if sentences else ""
+    panel = TrainPanel(
+        training.process,
+        settings.start,
+        training.offered,
+        settings.fields(),
+        resumable=training.training_run().resumable(),
+        finished=training.finished,
+        plan=settings.planned,
+        players=SamplePlayers(folder / SPOKEN, sentence),
+        profile=partial(read_run_file, folder / PROFILES / STATUS),
+        health=lambda rows: short_lines(training.log_checks(rows)),
+        failure=training.failure,
+    )
+    panel.run()
+    return panel
+
+
+class PanelSettings:
+    """What a panel offers for `training`; `values` are its switches and fields by name."""
+
+    def __init__(self, training: Training):
+        self.training = training
+
+    def fields(self) -> list[Field]:
+        values = self._field_values()
+        gpus = gpus_offered(self.training.active)
+        if gpus:
+            values[GPUS] = gpus
+        presets = values | {GPUS: 1} | self._unchanged()
+        return [
+            Field(
+                name=name,
+                label=label,
+                value=values[name],
+                preset=presets[name],
+                comment=comment,
+                more=name in MORE_FIELDS,
+            )
+            for name, (label, comment) in FIELDS.items()
+            if name in values
+        ]
+
+    def _unchanged(self) -> dict:
+        """What the fields were that a panel has changed."""
+        return parse_object(read_run_file(self.training.active.path(UNCHANGED)) or "{}", UNCHANGED)
+
+    def _field_values(self) -> dict:
+        values = {name: getattr(self.training.data.config, name) for name in DATA_FIELDS}
+        values |= {name: getattr(self.training.config, name) for name in TRAIN_FIELDS}
+        if self.training.config.optimizer != "muon":
+            del values["muon_lr"]
+        # Epochs that a preset or person asked for are in `max_steps` by now.
+        return values | {EPOCHS: 0, "recompute_every": self.training.speed.recompute_every}
+
+    def values(self) -> dict:
+        return {switch.name: switch.on for switch in self.training.offered} | self._field_values()
+
+    def planned(self, values: dict) -> tuple[str, bool]:
+        """Memory and time with these switches and fields, and whether the memory is there.
+
+        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
+        """
+        limit_bytes = self.training.verdict.limit_bytes
+        work = self.workload_of(values)
+        needed_bytes = work.planned_bytes
+        changed_bytes = needed_bytes - self.workload_of(self.values()).planned_bytes
+        words = f"Memory planned: {format_memory(needed_bytes)} of the {format_memory(limit_bytes)}"
+        words += " it may use"
+        if changed_bytes:
+            words += f" ({format_memory(changed_bytes, '+')} by your changes)"
+        fits = needed_bytes <= limit_bytes
+        advice = "" if fits else " That is too much: Start tries a step and says what to change."
+        rows = f"{work.data.micro_batch} utterances"
+        if work.data.effective_tokens:
+            rows = f"{work.data.micro_tokens:,} tokens"
+        words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
+        if self.training.per_step_s is not None:
+            rows_before = self.training.data.config.effective_batch
+            step_s = self.training.per_step_s * work.data.effective_batch / rows_before
+            steps = work.train.max_steps
+            words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
+        return words, fits
+
+    def workload_of(self, values: dict) -> Workload:
+        """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""
+        left = dict(values)
+        gpus = left.pop(GPUS, 1)
+        max_gpus = max_processes(self.training.active)
+        if gpus not in range(1, max_gpus + 1):
+            raise KitError(f"GPUs must lie in 1 to {max_gpus}, got {gpus}.", field=GPUS)
+        epochs = left.pop(EPOCHS)
+        batches = {name: left.pop(name) for name in DATA_FIELDS}
+        train = {name: left.pop(name) for name in TRAIN_FIELDS if name in left}
+        speed = build(SpeedConfig, left)
+        effective_batch = self.training.data.config.effective_batch
+        if batches["effective_batch"] != effective_batch and self.training.process.log.exists():
+            raise KitError(
+                f"A run that has started keeps its effective batch ({effective_batch}). Choose "
+                "another RUN to change it.",
+                field="effective_batch",
+            )
+        work = self.training.workload(speed)
+        if epochs:
+            data = copy.copy(self.training.data)
+            data.config = build(DataConfig, vars(data.config), **batches)
+            changed = train["max_steps"] != self.training.config.max_steps
+            asked_steps = train["max_steps"] if changed else 0
+            train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
+        max_steps = train["max_steps"]
+        # Raises for a number of steps that cannot be, before `for_steps` computes with it.
+        build(TrainConfig, vars(self.training.config), max_steps=max_steps, num_train_epochs=0.0)
+        config = build(TrainConfig, vars(self.training.config.for_steps(max_steps)), **train)
+        before = self.training.config
+        if (config.warmup_steps, max_steps) != (before.warmup_steps, before.max_steps):
+            fix = f"must be below Max steps ({max_steps:,})."
+            require(config.warmup_steps < max_steps, config, "warmup_steps", fix)
+        data = build(DataConfig, vars(work.data), **batches)
+        return dataclasses.replace(work, data=data, train=config)
+
+    def keep(self, work: Workload, values: dict) -> None:
+        """Train with the batches and settings of `work`, now and whenever the run is opened.
+
+        They are saved with the run's settings; what they were before a panel changed them, too.
+        """
+        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
+        now = self._field_values()
+        before = self._unchanged()
+        unchanged = {n: v for n, v in (now | before).items() if v != values.get(n, v)}
+        if unchanged != before:
+            write_atomic(self.training.active.path(UNCHANGED), json.dumps(unchanged))
+        changes = {}
+        if work.train != self.training.config:
+            own = vars(build(TrainConfig, section_for_run(self.training.active, "train")))
+            changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
+        data = {name: values[name] for name in DATA_FIELDS}
+        if data.items() - now.items():
+            changes["data"] = data
+        if changes:
+            self.training.active = self.training.active.save_settings(changes)
+        self.training.config = work.train
+        self.training.data.config = dataclasses.replace(self.training.data.config, **data)
+
+    def start(self, values: dict) -> None:
+        """Start the training in a process of its own, or one a GPU, with a panel's `values`.
+
+        Changed settings are checked first (raises KitError), and kept for the life of the run.
+        """
+        run = self.training.active
+        work = self.workload_of(values)
+        if finished_steps(run.folder) >= work.train.max_steps:
+            raise KitError(
+                f"This run has finished its {work.train.max_steps:,} steps. Choose more of them "
+                "(Max steps or Epochs in the panel, or MAX_STEPS) to train it further."
+            )
+        data = {name: getattr(work.data, name) for name in DATA_FIELDS}
+        plan = {"switches": vars(work.speed), "train": vars(work.train), "data": data}
+        if self.training.verdict.tried:
+            note = in_process(check_changes, self.training.workload(), self.training.verdict, work)
+            plan["notes"] = [note] if note else []
+            plan["longest_step_bytes"] = verdict_figures(self.training.verdict)
+        self.keep(work, values)
+        gpus = int(values.get(GPUS, 1))
+        write_atomic(run.path(GPUS), str(gpus))
+        # What leads a new process to this kit and to the run.
+        environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
+        environment.pop("KIT_PRESET", None)  # the run has its own
+        paths = (str(ROOT), environment.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        arguments = ["train", "--run", run.name, "--plan", json.dumps(plan)]
+        self.training.process.start(arguments, environment, gpus)
+
+
+def max_processes(run: ActiveRun) -> int:
+    """How many processes may train together here: one a GPU; KIT_RANKS says another number."""
+    asked = os.environ.get("KIT_RANKS", "")
+    if asked.isdecimal():
+        return max(1, int(asked))
+    return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
+
+
+def gpus_offered(run: ActiveRun) -> int:
+    """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
+    limit = max_processes(run)
+    before = read_run_file(run.path(GPUS))
+    number = int(before) if before.isdecimal() else 1
+    return min(limit, max(1, number)) if limit > 1 else 0
+
+
+@dataclasses.dataclass
+class SamplePlayers:
+    """HTML players of a SampleLog's files, under their sentence; "" before the first.
+
+    Files are read again only when they change: a panel asks twice a second.
+    """
+
+    folder: Path
+    sentence: str
+    seen: list = dataclasses.field(default_factory=list)
+    html: str = ""
+
+    def __call__(self) -> str:
+        try:
+            files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
+            if files != self.seen:
+                players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
+                sentence = html.escape(self.sentence)
+                self.html = f"<p>{sentence}</p>{players}" if players else ""
+                self.seen = files
+        except FileNotFoundError:
+            pass  # a training that starts again deletes the old files; the next call finds the new
+        return self.html
