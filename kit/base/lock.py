@@ -35,6 +35,16 @@ STALE_S = 300.0  # without a renewal: then its holder counts as gone
 _LOCKS: dict[Path, tuple[BinaryIO, threading.Thread]] = {}
 
 
+def _leave_locks() -> None:
+    """In a forked process: else it would keep the locks of the one before it, were that killed."""
+    for file, _ in _LOCKS.values():
+        file.close()
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
+
+
 @cache
 def machine() -> str:
     """Return a name of this machine, or container, that no other has by chance."""

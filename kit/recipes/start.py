@@ -39,7 +39,8 @@ def start(
     Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
     if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":
-        raise SystemExit(UNGUARDED)
+        print(UNGUARDED, file=sys.stderr, flush=True)  # what starts it prints no SystemExit
+        raise SystemExit(1)
     set_thread_waiting()
     if is_kaggle():
         install_missing()
