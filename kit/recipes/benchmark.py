@@ -127,7 +127,8 @@ class Benchmark:
         """
         preset = build(SpeedConfig, self.active.section("speed"))
         decisions = choose_switches(self.measured, preset, self.goal)
-        there = [d.name for d in decisions if d.available or LEFT_OUT in d.reason]
+        alone = [v for v in self.variants if v.kind == "alone" and v.reason in ("", LEFT_OUT)]
+        there = [name for variant in alone for name in variant.on]
         sets = [
             set_of("Preset's set", (name for name in there if getattr(preset, name))),
             set_of("Chosen set", (d.name for d in decisions if d.on)),

@@ -263,8 +263,8 @@ def run_trials(
     for done, (number, variant) in enumerate(jobs):
         tick(done, len(jobs), variant.label)
         earlier = results.setdefault(variant.on, [])
-        if any("error" in result for result in earlier):
-            continue
+        if len(earlier) > number or any("error" in result for result in earlier):
+            continue  # another variant is the same set; a failure is not tried again
         key = digest(trained, *measured, variant.on, number)
         measure = functools.partial(measure_variant, task, config, variant.on)
         earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
