@@ -119,7 +119,7 @@ voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANG
 	@[ -n "$(DATA)" ] && [ "$(origin RUN)" != file ] || { \
 	  echo "Name your recordings and your run: make voice DATA=folder RUN=name" >&2; exit 2; }
 	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
-	$$kit setup --run "$(RUN)" $(ARGS) && \
+	$$kit setup --run "$(RUN)" --own yes $(ARGS) && \
 	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") \
 	  $(if $(BASE_MODEL),--base-model "$(BASE_MODEL)") && \
 	{ $$kit train --run "$(RUN)" && $$kit evaluate --run "$(RUN)"; code=$$?; \
@@ -274,6 +274,7 @@ lint: $(STAMP)  ## check code, wording and that notebooks have no outputs; chang
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python tests/tools/dialect.py
+	@$(BIN)/python tests/tools/size_of_kit.py
 	@$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS),echo "no notebooks yet")
 
 clean:  ## remove .venv and caches; keeps runs/

@@ -163,13 +163,6 @@ COMMANDS = [  # in the order in which they are used
         takes="preset",
     ),
     Command(
-        "devices",
-        "recipes.benchmark:devices",
-        "what `benchmark` measured, a table a device",
-        "README.md to the folder with the measurements",
-        takes="name",
-    ),
-    Command(
         "verify",
         "recipes.verify:verify",
         "is training right, here? (optional, a minute)",
@@ -208,6 +201,12 @@ COMMANDS = [  # in the order in which they are used
         "compare-B.html to the run's folder: curves, figures, and the settings that differ",
         example="--with other",
         takes="name",
+    ),
+    Command(
+        "pack",
+        "recipes.run_copy:pack",
+        "a run as one file, for another machine",
+        "NAME.tar: the run, its codes and held-out recordings",
     ),
     *(Command(name, **words) for name, words in extras.offered("COMMANDS").items()),
 ]

@@ -105,12 +105,10 @@ class HubConfig:
     text_column: str = ""  # "" takes the one with a usual name (kit/dataset/columns.py)
     speaker_column: str = ""  # the same; without one, there is one speaker
     most_hours: float | None = None  # of audio to write; None: all
-    save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
         positive = self.most_hours is None or 0 < self.most_hours < math.inf
         require(positive, self, "most_hours", "must be positive, or null for all.")
-        require_least(self, 1, "save_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -770,11 +768,12 @@ class TrialConfig:
 
     steps: int = 24  # optimiser steps timed in a round
     warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
-    rounds: int = 3  # the median one counts
+    rounds: int = 3  # the median one counts; two at least, whose difference is the noise
     leave_out: tuple = ()  # switches not to try
 
     def __post_init__(self):
-        require_least(self, 1, "steps", "warmup_steps", "rounds")
+        require_least(self, 1, "steps", "warmup_steps")
+        require_least(self, 2, "rounds")
         unknown = sorted({*self.leave_out} - {*SWITCHES})
         require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(SWITCHES)}.")
 

@@ -151,13 +151,13 @@ class Answer(BaseHTTPRequestHandler):
         data = path.read_bytes()
         if path.name in self.server.spoilt:
             data = bytes(byte ^ 1 for byte in data)
-        asked = self.headers["Range"]
-        first = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked else 0
-        self.head(206 if first else 200, len(data) - first)
-        end = len(data)
-        if self.server.cut is not None and first < self.server.cut < end:
-            end, self.server.cut = self.server.cut, None
-        self.wfile.write(data[first:end])
+        first, last = 0, len(data) - 1
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
+            first, last = int(asked[1]), min(int(asked[2]), last)
+        self.head(206 if asked else 200, last + 1 - first)
+        if self.server.cut is not None and first < self.server.cut <= last:
+            last, self.server.cut = self.server.cut - 1, None
+        self.wfile.write(data[first : last + 1])
 
     def log_message(self, *_) -> None:
         """Quiet."""

@@ -115,7 +115,7 @@ def test_a_check_resumes_where_the_full_disk_ended_it(full_disk, tmp_path):
 
 def test_a_runs_folder_deleted_while_it_trains_is_reported(tmp_path):
     session, seen = tiny_session(tmp_path / "run"), []
-    with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
+    with pytest.raises(DiskError, match=r"run/train\.jsonl was deleted or moved .*folder"):
         for event in session.run({"ema": True}):
             seen.append(event.step)
             if event.step == 5:

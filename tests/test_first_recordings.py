@@ -17,7 +17,7 @@ from kit.settings import (
     GPTConfig,
     ManifestConfig,
 )
-from kit.tuning.trials import preset_task
+from kit.tuning.measure import preset_task
 
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
 FRAME_RATE = 28.7  # codes a second

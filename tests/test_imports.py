@@ -175,13 +175,13 @@ def test_importing_changes_nothing():
 # What is imported, and what that must not load: a process that speaks the corpus, of which there
 # are dozens, would take seconds for torch.
 LEAVES_OUT = {
-    "kit.training.trainer, kit.tuning.trials": {"soundfile", "torchaudio", *DRAWING},
+    "kit.training.trainer, kit.tuning.measure": {"soundfile", "torchaudio", *DRAWING},
     "kit.recipes.open_run": {"matplotlib", "ipywidgets", "kit.model", "kit.inference"},
     "kit.recipes.train": {
         "kit.recipes.benchmark",
         "kit.recipes.panel",
-        "kit.tuning.recommend",
-        "kit.tuning.trials",
+        "kit.tuning.choose",
+        "kit.tuning.measure",
         "ipywidgets",
         "matplotlib",
     },

@@ -69,7 +69,7 @@ if __name__ == "__main__":
     from kit.streams import formats
     from kit.training import logs
     from kit.settings import TrialConfig
-    from kit.tuning import monitor, trials
+    from kit.tuning import measure, monitor
     from kit.dataset.archive import ArchiveConfig, unpack
     from kit.streams.stream import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
@@ -91,10 +91,10 @@ if __name__ == "__main__":
     assert len(train_in(str(folder / "run"))) == TRAIN.max_steps
     rows = logs.read_log(folder / "run" / "train.jsonl")
     assert min(row["memory_bytes"] for row in rows) > 2**20
-    rows = trials.some_rows((4, 10), (8, 20), 16)
-    task = trials.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
-    short = TrialConfig(steps=1, warmup_steps=1, rounds=1)
-    figures = trials.measure_variant(task, short, ("sdpa",))
+    rows = measure.some_rows((4, 10), (8, 20), 16)
+    task = measure.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
+    short = TrialConfig(steps=1, warmup_steps=1)
+    figures = measure.measure_variant(task, short, ("sdpa",))
     assert figures.get("steps") == 1, figures
     print("all of it ran")
 """

@@ -28,7 +28,7 @@ from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.settings import TrialConfig
 from kit.training.switches import load_choice
-from kit.tuning.trials import Task
+from kit.tuning.measure import Task
 
 GIB = 2**30
 # What such cards report of themselves.
@@ -145,7 +145,7 @@ def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
 
 
 def test_05_judges_what_the_card_has(card, monkeypatch):
-    monkeypatch.setattr("kit.tuning.trials.measure_variant", figures)
+    monkeypatch.setattr("kit.tuning.measure.measure_variant", figures)
     found = list(Benchmark(start()).run())
     tf32 = FOLLOWS[card.capability][-1]
     has = dict.fromkeys(("torch.compile", "Mixed precision", "Pinned memory"), True)
@@ -163,7 +163,7 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     """No file says that every switch was measured and does not pay."""
     monkeypatch.setenv("KIT_RUN", "nothing-runs")
     error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
-    monkeypatch.setattr("kit.tuning.trials.measure_variant", lambda *_: error)
+    monkeypatch.setattr("kit.tuning.measure.measure_variant", lambda *_: error)
     with pytest.raises(KitError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
         list(Benchmark(start()).run())
     assert not find_run().path("speed.yaml").exists()

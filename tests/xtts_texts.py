@@ -23,20 +23,19 @@ def lines_of(words: list[str], lines: int = 400, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(words, k=6)) + "." for _ in range(lines)]
 
 
-def write_vocabulary(path: Path, letters=LETTERS, start=START, tags=TAGS, **changes) -> Path:
+def write_vocabulary(path: Path, letters=LETTERS, tags=TAGS) -> Path:
     """A vocab.json with holes, tags, and merges for the words of ENGLISH."""
     special = ["[STOP]", "[UNK]", "[SPACE]", "[START]", *(f"[{tag}]" for tag in tags)]
     merges = learned_merges(Counter({tuple(word): 100 for word in ENGLISH}), 200, set())
     pieces = [*special, *letters, *("".join(pair) for pair in merges)]
     pieces.remove("[START]")
-    pieces.insert(start - sum(hole < start for hole in HOLES), "[START]")
+    pieces.insert(START - sum(hole < START for hole in HOLES), "[START]")
     ids = dict(zip(pieces, (i for i in range(len(pieces) + len(HOLES)) if i not in HOLES)))
     described = vocabulary()
     like = described["added_tokens"][0]
     added = [{**like, "id": ids[piece], "content": piece} for piece in sorted(special, key=ids.get)]
     described["added_tokens"] = added
-    learnt = {"vocab": ids, "merges": [" ".join(pair) for pair in merges]}
-    described["model"] |= learnt | changes
+    described["model"] |= {"vocab": ids, "merges": [" ".join(pair) for pair in merges]}
     path.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     return path
 

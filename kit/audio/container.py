@@ -10,12 +10,13 @@ import os
 import tempfile
 import wave
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import soundfile
 
 from kit.base.errors import DatasetError, DiskError
-from kit.base.files import disk_errors, special_file_kind
+from kit.base.files import disk_errors, placeholder_problem, special_file_kind
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -79,13 +80,16 @@ def duration_s(path: str) -> float:
 
 
 def _require_content(path: str) -> None:
-    """Raise DatasetError for a pipe, a device or an empty file, OSError if it cannot be opened."""
+    """Raise DatasetError for a pipe, an empty file or a web page, OSError if it cannot be read."""
     kind = special_file_kind(path)
     if kind:
         raise DatasetError(f"{path} is {kind}, not a recording")
     with open(path, "rb") as file:
         if not file.read(1):
             raise DatasetError(f"{path} is empty (0 bytes)")
+    problem = placeholder_problem(Path(path))
+    if problem:
+        raise DatasetError(f"{path} cannot be read as audio: {problem}")
 
 
 # --- soundfile ------------------------------------------------------------------------------------

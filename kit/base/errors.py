@@ -34,6 +34,10 @@ class DamagedFileError(KitError):
     """A file of weights, codes or a checkpoint is damaged, or belongs to something else."""
 
 
+class InUse(KitError):
+    """Another process does this at the moment; the message says which."""
+
+
 class DiskError(OSError):
     """A file could not be written: the disk is full, read-only or gone. The message has the fix."""
 

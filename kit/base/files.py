@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -10,6 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 import warnings
 import wave
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +27,7 @@ SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 SPECIAL_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 UNFIT = '/\\:*?"<>|'  # in names of folders
+TEMPORARY = ".tmp"  # suffix of the files that `atomic_path` makes
 MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file systems allow
 
 
@@ -85,6 +88,15 @@ def file_kind(path: Path) -> str:
     return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
+def placeholder_problem(path: Path) -> str:
+    """Say what was saved in place of the file at `path`, and the fix; "" where it is another."""
+    problems = {
+        "git-lfs": "it is a Git LFS pointer, not the file: run git lfs pull in its folder",
+        "html": "it is a web page, not the file: open its address in a browser, and sign in there",
+    }
+    return problems.get(file_kind(path), "")
+
+
 def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
@@ -104,6 +116,7 @@ DISK_FIXES = {
     "is kept.",
     (errno.EROFS, errno.EACCES, errno.EPERM): "This user may not write there, or the disk is "
     "read-only: set KIT_RUNS to a writable folder and run again.",
+    (errno.ENOLCK, errno.ENOSYS): "This disk has no file locks: set KIT_RUNS to another disk.",
     (errno.ENOENT, errno.ESTALE): "Was its folder deleted, or a drive unplugged? Bring it back and "
     "run again.",
 }
@@ -128,16 +141,18 @@ def disk_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what the block writes there replaces `path` when the block ends.
 
-    It is synced and renamed, so a killed process leaves the complete old or new file.
+    It is synced and renamed, so a killed process leaves the complete old or new file, and at most
+    a temporary one that `remove_litter` recognises.
     """
     path = Path(path)
     temporary = None
     try:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            os.close(handle)
+            handle, name = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
             temporary = Path(name)
+            with contextlib.suppress(OSError):  # a disk without file locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
             yield temporary
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
@@ -146,7 +161,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):  # the whole folder was deleted
+                os.close(handle)
                 temporary.unlink(missing_ok=True)
+
+
+def remove_litter(folder: Path, min_age_s: float = 1.0) -> None:
+    """Remove the temporary files of `atomic_path` under `folder` that no living process writes.
+
+    Those that were written to less than `min_age_s` ago stay: one may not be locked yet, and where
+    other machines write, their locks do not show here.
+    """
+    for path in folder.rglob(f".*{TEMPORARY}"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if time.time() - path.stat().st_mtime >= min_age_s:
+                path.unlink()
 
 
 def make_folder(path: Path) -> Path:

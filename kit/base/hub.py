@@ -1,43 +1,24 @@
-"""Download files of a Hugging Face repository, at one revision, into a folder.
+"""Download files of a Hugging Face repository, at one commit, into a folder.
 
-`huggingface_hub` lists and downloads them. A file gets its name once its size and SHA-256 are as
-expected; what a killed download has fetched stays beside it and is resumed. HF_ENDPOINT names
-another hub, as for the library.
+A killed download resumes: since version 1 of `huggingface_hub`, its `hf_hub_download` starts such
+a file again, so files are read in ranges here, with that library's requests, token and retries. A
+file gets its name once its size and SHA-256 are as expected. HF_ENDPOINT names another hub.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kit.base.errors import KitError
 from kit.base.files import disk_errors, file_digest, make_folder, require_disk, write_atomic
-from kit.base.formatting import join_names, shorten
+from kit.base.formatting import describe_error, join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
-MAX_CARD_BYTES = 2**24
-REFUSED = (401, 403)  # of HTTP
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RemoteFile:
-    name: str
-    size_bytes: int
-    sha256: str  # "" where the source does not give it
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DownloadSource:
-    name: str  # of a server, such as "The hub (huggingface.co)"
-    otherwise: str  # what to do without a network, the end of a sentence
-
-    def unreachable(self, reason: object) -> str:
-        first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
-        return (
-            f"{self.name} could not be reached ({shorten(first_line)}). Is this machine online? "
-            f"Run this again: it resumes where it stopped. Without a network, {self.otherwise}."
-        )
+RANGE_BYTES = 2**24  # of one request: a broken connection loses no more
+TIMEOUT_S = 30.0
+REFUSED = (401, 403, 404)  # of HTTP: gated, private or unknown
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -45,57 +26,75 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def fetch_file(
-    address: str, file: RemoteFile, folder: Path, source: DownloadSource, with_token: bool = False
-) -> None:
-    """Fetch `file` into `folder`, resuming where it stopped; a progress bar shows it.
+    url: str, path: Path, size_bytes: int, sha256: str = "", headers: dict[str, str] | None = None
+) -> str:
+    """Download `url` to `path` unless it is there, resuming where it stopped; return its SHA-256.
 
-    `with_token` sends the hub's token, to the host of `address` alone. Raises KitError with the
-    fix, DiskError if it cannot be written.
+    A progress bar shows it. Raises KitError with the fix, also for another SHA-256 than `sha256`
+    ("" accepts any), and DiskError if it cannot be written.
     """
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
-    path = folder / file.name
-    part = folder / f"{file.name}.part"
-    if bytes_on_disk(path) == file.size_bytes:
-        return
+    part = path.with_name(f"{path.name}.part")
     make_folder(path.parent)
     with disk_errors(path):
-        path.unlink(missing_ok=True)
-        if bytes_on_disk(part) > file.size_bytes:  # of another file
-            part.unlink()
-    try:
-        with open(part, "ab") as target:
-            http_get(
-                address,
-                target,
-                resume_size=bytes_on_disk(part),
-                headers=build_hf_headers(token=None if with_token else False),
-                expected_size=file.size_bytes,
-            )
-    except Exception as error:  # of the library below, which differs from version to version
-        if isinstance(error, OSError) and error.errno:  # not from the network
-            with disk_errors(part):
-                raise
-        answer = getattr(error, "response", None)
-        if getattr(answer, "status_code", 0) in REFUSED:
+        written = path
+        if bytes_on_disk(path) != size_bytes:
+            written = part
+            _download(url, part, size_bytes, headers or {})
+        actual = file_digest(written)
+        if sha256 not in ("", actual):
+            written.unlink()
             raise KitError(
-                f"{source.name} refuses {file.name} ({shorten(error)}): a gated repository needs "
-                "HF_TOKEN of somebody to whom its page has given access."
-            ) from error
-        raise KitError(
-            f"{file.name} is incomplete: {bytes_on_disk(part):,} of {file.size_bytes:,} bytes "
-            f"have arrived. {source.unreachable(error)}"
-        ) from error
-    sha256 = file_digest(part) if file.sha256 else ""
-    if sha256 != file.sha256:
-        part.unlink()
-        raise KitError(
-            f"{file.name} came damaged: its SHA-256 is {sha256}, expected {file.sha256}. The "
-            "download was deleted: run this again."
+                f"{path.name} came damaged: its SHA-256 is {actual}, expected {sha256}. The "
+                "download was deleted: run this again."
+            )
+        os.replace(written, path)
+    return actual
+
+
+def _download(url: str, part: Path, size_bytes: int, headers: dict[str, str]) -> None:
+    """Append to `part` what it lacks of the file at `url`."""
+    from huggingface_hub.utils import tqdm
+
+    done = bytes_on_disk(part)
+    how = {"total": size_bytes, "initial": done, "unit": "B", "unit_scale": True, "disable": None}
+    with open(part, "ab") as target, tqdm(desc=part.stem, **how) as bar:
+        for first in range(done, size_bytes, RANGE_BYTES):
+            last = min(first + RANGE_BYTES, size_bytes) - 1
+            target.write(_read_range(url, first, last, headers))
+            target.flush()
+            bar.update(last + 1 - first)
+
+
+def _read_range(url: str, first: int, last: int, headers: dict[str, str]) -> bytes:
+    """Return bytes `first` to `last`, both included, of the file at `url`. Raises KitError."""
+    from huggingface_hub.utils import hf_raise_for_status, http_backoff
+
+    wanted = {**headers, "Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+    try:
+        answer = http_backoff("GET", url, headers=wanted, timeout=TIMEOUT_S)
+        hf_raise_for_status(answer)
+        if len(answer.content) != last + 1 - first:
+            raise OSError(f"{len(answer.content):,} of {last + 1 - first:,} bytes came")
+    except Exception as error:  # of the library below, which differs from version to version
+        raise _explained(url, url.rpartition("/")[2], error) from error
+    return answer.content
+
+
+def _explained(url: str, what: str, error: Exception) -> KitError:
+    """Return an error that says why the server of `url` does not give `what`, and the fix."""
+    host = urlsplit(url).netloc
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status in REFUSED or isinstance(error, ValueError):
+        return KitError(
+            f"{host} does not give {what} ({type(error).__name__}). Is it of a repository "
+            "OWNER/NAME, at a revision that its page lists under Files, Commits? For a private or "
+            "gated one, ask for access on its page and set HF_TOKEN."
         )
-    with disk_errors(path):
-        os.replace(part, path)
+    return KitError(
+        f"{what} cannot be fetched: {host} could not be reached ({describe_error(error)}). Is this "
+        "machine online? Run this again: it resumes where it stopped. Without a network, copy the "
+        "files here and name their folder."
+    )
 
 
 def fetch_model(
@@ -104,7 +103,7 @@ def fetch_model(
     names: Sequence[str],
     folder: Path,
     optional: Sequence[str] = (),
-    listing: tuple[str, dict[str, RemoteFile]] | None = None,
+    listing: tuple[str, dict] | None = None,
 ) -> dict:
     """Fetch `names` of `repository` at `revision` into `folder`; return the card written there.
 
@@ -113,6 +112,7 @@ def fetch_model(
     before the first byte where there is no room.
     """
     from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
 
     folder = Path(folder)
     card = fetched(folder, names)
@@ -127,67 +127,42 @@ def fetch_model(
         )
     requested = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
-    total_bytes = sum(file.size_bytes for file in requested)
-    paths = [folder / f"{file.name}{end}" for file in requested for end in ("", ".part")]
-    require_disk(folder, max(0, total_bytes - sum(map(bytes_on_disk, paths))))
+    present = [folder / f"{file.rfilename}{end}" for file in requested for end in ("", ".part")]
+    require_disk(folder, sum(file.size for file in requested) - sum(map(bytes_on_disk, present)))
+    card = {"repository": repository, "revision": revision, "commit": commit, "files": {}}
     for file in requested:
-        address = hf_hub_url(repository, file.name, revision=commit, endpoint=endpoint())
-        fetch_file(address, file, folder, hub_source(), with_token=True)
-    card = {"repository": repository, "revision": revision, "commit": commit}
-    card["files"] = {
-        file.name: {"bytes": file.size_bytes, "sha256": file_digest(folder / file.name)}
-        for file in requested
-    }
+        name = file.rfilename
+        url = hf_hub_url(repository, name, revision=commit, endpoint=endpoint())
+        sha256 = file.lfs["sha256"] if file.lfs else ""
+        sha256 = fetch_file(url, folder / name, file.size, sha256, build_hf_headers())
+        card["files"][name] = {"bytes": file.size, "sha256": sha256}
     write_atomic(folder / CARD, json.dumps(card, indent=1))
     return card
 
 
 def fetched(folder: Path, names: Sequence[str]) -> dict:
     """The card in `folder` if all of `names` have been fetched there, else {}."""
-    if not 0 < bytes_on_disk(folder / CARD) <= MAX_CARD_BYTES:
-        return {}
     try:
         card = json.loads((folder / CARD).read_bytes())
-        complete = all(
-            bytes_on_disk(folder / name) == card["files"][name]["bytes"] for name in names
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        sizes = {name: card["files"][name]["bytes"] for name in names}
+    except (OSError, ValueError, KeyError):
         return {}
-    return card if complete else {}
+    return card if all(bytes_on_disk(folder / name) == sizes[name] for name in names) else {}
 
 
-def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
-    """Return the commit of `revision`, and its files by name. Raises KitError."""
-    from huggingface_hub import HfApi, utils
+def list_files(repository: str, revision: str) -> tuple[str, dict]:
+    """Return the commit of `revision`, and {name: RepoSibling} of its files. Raises KitError."""
+    from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=endpoint())
-    refused = (utils.HFValidationError, utils.RepositoryNotFoundError, utils.RevisionNotFoundError)
     try:
         info = hub.model_info(repository, revision=revision, files_metadata=True)
-    except refused as error:
-        raise KitError(
-            f"The hub does not give {shorten(repr(repository))} at revision {revision} "
-            f"({type(error).__name__}). Is it OWNER/NAME, with a revision that its page lists "
-            "under Files, Commits? A private one needs HF_TOKEN of somebody who may read it; for "
-            "a gated one ask for access on its page."
-        ) from error
     except Exception as error:  # of the library below, which differs from version to version
-        raise KitError(hub_source().unreachable(error)) from error
-    files = {}
-    for file in info.siblings or ():
-        name = file.rfilename
-        sha256 = file.lfs["sha256"] if file.lfs else ""
-        files[name] = RemoteFile(name=name, size_bytes=file.size or 0, sha256=sha256)
-    return info.sha, files
+        what = f"{shorten(repr(repository))} at revision {revision}"
+        raise _explained(hub.endpoint, what, error) from error
+    return info.sha, {file.rfilename: file for file in info.siblings or ()}
 
 
 def endpoint() -> str | None:
     """The hub's address; None: the library's own."""
     return os.environ.get("HF_ENDPOINT") or None
-
-
-def hub_source() -> DownloadSource:
-    return DownloadSource(
-        name=f"The hub ({endpoint() or 'huggingface.co'})",
-        otherwise="copy the files here and name their folder",
-    )

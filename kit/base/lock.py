@@ -1,12 +1,13 @@
-"""A lock file for one process at a time, which names its holder and expires when that has died.
+"""Locks on files: one process of a machine at a time, or one machine at a time.
 
-It works on network shares and Google Drive, too, where locks on open files do not. The
-holder renews it; its death is noticed at once on this machine, elsewhere when the renewals stop.
+`held` locks out other processes of this machine; the system frees it when its holder ends or is
+killed. Machines that share a Google Drive do not see such locks. For them a `SharedLock` is a file
+that its holder renews; another machine takes it over if the renewals stop for `STALE_S`.
 """
 
 import contextlib
 import dataclasses
-import errno
+import fcntl
 import json
 import os
 import platform
@@ -17,230 +18,202 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
 from kit.base.config import build, parse_object
-from kit.base.errors import DiskError, KitError
-from kit.base.files import disk_errors, write_atomic
+from kit.base.errors import InUse, KitError
+from kit.base.files import disk_errors, make_folder, write_atomic
 
-BEAT_S = 20.0  # between two signs of life
-STALE_S = 300.0  # without a sign of life: then a holder on another machine counts as gone
-TORN_S = 10.0  # the same for an empty file: its process was killed before writing it
-PAUSE_S = 0.05  # between two checks of a held lock
-# Locks of this process, and the thread that took each.
-_OURS: dict[str, threading.Thread] = {}
+PAUSE_S = 0.05  # between two tries
+SHARED_PAUSE_S = 1.0  # the same for a shared lock
+BEAT_S = 20.0  # between two renewals of a shared lock
+STALE_S = 300.0  # without a renewal: then its holder counts as gone
+
+# The last lock on each file that this process had, and the thread that had it.
+_LOCKS: dict[Path, tuple[BinaryIO, threading.Thread]] = {}
+
+
+@cache
+def machine() -> str:
+    """Return a name of this machine, or container, that no other has by chance."""
+    name = f"{platform.node()} {uuid.getnode():012x}"
+    with contextlib.suppress(OSError):  # Linux: another container has its own process numbers
+        name += f" {os.readlink('/proc/self/ns/pid')}"
+    return name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Holder:
-    machine: str = ""  # "": it says nothing yet
-    pid: int = 0
-    token: str = ""  # of this one lock: process numbers are used again
-    what: str = "something"  # that is being done
-    since_s: float = 0.0  # Unix time
-    beat_s: float = 0.0  # Unix time of the latest sign of life
+    """A process that has a lock, by default this one."""
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the latest sign of life; clocks of two machines may differ a little."""
-        return max(0.0, time.time() - self.beat_s)
+    what: str  # that is being done
+    machine: str = dataclasses.field(default_factory=machine)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    since_s: float = dataclasses.field(default_factory=time.time)  # Unix time
+    beat_s: float = 0.0  # Unix time of the last renewal, by the clock of its machine
+    token: str = ""  # of this one shared lock
+
+    def to_json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    def is_gone(self, silent_s: float) -> bool:
+        """Return whether it has ended, if it was seen not to renew its lock for `silent_s`.
+
+        By a clock that is ahead the last renewal is still to come, which says nothing: watch it.
+        """
+        is_here = self.machine == machine()
+        if is_here and (self.pid == os.getpid() or not psutil.pid_exists(self.pid)):
+            return True
+        return max(time.time() - self.beat_s, silent_s) > STALE_S
 
 
 @contextlib.contextmanager
 def held(
     path: Path, what: str, wait_s: float = 1.0, say: Callable[[str], None] = lambda _: None
-) -> Iterator["Lock"]:
-    """Hold the lock file `path`, the only one to do `what`, for the length of the block.
+) -> Iterator[None]:
+    """Hold the lock file `path`, the only process to do `what`, for the length of the block.
 
-    Waits up to `wait_s` for a living holder, after calling `say` once; then raises KitError. Raises
+    Waits up to `wait_s` for another one, after calling `say` once; then raises InUse. Raises
     DiskError where nothing can be written.
     """
-    lock = Lock(Path(path), what)
-    lock.acquire(wait_s, say)
-    threading.Thread(target=lock.beat, name=f"lock {path}", daemon=True).start()
+    path, this_thread = Path(path), threading.current_thread()
+    before, thread = _LOCKS.get(path, (None, None))
+    if before and (thread is this_thread or not thread.is_alive()):
+        before.close()  # an abandoned generator, an interrupted cell
+    file = wait_for(lambda: _open_locked(path), path, wait_s, say)
+    _LOCKS[path] = (file, this_thread)
     try:
-        yield lock
+        with disk_errors(path):
+            file.truncate(0)
+            file.write(Holder(what=what).to_json())
+        yield
     finally:
-        lock.release()
+        if not file.closed:
+            with contextlib.suppress(OSError):  # its folder was deleted
+                path.unlink()
+            file.close()
 
 
-class Lock:
-    """A lock file of this process; `held` makes, renews and removes it."""
+def _open_locked(path: Path) -> BinaryIO | None:
+    """Return the lock file, open and locked; None while another process has it."""
+    with disk_errors(path), contextlib.ExitStack() as stack:
+        make_folder(path.parent)
+        file = stack.enter_context(open(path, "a+b", buffering=0))  # what it says stays
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_current = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        if is_current:  # else the last holder has just removed this one
+            stack.pop_all()
+            return file
+
+
+def current_holder(path: Path) -> Holder | None:
+    """Return the process that has the lock file `path` at this moment; None if none has."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return read_holder(path)
+    return None
+
+
+class SharedLock:
+    """A lock between machines, on a file in a folder that they share.
+
+    On each machine only the process that has the run's own lock may acquire it.
+    """
 
     def __init__(self, path: Path, what: str):
         self.path = path
-        self.released = threading.Event()
-        self.file_lock = threading.Lock()  # so that no sign of life undoes the release
-        now_s = time.time()
-        self.mine = Holder(
-            machine=machine(),
-            pid=os.getpid(),
-            token=secrets.token_hex(8),
-            what=what,
-            since_s=now_s,
-            beat_s=now_s,
-        )
+        self.mine = Holder(what=what, token=secrets.token_hex(8))
+        self.last: Holder | None = None  # what another one has written last
+        self.last_new_s = 0.0  # when that was new, by this machine's clock
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._renew, name=f"lock {path}", daemon=True)
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
-        """Make the file, or take it over from a dead holder. KitError after `wait_s`."""
-        until_s = time.monotonic() + wait_s
-        announced = False
-        while not self._make():
-            holder = read_holder(self.path)
-            if holder and is_gone(holder) and self._take_over(holder):
-                break
-            if time.monotonic() >= until_s:
-                raise KitError(describe_holder(self.path, holder or Holder()))
-            if holder and not announced:
-                say(f"Waiting: {describe_holder(self.path, holder)}")
-                announced = True
-            time.sleep(PAUSE_S)
-        _OURS[self.mine.token] = threading.current_thread()
+        """Take the lock once it is free or its holder is gone, and renew it from then on.
 
-    def _make(self) -> bool:
-        """Whether this process has just made the file."""
-        with disk_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = new_file(self.path)
-            if handle is None:
-                return False
-            try:
-                with open(handle, "w", encoding="utf-8") as file:
-                    json.dump(dataclasses.asdict(self.mine), file)
-            except OSError:
-                self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
-                raise
-        return True
+        Waits up to `wait_s`, after calling `say` once; then raises InUse.
+        """
+        wait_for(self._take, self.path, wait_s, say)
+        self.thread.start()
 
-    def _take_over(self, gone: Holder) -> bool:
-        """Whether this process, the first to make a file named after it, replaced that holder."""
-        claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
-        with disk_errors(claim):
-            handle = new_file(claim)
-        if handle is None:
-            with contextlib.suppress(OSError):  # it died while it took over
-                if time.time() - claim.stat().st_mtime > TORN_S:
-                    claim.unlink()
-            return False
-        os.close(handle)
-        try:
-            if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
-                return False
-            write_atomic(self.path, json.dumps(dataclasses.asdict(self.mine)))
-            for left_by_a_kill in self.path.parent.glob(f".{self.path.name}.*"):
-                left_by_a_kill.unlink(missing_ok=True)
-            return True
-        finally:
-            claim.unlink(missing_ok=True)
+    def _take(self) -> bool:
+        holder, now_s = read_holder(self.path), time.monotonic()
+        if holder != self.last:
+            self.last, self.last_new_s = holder, now_s
+        if holder is None or holder.is_gone(silent_s=now_s - self.last_new_s):
+            self._write()
+        time.sleep(SHARED_PAUSE_S)  # of two that write at the same time, the later one gets it
+        holder = read_holder(self.path)
+        return holder is not None and holder.token == self.mine.token
 
-    def beat(self) -> None:
-        """Renew the file until it is released, or another's."""
-        while not self.released.wait(BEAT_S):
-            with contextlib.suppress(OSError), self.file_lock:  # a network that fails may come back
-                holder = read_holder(self.path)
-                if self.released.is_set() or (holder and holder.token != self.mine.token):
+    def _other_holder(self) -> Holder | None:
+        holder = read_holder(self.path)
+        return holder if holder and holder.token != self.mine.token else None
+
+    def _write(self) -> None:
+        write_atomic(self.path, dataclasses.replace(self.mine, beat_s=time.time()).to_json())
+
+    def _renew(self) -> None:
+        while not self.over.wait(BEAT_S):
+            with contextlib.suppress(OSError):  # a network that fails may come back
+                if self._other_holder():
                     return
-                if holder:
-                    now = dataclasses.asdict(self.mine) | {"beat_s": time.time()}
-                    write_atomic(self.path, json.dumps(now))
+                self._write()
 
     def confirm(self) -> None:
-        """Raise KitError where another process took over, DiskError where the folder is gone."""
-        holder = read_holder(self.path)
-        if holder is None and not self.path.parent.is_dir():
-            gone = f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}"
-            fix = "put it back and run again, or start a new run"
-            raise DiskError(errno.ENOENT, f"{gone}: {fix}")
-        if holder is None and self._make():  # somebody removed the file alone
-            return
-        holder = holder or read_holder(self.path) or Holder()
-        if holder.token != self.mine.token:
-            raise KitError(describe_holder(self.path, holder))
+        """Raise KitError if another machine has taken over."""
+        if self._other_holder():
+            raise KitError(describe_holder(self.path))
 
     def release(self) -> None:
-        """Remove the file, if it is still this process's own."""
-        if os.getpid() != self.mine.pid:  # a fork that got a copy of this object
-            return
-        with self.file_lock:
-            self.released.set()
-            _OURS.pop(self.mine.token, None)
-            holder = read_holder(self.path)
-            if holder is not None and holder.token == self.mine.token:
-                self.path.unlink(missing_ok=True)
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        if not self._other_holder():
+            self.path.unlink(missing_ok=True)
 
 
-def new_file(path: Path) -> int | None:
-    """The handle of a file that this process has just made; None where there is one already."""
-    try:
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    except FileExistsError:
-        return None
+def wait_for(take: Callable, path: Path, wait_s: float, say: Callable[[str], None]):
+    """Return what `take()` returns as soon as that is true; raise InUse after `wait_s`."""
+    until_s = time.monotonic() + wait_s
+    announced = False
+    while not (lock := take()):
+        message = describe_holder(path)
+        if time.monotonic() >= until_s:
+            raise InUse(message)
+        if not announced:
+            say(f"Waiting: {message}")
+            announced = True
+        time.sleep(PAUSE_S)
+    return lock
 
 
 def read_holder(path: Path) -> Holder | None:
-    """What the lock file says; None where there is none."""
+    """Return what the lock file says; None without one, or if it is damaged."""
     try:
-        data = path.read_bytes()
-        made_s = path.stat().st_mtime
-    except FileNotFoundError:
+        return build(Holder, parse_object(path.read_bytes(), path.name))
+    except (FileNotFoundError, KitError, TypeError):
         return None
-    try:
-        holder = build(Holder, parse_object(data, path.name))
-    except KitError:
-        holder = Holder()
-    return holder if holder.token else Holder(beat_s=made_s)
 
 
-def is_gone(holder: Holder) -> bool:
-    """Whether the holder of a lock will not come back to it."""
-    if not holder.machine:
-        return holder.age_s > TORN_S
-    if holder.machine != machine():
-        return holder.age_s > STALE_S
-    if holder.pid == os.getpid():
-        thread = _OURS.get(holder.token)
-        # If this thread took it, it no longer uses it: an abandoned loop, an interrupted cell.
-        return thread is None or thread is threading.current_thread() or not thread.is_alive()
-    try:
-        process = psutil.Process(holder.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        # Another process with the same number: it started after the lock was taken.
-        return process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
-    except psutil.AccessDenied:  # somebody else's
-        return False
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
-        return True
-
-
-@cache
-def machine() -> str:
-    """A name of this machine, or container, that no other has by chance."""
-    address = uuid.getnode()
-    parts = [platform.node()]
-    if not address >> 40 & 1:  # a real one; without one, Python returns a random number
-        parts.append(f"{address:012x}")
-    with contextlib.suppress(OSError):  # Linux: process numbers of another container are different
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def describe_holder(path: Path, holder: Holder) -> str:
-    if not holder.machine:
-        return f"{path} was just made by another process: run again in {TORN_S:.0f} s."
+def describe_holder(path: Path) -> str:
+    holder = read_holder(path)
+    if holder is None:
+        return f"{path.parent} is in use by another process. Run again when that has ended."
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
-    is_here = holder.machine == machine()
-    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
-    if is_here and holder.pid == os.getpid():
-        who = f"this very notebook (process {holder.pid})"
-    line = (
-        f"{path.parent} is in use: {who} has been at {holder.what} since {began}, its last sign of "
-        f"life was {holder.age_s:.0f} s ago. Wait until it ends, or stop it there"
+    message = (
+        f"{path.parent} is in use: process {holder.pid} on {holder.machine.split(' ')[0]} has been "
+        f"at {holder.what} since {began}. Wait until it ends, or stop it there (the Stop button, "
+        "or restart that notebook's kernel)."
     )
-    if is_here:
-        return f"{line} (the Stop button, or restart that notebook's kernel)."
-    return (
-        f"{line}. If that machine is gone, run again in {max(0, STALE_S - holder.age_s):.0f} s: a "
-        f"lock without a sign of life for {STALE_S:.0f} s is taken over. Or delete {path}."
-    )
+    if holder.beat_s:
+        gone = f"its lock ends {STALE_S / 60:.0f} minutes after its last sign of life"
+        message += f" If that machine is gone, {gone}. Or delete {path}."
+    return message

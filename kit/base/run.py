@@ -34,7 +34,7 @@ COMMANDS = {
     "04_inference": "speak",
 }
 SETTINGS = "settings.yaml"  # in a run's folder
-RECORD_WAIT_S = 400.0  # longer than the lock of a lost machine counts (lock.py's STALE_S)
+RECORD_WAIT_S = 60.0  # for another process that records
 RELEASES_FOLDER = "releases"  # of published voices that runs begin with
 LAST_RUN = "last-run"  # a file beside the runs: the name of the one that was opened last
 # Beside the runs: no run may have their names.
@@ -135,7 +135,7 @@ class Run:
             about["settings"] = self.settings
         with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
             report = merge(self.report(), replace_non_finite(figures)) | about
-            report.update(demo_times(report, self.folder))
+            report |= demo_times(report, self.folder)
             plain = json.dumps(report, indent=1, ensure_ascii=False)
             write_atomic(self.folder / "report.json", plain)
             write_atomic(self.folder / "report.html", report_page(report, self.folder))
@@ -286,16 +286,5 @@ def demo_times(report: dict, folder: Path) -> dict:
     started = os.environ.get("KIT_DEMO_STARTED")
     if not started or (folder / "demo-finished").exists():
         return {}
-    starts_s = dict(report.get("demo_starts_s", {}))
-    if starts_s and started not in starts_s:
-        # An interrupted start lasted until the last file was written before the next one.
-        written_s = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
-        last_written_s = max((s for s in written_s if s < float(started)), default=0.0)
-        before = list(starts_s)[-1]
-        starts_s[before] = max(starts_s[before], round(last_written_s - float(before), 1))
-    starts_s[started] = round(time.time() - float(started), 1)
-    return {
-        "demo_starts_s": starts_s,
-        "wall_s": round(sum(starts_s.values()), 1),
-        "interruptions": len(starts_s) - 1,
-    }
+    starts_s = {**report.get("demo_starts_s", {}), started: round(time.time() - float(started), 1)}
+    return {"demo_starts_s": starts_s, "wall_s": round(sum(starts_s.values()), 1)}

@@ -24,7 +24,15 @@ from kit.audio.clip import KEPT_SILENCE_S, load_speech, resampled
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
-from kit.base.files import atomic_path, digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.files import (
+    atomic_path,
+    digest,
+    file_digest,
+    make_folder,
+    remove_litter,
+    require_disk,
+    write_atomic,
+)
 from kit.base.formatting import format_gib
 from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
 from kit.batches import code_cache
@@ -156,13 +164,6 @@ def encode_missing(
         left -= len(names)
         progress(total - left, total)
     return encoded
-
-
-def remove_litter(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed: none is written for an hour."""
-    for path, (age_s, _) in ages(folder, ".*.safetensors.*").items():
-        if age_s > 3600:
-            path.unlink(missing_ok=True)
 
 
 def find_clips(folder: Path, key: str, wanted: Container[str]) -> dict[str, Clip]:

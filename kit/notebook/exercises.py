@@ -11,8 +11,8 @@ from torch import Tensor
 from kit.base.errors import KitError
 from kit.base.formatting import format_memory
 from kit.notebook.result import Result
+from kit.tuning.choose import Trial
 from kit.tuning.memory_plan import Workload
-from kit.tuning.recommend import Trial
 
 Distance = Callable[[str, str], float]
 Draw = Callable[[Iterator, int], list]

@@ -240,7 +240,7 @@ class TrainPanel:
         self.error = self.error or self.process.error()
         took_s = time.monotonic() - self.started_s
         text, kind, start_label = verdict(self.error, self.reached, self.stopping, took_s)
-        failure = self.failure(self.rows) if kind == "good" else ""
+        failure = "" if self.error or self.stopping else self.failure(self.rows)
         if failure:
             text, kind = f"{text} {failure}", "bad"
         self.view.idle(start_label)

@@ -6,77 +6,57 @@ run that has codes the rows are as long as its recordings.
 """
 
 import dataclasses
-import json
-import re
-import time
+import math
 from collections.abc import Iterator
-from pathlib import Path
 
-import torch
-
-from kit.base.config import build, merge, parse_object
-from kit.base.errors import KitError
-from kit.base.files import make_folder, write_atomic
+from kit.base.config import build, merge
 from kit.base.formatting import format_gib
 from kit.base.hardware import versions
-from kit.base.run import load_use, runs_folder
+from kit.base.run import load_use
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import GIB, bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.open_run import ActiveRun
+from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.run_parts import finetuning_of, workload
-from kit.settings import TrialConfig
+from kit.settings import SpeedConfig, TrainConfig, TrialConfig
 from kit.training.switches import Switch
-from kit.tuning import recommend, trials
+from kit.tuning.choose import (
+    LEFT_OUT,
+    MOST_LOSS,
+    Trial,
+    changes,
+    choose_switches,
+    keep_or_replace,
+    pays_off,
+    set_of,
+    trial_cells,
+    trial_figures,
+    write_choice,
+)
+from kit.tuning.estimate import resolve_steps
+from kit.tuning.measure import Task, preset_task, run_trials, variants
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import divisors, limit_memory
 
 START_S = 3.0  # to start a trial's process and draw its weights
 COMPILE_S = 30.0
-DEVICE_HEAD = ("what, threads", "settings", "a step", "faster", "tokens/s", "MFU")
-DEVICE_HEAD += ("memory", "measured")
-DEVICES_NOTE = (
-    "Made of the JSON files beside it by `python -m kit devices --folder FOLDER`. *Switches*: the "
-    "set that 05_benchmark chose, against all off."
-)
-
-
-def task_of(run: ActiveRun, threads: int) -> trials.Task:
-    """What of the run's preset is trained in trials, on synthetic rows.
-
-    They are as long as the run's training rows if 01 has run: only lengths matter for speed.
-    """
-    rows = ()
-    if run.figure("data", "codes"):
-        cache = CodeCache(run.index())
-        sample = cache.sample_of_split("train")
-        texts = cache.lengths(sample, "texts").tolist()
-        rows = tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
-    task = trials.preset_task(run.preset, run.hw, threads, rows)
-    return dataclasses.replace(task, finetuning=finetuning_of(run))
 
 
 class Benchmark:
     """Measures the switches of a training step, then micro-batches; `run()` is every step.
 
-    `steps` are timed in each of `rounds`; 0 takes the preset's number. `model` "xtts" measures a
-    model of the released XTTS-v2's size instead of the preset's; `goal` "memory" also keeps
-    switches that save a tenth of the memory at a small cost. Raises KitError for any other model.
+    `goal` "memory" also keeps switches that save a tenth of the memory at a small cost.
     """
 
     def __init__(
         self,
         run: ActiveRun,
         steps: int = 0,  # optimiser steps timed in a round (the preset's)
-        rounds: int = 0,  # interleaved; their median counts (the preset's)
-        model: str = "",  # xtts: the released XTTS-v2's size (the preset's)
+        rounds: int = 0,  # interleaved, two at least; their median counts (the preset's)
         goal: str = "speed",  # speed, or memory (speed)
     ):
-        if model not in ("", "xtts"):
-            raise KitError(f'model = {model!r}: choose "" (the preset\'s) or "xtts".')
         self.active = run
-        self.model = model
         self.goal = goal
         asked = {"steps": steps, "rounds": rounds}
         given = {name: number for name, number in asked.items() if number}
@@ -84,9 +64,22 @@ class Benchmark:
         # A resumed benchmark keeps its number of threads, so that timings can be compared.
         threads = run.figure("bench", "threads") or int(run.threads.value)
         run.record(bench={"threads": threads})
-        self.task = trials.published_task(run.hw, threads) if model else task_of(run, threads)
-        self.variants = trials.variants(self.task, self.config)
-        self.measured: list[recommend.Trial] = []
+        # Synthetic rows, as long as those of the run if 01 has run: only lengths matter for speed.
+        rows = ()
+        config = build(TrainConfig, section_for_run(run, "train"))
+        self.run_steps = config.max_steps  # of a whole training
+        if run.figure("data", "codes"):
+            cache = CodeCache(run.index())
+            sample = cache.sample_of_split("train")
+            texts = cache.lengths(sample, "texts").tolist()
+            rows = tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
+        task = preset_task(run.preset, run.hw, threads, rows)
+        self.task = dataclasses.replace(task, finetuning=finetuning_of(run))
+        if rows:
+            batches = len(cache.rows_in_split("train")) / task.data.effective_batch
+            self.run_steps = resolve_steps(config, math.ceil(batches)).max_steps
+        self.variants = variants(self.task, self.config)
+        self.measured: list[Trial] = []
         self.decisions: list[Switch] = []
         self.micro_batch = self.task.data.micro_batch
 
@@ -97,10 +90,9 @@ class Benchmark:
             yield step()
 
     def about(self) -> Result:
-        """Measure the baseline, and tell the minutes that the whole takes."""
+        """Measure the baseline once, and show the minutes that everything takes."""
         task = self.task
-        once = dataclasses.replace(self.config, rounds=1)
-        (first,) = self._trials(task, once, self.variants[:1], "baseline")
+        (first,) = self._trials(task, self.variants[:1], "baseline", rounds=1)
         trial_s = START_S
         if first.loss is not None:
             trial_s += first.warmup_s + self.config.steps / first.steps_per_s
@@ -121,32 +113,37 @@ class Benchmark:
 
         A switch that is not available here becomes a row with the reason.
         """
-        self.measured = self._trials(self.task, self.config, self.variants, "trials")
+        self.measured = self._trials(self.task, self.variants, "trials")
         return Result(line=f"{len(self.ran)} of {len(self.measured)} variants ran")
 
     @property
-    def ran(self) -> list[recommend.Trial]:
+    def ran(self) -> list[Trial]:
         return [row for row in self.measured if row.loss is not None]
 
     def choose(self) -> Result:
-        """Keep each switch that pays off, and measure the chosen set once more."""
-        self.decisions = recommend.choose_switches(self.measured, self.goal)
-        self._measure_chosen()
-        if self.goal == "speed" or self.measured[-1].loss is None:
-            self.decisions = recommend.prefer_measured(self.decisions, self.measured)
-            self._measure_chosen()
+        """Keep each switch that pays off, and measure the chosen set beside the preset's.
+
+        Where the rounds differ more than the switch does, the preset's choice stays.
+        """
+        preset = build(SpeedConfig, self.active.section("speed"))
+        decisions = choose_switches(self.measured, preset, self.goal)
+        there = [d.name for d in decisions if d.available or LEFT_OUT in d.reason]
+        sets = [
+            set_of("Preset's set", (name for name in there if getattr(preset, name))),
+            set_of("Chosen set", (d.name for d in decisions if d.on)),
+        ]
+        self.measured = self._trials(self.task, [*self.variants, *sets], "chosen set")
+        own, together = self.measured[-2:]
+        self.decisions = keep_or_replace(decisions, own, together, self.goal)
+        on = tuple(d.name for d in self.decisions if d.on)
+        if on != together.on:
+            self.measured[-1] = dataclasses.replace(own, label=together.label)
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
         return Result(line="\n".join(lines))
 
-    def _measure_chosen(self) -> None:
-        variants = [*self.variants, recommend.chosen(self.decisions)]
-        self.measured = self._trials(self.task, self.config, variants, "chosen set")
-
-    def _trials(
-        self, task: trials.Task, config: TrialConfig, variants: list, label: str
-    ) -> list[recommend.Trial]:
+    def _trials(self, task: Task, wanted: list, label: str, rounds: int = 0) -> list:
         folder = self.active.folder / "bench"
-        return trials.run_trials(task, config, folder, variants, Ticker(label))
+        return run_trials(task, self.config, folder, wanted, Ticker(label), rounds)
 
     def find_micro_batch(self) -> Result:
         """Measure the chosen set with larger and with smaller micro-batches, as long as they pay.
@@ -155,65 +152,55 @@ class Benchmark:
         at the longest rows is not tried.
         """
         self.micro_batch = self.task.data.micro_batch
-        self.measured = self.measured[: len(self.variants) + 1]  # without an earlier answer
-        chosen = self.measured[-1]
+        self.measured = self.measured[: len(self.variants) + 2]  # without an earlier answer
+        first = self.measured[-1]
         larger, smaller = self._other_sizes()
-        if chosen.loss is None or not (larger or smaller):
+        if first.loss is None or not (larger or smaller):
             return Result(line=f"Micro-batch: {self.micro_batch}, no other can be compared.")
-        rows = [dataclasses.replace(chosen, label=f"micro-batch {self.micro_batch}")]
-        best = chosen
+        rows = [dataclasses.replace(first, label=f"micro-batch {self.micro_batch}")]
+        best = first
         for sizes in (larger, smaller):
             for size in sizes:
                 trial = self._with_micro_batch(size)
                 rows.append(trial)
-                if not self._pays(chosen, best, trial):
+                pays = trial.loss is not None and pays_off(best, trial, self.goal)
+                if not pays or changes(first, trial)[0] < -MOST_LOSS:
                     break
                 best = trial
                 self.micro_batch = size
-            if best is not chosen:
+            if best is not first:
                 break  # where larger ones pay, smaller ones do not
-        if best is not chosen:
-            label = f"{chosen.label}, {best.label}"
+        if best is not first:
+            label = f"{first.label}, {best.label}"
             self.measured.append(dataclasses.replace(best, label=label))
         line = f"Micro-batch: {self.micro_batch} of an effective batch of "
         line += f"{self.task.data.effective_batch}"
-        return Result(line=line, grid=recommend.trial_cells(rows))
-
-    def _pays(self, chosen: recommend.Trial, best: recommend.Trial, trial: recommend.Trial) -> bool:
-        """Whether `trial` is better than `best` so far, and not much slower than the first."""
-        if trial.loss is None:
-            return False
-        gain = max(recommend.LEAST_GAIN, (best.spread + trial.spread) / 2)
-        faster, _ = recommend.changes(chosen, trial)
-        pays = recommend.pays_off(best, trial, self.goal, gain)
-        return pays and faster >= -recommend.MOST_LOSS
+        return Result(line=line, grid=trial_cells(rows, self.run_steps))
 
     def _other_sizes(self) -> tuple[list[int], list[int]]:
         """Larger micro-batches in rising order, and smaller ones in falling order.
 
-        None where other figures must stay comparable, or where tokens decide the size.
+        None where tokens decide the size.
         """
         data = self.task.data
-        if self.model or data.effective_tokens:
-            return [], []
-        sizes = divisors(data.effective_batch)
+        sizes = [] if data.effective_tokens else divisors(data.effective_batch)
         larger = [size for size in sizes if size > data.micro_batch]
         smaller = [size for size in reversed(sizes) if size < data.micro_batch]
         return larger, smaller
 
-    def _with_micro_batch(self, size: int) -> recommend.Trial:
+    def _with_micro_batch(self, size: int) -> Trial:
         """The chosen set in passes of `size` rows, measured unless too large for the memory."""
-        chosen = recommend.chosen(self.decisions)
+        label = f"micro-batch {size}"
         data = dataclasses.replace(self.task.data, micro_batch=size)
-        speed = trials.speed_of(chosen.on)
+        variant = set_of(label, (d.name for d in self.decisions if d.on))
+        speed = SpeedConfig(**dict.fromkeys(variant.on, True))
         work = workload(self.active, finetuning=self.task.finetuning, data=data, speed=speed)
         limit_bytes = limit_memory(work.hw, work.max_memory_fraction)
-        reason = ""
         if work.planned_bytes > limit_bytes:
             reason = f"planned {format_gib(work.planned_bytes)}, of {format_gib(limit_bytes)}"
-        variant = dataclasses.replace(chosen, label=f"micro-batch {size}", reason=reason)
+            variant = dataclasses.replace(variant, reason=reason)
         task = dataclasses.replace(self.task, data=data)
-        (trial,) = self._trials(task, self.config, [variant], variant.label)
+        (trial,) = self._trials(task, [variant], label)
         return trial
 
     def speed(self) -> Result:
@@ -240,111 +227,32 @@ class Benchmark:
         return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
 
     def table(self) -> Result:
-        grid = recommend.trial_cells(self.measured)
+        grid = trial_cells(self.measured, self.run_steps)
         return Result(line=f"{len(self.measured)} variants", grid=grid)
 
     def write(self) -> Result:
         """Write the chosen set to the run's folder as a preset, with the reasons as comments."""
         run = self.active
-        name = run.hw.name
-        sections = None
-        if not self.model:
-            given = merge(load_use(run.use), run.settings)
-            measured = {"data": {"micro_batch": self.micro_batch}}
-            sections = {"extends": run.preset_name} | merge(given, measured)
-        measured_on = f"{name}, torch {versions()['torch']}"
-        recommend.write_choice(self.decisions, self.path, measured_on, sections)
-        on = [decision.name for decision in self.decisions if decision.on]
-        figures = {"chosen": on, "goal": self.goal, "device": name}
-        figures["micro_batch"] = self.micro_batch
-        of_switches = self.measured[: len(self.variants) + 1]
-        figures["variants"] = recommend.trial_figures(of_switches)
-        run.record(bench={self.model or "preset": figures})
-        baseline, last = self.measured[0], self.ran[-1]
-        before_s = None if baseline.loss is None else 1 / baseline.steps_per_s
-        gained = {"step_s": 1 / last.steps_per_s, "before_step_s": before_s}
-        gained |= {"tokens_per_s": last.tokens_per_s, "mfu": last.mfu}
-        gained["memory_bytes"] = last.peak_memory_bytes
-        what = f"{self.model or Path(run.preset_name).stem}, switches"
-        settings = ", ".join(on) or "none"
-        if self.micro_batch != self.task.data.micro_batch:
-            settings += f", micro-batch {self.micro_batch}"
-        keep_device(run, what, settings, self.task.threads, **gained)
-        return Result(line=self.path.read_text(encoding="utf-8").strip())
-
-    @property
-    def path(self) -> Path:
-        """The file of the chosen set; notebook 02 reads only speed.yaml."""
-        return self.active.path("speed-xtts.yaml" if self.model else "speed.yaml")
+        given = merge(load_use(run.use), run.settings)
+        sections = {"extends": run.preset_name}
+        sections |= merge(given, {"data": {"micro_batch": self.micro_batch}})
+        path = run.path("speed.yaml")
+        measured_on = f"{run.hw.name}, torch {versions()['torch']}"
+        write_choice(self.decisions, path, measured_on, sections)
+        figures = {
+            "chosen": [decision.name for decision in self.decisions if decision.on],
+            "goal": self.goal,
+            "device": run.hw.name,
+            "micro_batch": self.micro_batch,
+            "variants": trial_figures(self.measured[: len(self.variants) + 2]),
+        }
+        run.record(bench={"preset": figures})
+        return Result(line=path.read_text(encoding="utf-8").strip())
 
     def summary(self) -> Result:
+        folder = self.active.folder
         return Result(
-            line=f"In {self.active.folder}: {self.path.name}, bench/ with every result, "
-            f"report.json.\nFor the table of devices: {devices_folder()}.\n"
+            line=f"In {folder}: speed.yaml, bench/ with every result, report.json.\n"
             "Next: 02_train, which takes the switches and the micro-batch of speed.yaml. As PRESET "
             "of a new run, or --preset, that file is a preset."
         )
-
-
-def devices_folder() -> Path:
-    """Where this machine's measurements are kept: beside the runs."""
-    return runs_folder() / "bench" / "devices"
-
-
-def keep_device(
-    run: ActiveRun, what: str, settings: str, threads: int, **figures: float | None
-) -> None:
-    """Keep what `settings` gained here in this device's file, in place of an earlier `what`."""
-    name = run.hw.name
-    if run.hw.device == "cpu":
-        name += f", {run.hw.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
-    path = make_folder(devices_folder()) / (re.sub(r"\W+", "-", name.lower()) + ".json")
-    known = {"device": name}
-    if path.exists():
-        known = read_device(path)
-    made_with = {"settings": settings, "threads": threads, "torch": versions()["torch"]}
-    known[what] = figures | made_with | {"date": time.strftime("%Y-%m-%d")}
-    write_atomic(path, json.dumps(known, indent=1) + "\n")
-
-
-def read_device(path: Path) -> dict:
-    """Return what was measured on a device. Raises KitError if the file is damaged."""
-    return parse_object(path.read_bytes(), f"{path} (delete it if it is damaged)")
-
-
-def devices(
-    _name: str = "",
-    folder: Path | None = None,  # one JSON file a device (runs/bench/devices)
-) -> Result:
-    """Merge the files of `folder`, one a device, into its table README.md; `voicekit devices`."""
-    folder = folder or devices_folder()
-    paths = sorted(Path(folder).glob("*.json"))
-    files = [read_device(path) for path in paths]
-    if not files:
-        raise KitError(f"{folder} has no measurements: `benchmark` writes them.")
-    lines = ["# Measured on these devices", "", DEVICES_NOTE, ""]
-    grid = [("device", *DEVICE_HEAD)]
-    for file in files:
-        device = file.pop("device")
-        rows = [device_cells(what, row) for what, row in file.items()]
-        grid += [(device, *row) for row in rows]
-        table = [DEVICE_HEAD, ["---"] * len(DEVICE_HEAD), *rows]
-        lines += [f"## {device}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
-    path = Path(folder) / "README.md"
-    write_atomic(path, "\n".join(lines))
-    return Result(line=f"Devices: {len(files)}. Written: {path}", grid=grid)
-
-
-def device_cells(what: str, row: dict) -> tuple[str, ...]:
-    tokens_per_s, mfu = row.get("tokens_per_s"), row.get("mfu")
-    before_s = row["before_step_s"]
-    return (
-        f"{what}, {row['threads']}",
-        row["settings"],
-        f"{1000 * row['step_s']:,.0f} ms",
-        "" if before_s is None else f"{before_s / row['step_s']:.2f}x",
-        "" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
-        "" if mfu is None else f"{mfu:.0%}",
-        format_gib(row["memory_bytes"]),
-        f"{row['date']}, torch {row['torch']}",
-    )

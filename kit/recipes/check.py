@@ -77,22 +77,12 @@ def check(
         verdict, free_bytes = check_step(work, int(run.threads.value))
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
-    figures = {"planned": format_gib(verdict.planned_bytes)}
-    if verdict.measured_bytes is not None:
-        figures["allocated"] = format_gib(verdict.measured_bytes)
-        reserved = verdict.reserved_bytes
-        figures["reserved"] = "only on a GPU" if reserved is None else format_gib(reserved)
-    figures |= {"free": format_gib(free_bytes), "may use": format_gib(verdict.limit_bytes)}
-    if verdict.step_s is not None:
-        passes = work.data.grad_accum
-        figures["step"] = f"{verdict.step_s:.3g} s"
-        if passes > 2:  # two stood for all of them
-            step_s = verdict.step_s * passes / 2
-            figures["step"] = f"about {step_s:.3g} s, from two of {passes} passes"
-    yield Result(line="\n".join(f"{name}: {value}" for name, value in figures.items()))
     if not verdict.fits:
         raise KitError(str(verdict), exit_code=3)
-    yield Result(line=str(verdict))
+    line = f"{verdict} Free: {format_gib(free_bytes)}."
+    if verdict.step_s is not None:  # two passes stand for all of them
+        line += f" A step takes about {verdict.step_s * max(1, work.data.grad_accum / 2):.3g} s."
+    yield Result(line=line)
 
 
 def check_elsewhere(run: ActiveRun) -> Iterator[Result]:

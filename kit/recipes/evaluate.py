@@ -348,6 +348,7 @@ class Evaluation:
         figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
         figures |= {f"cer_{name}": score.cer for name, score in scores.items()}
         figures |= chosen.figures() | {"weights": data.best, "candidates": data.sampling.best_of}
+        figures["weights_sha256"] = file_digest(self.active_run.folder / WEIGHTS[data.best])
         scores[self.best_of(data.best)] = chosen
         line = f"CER on recordings {floor.cer:.2%}, after the codec {floor.cer_codec:.2%}"
         percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
@@ -563,4 +564,4 @@ def speaker_checks(run: Run) -> list[Check]:
         f"(it was {train.conditioner_lr or train.lr:g})"
     )
     used = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
-    return [judged("uses the speaker reference", used, "all of them", not alike, fix)]
+    return [judged("speakers distinguished", used, "all of them", not alike, fix)]

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from kit.base.errors import KitError
-from kit.base.files import digest, file_digests
+from kit.base.files import digest, file_digest, file_digests
 from kit.base.run import Run, find_run
 from kit.inference.candidates import READER
 from kit.inference.export import CARD, export_voice
@@ -66,6 +66,17 @@ def current_export(run: Run) -> Path:
         write_export(run, voice, run.figure("export", "weights") or "fp16")
         print(f"Written: {folder}, from the weights and settings that the run has now.", flush=True)
     return folder
+
+
+def require_evaluated(run: Run) -> None:
+    """Raise KitError if `run` was evaluated, and its weights have changed since."""
+    judged = run.figure("eval", "weights_sha256")
+    path = run.folder / WEIGHTS[run.figure("eval", "weights") or "ema"]
+    if judged and path.is_file() and file_digest(path) != judged:
+        raise KitError(
+            f"The figures of {run.name} are of weights that it no longer has: run 03_evaluate_ema, "
+            f"or python -m kit evaluate --run {run.name}, first."
+        )
 
 
 def export_folder(voice: str, run: str = "") -> Path:

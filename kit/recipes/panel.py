@@ -24,6 +24,7 @@ from kit.recipes.training_listeners import spoken_samples
 from kit.recipes.training_plan import EPOCHS, in_process, steps_asked
 from kit.settings import DataConfig, SpeedConfig, TrainConfig
 from kit.training.run import finished_steps
+from kit.tuning.checks import short_lines
 from kit.tuning.memory_plan import Workload
 from kit.tuning.monitor import STATUS
 from kit.tuning.preflight import check_changes
@@ -66,7 +67,7 @@ def show_panel(training: Training) -> TrainPanel:
         plan=settings.planned,
         players=SamplePlayers(folder / SPOKEN, sentence),
         profile=partial(read_run_file, folder / PROFILES / STATUS),
-        health=training.health,
+        health=lambda rows: short_lines(training.log_checks(rows)),
         failure=training.failure,
     )
     panel.run()

@@ -5,11 +5,10 @@ Nothing is trained or measured again; only `Compare.listen` lets both voices spe
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
@@ -20,13 +19,10 @@ from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
-from kit.settings import ManifestConfig
 from kit.training.logs import held_out_losses, read_log
-from kit.tuning.checks import HEAD, Check, judged, table, training_checks
+from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
-# Of the record: the command that writes each section.
-SECTIONS = {"data": "prepare", "text": "prepare", "setup": "setup", "train": "train"}
 SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
 # Of the record: name, section, key, and how it is written.
 FIGURES = (
@@ -45,7 +41,7 @@ FIGURES = (
 
 
 class Checklist:
-    """What must be right before, during and after training, read from the run's report and log.
+    """What must be right before, during and after training, as the run's report has it.
 
     What was not recorded is not passed: its row names the command that measures it. Once training
     is finished, what was wrong during it is a note: only the voice counts.
@@ -54,8 +50,6 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
-        limits = build(ManifestConfig, run.section("manifest"))
-        self.max_rejected_percent = limits.max_rejected_percent
 
     def run(self) -> Iterator[Result]:
         yield self.result()
@@ -63,8 +57,7 @@ class Checklist:
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
         train = self.report.get("train", {})
-        log = read_log(self.active_run.folder / "train.jsonl")
-        during = training_checks(log, **train.get("limits", {})) if log else []
+        during = [Check(**row) for row in train.get("checks", [])]
         checks = {"before": self.before(), "during": during, "after": self.after()}
         grid = [("training", *HEAD)]
         counted = []
@@ -83,65 +76,30 @@ class Checklist:
         return Result(line=line, grid=grid)
 
     def before(self) -> list[Check]:
+        """The recordings, their texts, and the proofs of `verify` where they were tried."""
+        data, text, verified = (self.report.get(name, {}) for name in ("data", "text", "verify"))
+        if not {"hours", "utterances", "alignment"} <= data.keys() or "round_trip" not in text:
+            fix = self.command("prepare")
+            return [Check("preparation", "not yet", "to the end", False, fix)]
+        hours = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
         least = f"{MIN_HOURS:g} hours of a person, or a base model"
-        most = f"at most {self.max_rejected_percent:g} % of the hours"
-        letters = "no bytes, every text comes back"
-        row = self.row
-        checks = [
-            row("enough recordings", least, self.recordings, "data.hours", "data.utterances"),
-            row("few rejected clips", most, self.rejected, "data.refused_percent", "data.refused"),
-            row("the letters are known", letters, self.tokens, "text.byte_rate", "text.round_trip"),
-            row("texts match their sound", "judged", self.alignment, "data.alignment"),
-            row("the preset suits", "the machine", self.preset, "setup.preset for this machine"),
-            row("a step fits", "in memory", self.memory, "train.longest_step_bytes"),
-        ]
-        verified = self.report.get("verify")
-        if verified:
-            failed = ", ".join(verified["failed"])
-            fix = "do not trust this training: see docs/verify.md"
-            figure = f"{failed} failed" if failed else "no proof failed"
-            checks.append(judged("training is right, here", figure, "none", not failed, fix))
-        return checks
-
-    def row(self, what: str, bound: str, judge: Callable, *names: str) -> Check:
-        """Check figures of the report; `judge` returns them as text, and what to do ("": pass)."""
-        values = []
-        for section, name in (name.split(".") for name in names):
-            recorded = self.report.get(section, {})
-            if name not in recorded:
-                return Check(what, "not yet", bound, False, self.command(SECTIONS[section]))
-            values.append(recorded[name])
-        figure, fix = judge(*values)
-        return Check(what, figure, bound, not fix, fix)
-
-    def recordings(self, hours: float, utterances: int) -> tuple[str, str]:
-        measured = f"{hours:.2f} hours, {utterances:,} utterances"
-        return measured, too_few_hours(self.active_run, hours)
-
-    def rejected(self, percent: float, rows: int) -> tuple[str, str]:
-        passed = percent <= self.max_rejected_percent
-        fix = "" if passed else "ledger.jsonl names each row and its fix"
-        return f"{percent:.2f} %, {rows:,} rows", fix
-
-    def tokens(self, byte_rate: float, round_trip: float) -> tuple[str, str]:
-        passed = byte_rate == 0 and round_trip == 1
-        fix = "" if passed else "look for stray letters in the texts (`uncovered` in text)"
-        return f"{byte_rate:.2%} bytes, {round_trip:.1%} come back", fix
-
-    def alignment(self, note: str) -> tuple[str, str]:
+        few = too_few_hours(self.active_run, data["hours"])
+        spelt = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        known = text["byte_rate"] == 0 and text["round_trip"] == 1
+        stray = "look for stray letters in the texts (`uncovered` in text)"
+        aligned = not data["alignment"].startswith("not judged")
         listen = "listen to some clips: the recogniser could not judge them"
-        return note, listen if note.startswith("not judged") else ""
-
-    def preset(self, suitable: str) -> tuple[str, str]:
-        own = self.active_run.preset_name
-        fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
-        return f"{own}; {suitable} suits this machine", "" if own == suitable else fix
-
-    def memory(self, sizes: dict) -> tuple[str, str]:
-        needed = sizes.get("reserved") or sizes.get("measured") or sizes["planned"]
-        fix = "take --use low_memory, or the preset of a smaller tier"
-        measured = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
-        return measured, "" if needed <= sizes["limit"] else fix
+        checks = [
+            judged("recordings", hours, least, not few, few),
+            judged("letters", spelt, "no bytes, every text comes back", known, stray),
+            judged("texts and their sound", data["alignment"], "judged", aligned, listen),
+        ]
+        if verified:
+            figure = f"{', '.join(verified['failed']) or 'no proof'} failed"
+            passed = not verified["failed"]
+            fix = "do not trust this training: see docs/verify.md"
+            checks.append(judged("proofs of `verify`", figure, "none", passed, fix))
+        return checks
 
     def after(self) -> list[Check]:
         """Whether training has ended, and the gate's checks of what evaluation has recorded."""
@@ -149,12 +107,12 @@ class Checklist:
         steps = f"{train['steps']:,} steps" if "steps" in train else "not yet"
         fix = self.command("train")
         finished = bool(train.get("finished"))
-        trained = judged("training is finished", steps, "to its end", finished, fix)
+        trained = judged("training", steps, "to its end", finished, fix)
         figures = self.report.get("eval", {})
-        if "cer" in figures:
+        if {"cer", "cer_floor"} <= figures.keys():
             return [trained, *voice_checks(self.active_run, figures, figures["cer_floor"])]
         fix = self.command("evaluate")
-        return [trained, Check("intelligible", "not yet", "the gate passed", False, fix)]
+        return [trained, Check("CER of the voice", "not yet", "the gate passed", False, fix)]
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {shlex.quote(self.active_run.name)}"

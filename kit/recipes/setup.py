@@ -20,17 +20,22 @@ from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.estimate import estimate_time
-from kit.tuning.memory_plan import Workload, plan_bytes
+from kit.tuning.measure import step_seconds
+from kit.tuning.memory_plan import Workload, plan_memory
 from kit.tuning.preflight import change
 from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
-from kit.tuning.trials import step_seconds
 
 
 class Setup:
     """Compares the machine with the run's preset; `run()` is every step."""
 
-    def __init__(self, run: ActiveRun):
+    def __init__(
+        self,
+        run: ActiveRun,
+        own: bool = False,  # yes: it is for recordings of your own (no)
+    ):
         self.active = run
+        self.own = own
         self.train = build(TrainConfig, run.section("train"))
 
     def run(self) -> Iterator[Result]:
@@ -98,19 +103,20 @@ class Setup:
         """The planned memory of a training step by part, and its peak beside the device's."""
         run = self.active
         work = self.workload
-        plan = plan_bytes(work)
+        parts, peak_bytes = plan_memory(work)
         limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
-        run.record(train={"planned_bytes": plan.peak_bytes})
-        verdict = "It fits." if plan.peak_bytes <= limit_bytes else change(work, limit_bytes)
+        run.record(train={"planned_bytes": peak_bytes})
+        verdict = "It fits." if peak_bytes <= limit_bytes else change(work, limit_bytes)
         picture = memory_bars(
-            plan.parts,
-            plan.peak_bytes,
+            parts,
+            peak_bytes,
             measured_bytes=None,
             limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
             title=f"{work.rows} rows of {work.length} tokens on the {run.hw.name}",
         )
-        return Result(line=f"Memory peaks during {plan.fullest}.\n{verdict}", pictures=[picture])
+        line = f"Planned: {format_gib(peak_bytes)} of {format_gib(limit_bytes)}. {verdict}"
+        return Result(line=line, pictures=[picture])
 
     def advice(self) -> Result:
         hw = self.active.hw
@@ -133,6 +139,13 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
+        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
+        if self.own:
+            takes = f"gets {own.minutes:g} minutes" if own.minutes else "takes as long as it needs"
+            return Result(
+                line=f"Training {takes}; preparing comes before it. 01_data_prep and 02_train say "
+                "how long each takes."
+            )
         budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
         flop = 2 * math.prod(hardware.MATMUL_SHAPES["cpu"])
@@ -140,7 +153,6 @@ class Setup:
         reasons = f"{run.threads.reason}; {run.precision.reason}"
         slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
         _, line = estimate_time(self.train, step_s, budget, slow)
-        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
         if own.minutes > budget.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "

@@ -41,12 +41,11 @@ from kit.tuning.checks import (
     guess_loss,
     learning_checks,
     problems,
-    short_lines,
     step_shares,
     table,
     training_checks,
 )
-from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, limit_memory
 
@@ -126,9 +125,8 @@ class Training(TrainingPlan):
         if not self.finished:
             return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
         failure = self.failure(rows)
-        line = f"Trained to {where}.{self.steps_kept()}"
-        grid = table(training_checks(rows, **self.limits))
-        return Result(line=f"{line} {failure}".strip(), grid=grid, failed=bool(failure))
+        line = f"Trained to {where}.{self.steps_kept()} {failure}".strip()
+        return Result(line=line, grid=table(self.log_checks(rows)), failed=bool(failure))
 
     def rows(self) -> list[dict]:
         """The log, one dict a step. Raises KitError before the first one."""
@@ -180,8 +178,7 @@ class Training(TrainingPlan):
                 step_notes = [f"step {event.step}: {event.note}"] if event.note else []
                 lines.show(latest, progress_texts(latest, pace), step_notes)
         self.record(monitor)
-        rows = logs.read_log(self.process.log)
-        print(text_grid(table(training_checks(rows, **self.limits))))
+        print(text_grid(table(self.log_checks(logs.read_log(self.process.log)))))
         if signals:
             print(self.reached())
             self.summary()
@@ -294,10 +291,9 @@ class Training(TrainingPlan):
         rows = self.rows()
         figures = logs.summary(rows)
         ran = self.active.figure("train", "ran") or {}
-        advice = problems(self.slow_parts(rows))
         finetuning = self.finetuning.identity() | {
             "tables_first": self.finetuning.config.tables_first,
-            "trained_parameters": count_trained(self.model, self.finetuning).learning,
+            "trained_parameters": trainable_of(self.model, self.finetuning).count,
             "parameters": count_parameters(self.model),
         }
         more = {
@@ -305,14 +301,12 @@ class Training(TrainingPlan):
             "alignment_head": head and head._asdict(),
             "finetune": finetuning,
             "step_shares": step_shares(rows),
-            "advice": advice,
-            "limits": self.limits,
-            "checks": [check._asdict() for check in training_checks(rows, **self.limits)],
+            "checks": [check._asdict() for check in self.log_checks(rows)],
         }
         self.active.record(train=figures | more)
         speed = f"{figures['steps']:,} steps at {figures['steps_per_s']:.3g} a second"
         line = f"{speed}, held-out loss {figures['val_loss']:.3f}"
-        return Result(line="\n".join([line, *advice]), figures=figures | ran)
+        return Result(line=line, figures=figures | ran)
 
     @property
     def limits(self) -> dict[str, float]:
@@ -320,19 +314,16 @@ class Training(TrainingPlan):
         clear_cer = build(EvaluateConfig, self.active.section("evaluate")).worst_cer
         return {"guess_loss": guess_loss(self.model), "clear_cer": clear_cer}
 
-    def slow_parts(self, rows: list[dict]) -> list[Check]:
-        """What holds the steps of a log back, each with the setting that changes it."""
+    def log_checks(self, rows: list[dict]) -> list[Check]:
+        """Whether a training with such a log goes well, and what its steps wait for."""
         on = [switch.name for switch in self.offered if switch.on]
-        return diagnose(rows, self.active.hw, on, self.data.config.workers)
-
-    def health(self, rows: list[dict]) -> list[str]:
-        """Lines for the panel: what makes steps slow, and whether the training goes well."""
-        return short_lines([*self.slow_parts(rows), *training_checks(rows, **self.limits)])
+        waits = diagnose(rows, self.active.hw, on, self.data.config.workers)
+        return training_checks(rows, **self.limits) + waits
 
     def failure(self, rows: list[dict]) -> str:
         """Why a training that has finished with such a log has failed; "": it has learnt."""
         faults = problems(learning_checks(rows, **self.limits))
-        return f"It has not learnt: {'; '.join(faults)}." if faults else ""
+        return f"This training has failed: {'; '.join(faults)}." if faults else ""
 
     def sound(self) -> Result:
         """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""

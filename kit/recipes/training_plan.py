@@ -25,7 +25,13 @@ from kit.training.switches import LABELS, load_choice, switches, wants_few_shape
 from kit.tuning import estimate
 from kit.tuning.cards import step_flop
 from kit.tuning.checks import recognizer_warning
-from kit.tuning.memory_plan import Workload, count_parameters, count_trained, plan_bytes
+from kit.tuning.memory_plan import (
+    Workload,
+    count_parameters,
+    count_trained,
+    plan_memory,
+    trainable_of,
+)
 from kit.tuning.preflight import (
     Verdict,
     changed_settings,
@@ -202,15 +208,13 @@ class TrainingPlan:
             line += f"\nChanged: {changes}. {verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
         line += self.other_method(work)
-        planned = plan_bytes(work)
         draw = functools.partial(
             memory_bars,
-            planned.parts,
-            planned.peak_bytes,
+            *plan_memory(work),
             measured_bytes=verdict.measured_bytes,
             limit_bytes=verdict.limit_bytes,
             device_bytes=work.hw.memory_bytes,
-            title=f"{work.hw.name}, fullest at {planned.fullest}",
+            title=work.hw.name,
         )
         return Result(line=line, pictures=(draw,))
 
@@ -280,9 +284,9 @@ class TrainingPlan:
         needed_bytes = estimate.stored_bytes(
             self.config,
             count_parameters(self.model),
-            plan_bytes(self.workload()).parts["optimizer"],
+            plan_memory(self.workload())[0]["optimizer"],
             self.speed.ema,
-            saved=count_trained(self.model, self.finetuning).trained,
+            saved=count_trained(self.model, self.finetuning),
         )
         warning = estimate.disk_warning(needed_bytes, run.folder / "checkpoints")
         return Result(line=f"{line}\n{warning}" if warning else line)
@@ -406,14 +410,14 @@ def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
     """Describe what of `model` trains; "" if all of it does from the first step on."""
     sentences = []
     if finetuning.adapters:
-        trained = count_trained(model, finetuning)
+        trained = trainable_of(model, finetuning)
         lora = finetuning.lora
-        tables = ", and the new rows of embeddings and heads" if trained.tables else ""
+        tables = ", and the new rows of embeddings and heads" if trained.first_rows else ""
         if finetuning.config.tables == "all":
             tables = ", and all embeddings and heads"
         sentences.append(
-            f"LoRA: {trained.learning:,} parameters train, "
-            f"{trained.learning / count_parameters(model):.1%} as many as the model has: adapters "
+            f"LoRA: {trained.count:,} parameters train, "
+            f"{trained.count / count_parameters(model):.1%} as many as the model has: adapters "
             f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
             "the frozen matrices beside them take half the memory."
         )

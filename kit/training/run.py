@@ -27,7 +27,7 @@ from kit.base.errors import DamagedFileError, Diverged, KitError, Note
 from kit.base.files import make_folder, write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
-from kit.base.lock import Holder, Lock, held, is_gone, machine, read_holder
+from kit.base.lock import Holder, current_holder, held
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
@@ -67,10 +67,7 @@ class TrainingProcess:
     @property
     def holder(self) -> Holder | None:
         """The process on this machine that is training the run, if any."""
-        holder = read_holder(self.folder / LOCK)
-        if holder is None or holder.machine != machine() or is_gone(holder):
-            return None
-        return holder
+        return current_holder(self.folder / LOCK)
 
     @property
     def running(self) -> bool:
@@ -203,7 +200,6 @@ class TrainingRun:
     ranks: Ranks = ALONE  # that train together
     notes: tuple = ()  # for the first step's row
     trainer: Trainer | None = None
-    lock: Lock | None = None  # one process trains a run, or one group of ranks
 
     @property
     def log(self) -> Path:
@@ -228,10 +224,10 @@ class TrainingRun:
         """
         if self.finished():
             return
-        lock = contextlib.nullcontext()
+        lock = contextlib.nullcontext()  # one process trains a run, or one group of ranks
         if self.ranks.is_main:
             lock = held(self.folder / LOCK, "training")
-        with lock as self.lock, self.hold("training"):
+        with lock, self.hold("training"):
             try:
                 yield from self._train(stop)
             except RankLost as error:
@@ -279,8 +275,6 @@ class TrainingRun:
                     "model, or close what else uses this device. Run again: training resumes from "
                     "the last checkpoint."
                 ) from error
-        if self.lock:
-            self.lock.confirm()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
             trainer.save(self.checkpoints)  # stopped after the last event
@@ -307,8 +301,6 @@ class TrainingRun:
             listeners = [jsonl_log(self.log), *listeners, *self.listeners]
         for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
             event = dataclasses.replace(event, **self.sample())
-            if self.lock:
-                self.lock.confirm()
             for listener in listeners:
                 listener(event)
             yield event

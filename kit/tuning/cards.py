@@ -96,5 +96,5 @@ def step_seconds(work: Workload, row_tokens: float) -> float | None:
     passes = work.data.grad_accum
     compute_s = step_flop(work, row_tokens) / (USED_SHARE * card["tflops"] * 1e12)
     launch_s = passes * work.model.layers * LAYER_S
-    trained = count_trained(work.model, work.finetuning).trained
+    trained = count_trained(work.model, work.finetuning)
     return max(compute_s, launch_s) + UPDATE_BYTES * trained / (card["gb_per_s"] * 1e9)

@@ -7,14 +7,13 @@ Thresholds are well above the noise of a healthy run.
 
 import math
 import statistics
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import NamedTuple
 
 from kit.base.hardware import Hardware
 from kit.batches.code_stream import loader_workers
 from kit.settings import GPTConfig
 from kit.training.config import PHASES
-from kit.training.logs import held_out_losses
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 HEAD = ("", "check", "measured", "bound", "what it shows, or what to do")
@@ -24,13 +23,12 @@ MIN_TIMED = 10  # before a diagnosis
 SKIPPED = 5  # steps at each start: compiling, filling caches
 RECENT = 100  # steps that count as the newest
 MIN_LOAD = 0.7  # of the device
-MAX_RISE = 1.03  # held-out loss over the lowest one
-PATIENCE = 3  # validations since the lowest one
+PATIENCE = 3  # validations that may all be worse than the lowest one
 MAX_OVERFIT = 1.5  # held-out loss over training loss
 
 
 class Check(NamedTuple):
-    what: str  # is right where it passes
+    what: str  # was measured
     figure: str
     bound: str
     passed: bool | None  # None: it cannot be judged, and `figure` says why
@@ -51,9 +49,9 @@ def judged(what: str, figure: str, bound: str, passed: bool | None, fix: str) ->
     return Check(what, figure, bound, passed, fix if passed is False else "")
 
 
-def at_most(what: str, value: float, bound: float, text: Callable, fix: str) -> Check:
-    """A check of a number; `text` makes text of it and of its bound."""
-    return judged(what, text(value), f"at most {text(bound)}", value <= bound, fix)
+def at_most(what: str, value: float, bound: float, text: str, fix: str) -> Check:
+    """A check of a number; `text` has a place for it, and for its bound."""
+    return judged(what, text.format(value), f"at most {text.format(bound)}", value <= bound, fix)
 
 
 def problems(checks: list[Check]) -> list[str]:
@@ -79,89 +77,74 @@ def guess_loss(model: GPTConfig) -> float:
     return model.text_weight * math.log(model.text_vocab) + math.log(model.code_vocab)
 
 
-def learning_checks(
-    rows: list[dict], guess_loss: float | None = None, clear_cer: float = 0.0
-) -> list[Check]:
+def learning_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> list[Check]:
     """The checks of a log that a finished training must pass.
 
-    `guess_loss` is that of an untrained model, None: unknown. What it speaks must become clearer,
-    unless its character error rate is at most `clear_cer`.
+    What it speaks must become clearer, unless its character error rate is at most `clear_cer`.
     """
     losses = numbers(rows, "loss")
-    cers = [row["gate"]["cer"] for row in rows if (row.get("gate") or {}).get("cer") is not None]
+    cers = numbers([row.get("gate") or {} for row in rows], "cer")
     loss = cer = TOO_FEW
-    last = falls = clearer = None
+    falls = below = clearer = None
     if len(losses) >= MIN_STEPS:
-        fifth = len(losses) // 5
-        first, last = statistics.median(losses[:fifth]), statistics.median(losses[-fifth:])
+        first, last = first_and_last(losses)
         loss = f"{first:.3f}, then {last:.3f}"
-        falls = last < first
+        falls, below = last < first, last < guess_loss
         if len(cers) > 1:
             cer = f"CER {cers[0]:.1%}, then {cers[-1]:.1%}"
             clearer = cers[-1] < cers[0] or cers[-1] <= clear_cer
-    fix = "nothing is learnt: lower train.lr, and listen to some recordings"
-    checks = [judged("the training loss falls", loss, "falling", falls, fix)]
-    if guess_loss is not None:
-        below = None if last is None else last < guess_loss
-        bound = f"below {guess_loss:.3f}"
-        checks.append(judged("the loss is below guessing", loss, bound, below, fix))
-    if cers:
-        bound = f"falling, or at most {clear_cer:.1%}"
-        fix = "listen to the samples, train longer, or lower train.lr"
-        checks.append(judged("what it speaks becomes clearer", cer, bound, clearer, fix))
-    return checks
+    fix = "lower train.lr, and listen to some recordings"
+    guessing = f"below {guess_loss:.3f}"
+    clear = f"falling, or at most {clear_cer:.1%}"
+    checks = [
+        judged("training loss", loss, "falling", falls, fix),
+        judged("loss against guessing", loss, guessing, below, fix),
+        judged("errors in what it speaks", cer, clear, clearer, "train longer, or lower train.lr"),
+    ]
+    return checks if cers else checks[:2]
 
 
-def training_checks(rows: list[dict], **limits: float) -> list[Check]:
-    """Those of `learning_checks`, which takes the `limits`, and whether a training is healthy."""
-    checks = learning_checks(rows, **limits)
+def training_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> list[Check]:
+    """Those of `learning_checks`, and whether a training is healthy as far as it was measured."""
+    checks = learning_checks(rows, guess_loss, clear_cer)
     recent = rows[-RECENT:]
+    losses, norms = numbers(rows, "loss"), numbers(rows, "grad_norm")
+    loads, held_out = numbers(recent, "load"), numbers(rows, "val_loss")
+    # Seconds a token, without waiting for data.
+    costs = [(r["step_s"] - r["data_s"]) / max(1, r["tokens"]) for r in timed_rows(rows)]
     if recent:
-        finite = len(numbers(recent, "loss")) / len(recent)
-        fix = "steps are skipped: lower train.lr, or train in bf16 or fp32 instead of fp16"
-        figure = f"{finite:.0%} of recent steps"
-        checks.append(judged("losses are finite", figure, "at least 99%", finite >= 0.99, fix))
-    norms = numbers(rows, "grad_norm")
+        skipped = 1 - len(numbers(recent, "loss")) / len(recent)
+        fix = "lower train.lr, or train in bf16 or fp32 instead of fp16"
+        checks.append(at_most("steps without a finite loss", skipped, 0.01, "{:.0%}", fix))
     if len(norms) >= MIN_STEPS:
-        times = statistics.median(norms[-20:]) / max(statistics.median(norms), 1e-12)
+        times = statistics.median(norms[-20:]) / statistics.median(norms)
         fix = "training becomes unstable: stop, lower train.lr, and resume"
-        text = "{:.1f} times the usual norm".format
-        checks.append(at_most("gradients stay as large as usual", times, 10, text, fix))
-    timed = timed_rows(rows)
-    if len(timed) >= MIN_STEPS:
+        checks.append(at_most("gradient norm", times, 10, "{:.1f} times the usual", fix))
+    if len(costs) >= MIN_STEPS:
+        first, last = first_and_last(costs)
         fix = "another program uses this machine, or it is too hot (look at nvidia-smi, or top)"
-        text = "{:.1f} times as long as the first ones".format
-        checks.append(at_most("steps keep their pace", slowdown(timed), 1.5, text, fix))
-    loads = numbers(recent, "load")
+        text = "{:.1f} times as long as at first"
+        checks.append(at_most("time of a step", last / first, 1.5, text, fix))
     if loads:
-        load = statistics.fmean(loads)
-        figure = f"{load:.0%} of the time"
-        bound = f"at least {MIN_LOAD:.0%}"
+        idle = 1 - statistics.fmean(loads)
         fix = "it waits: take a larger data.micro_batch, and see what 05_benchmark finds"
-        checks.append(judged("the device is busy", figure, bound, load >= MIN_LOAD, fix))
-    return checks + held_out_checks(rows)
-
-
-def held_out_checks(rows: list[dict]) -> list[Check]:
-    """Whether what a training learns also helps with sentences that it did not see."""
-    steps, held_out = held_out_losses(rows).get("raw", ((), ()))
-    losses = numbers(rows, "loss")
-    checks = []
+        checks.append(at_most("idle device", idle, 1 - MIN_LOAD, "{:.0%} of the time", fix))
     if len(held_out) > PATIENCE:
-        lowest = min(held_out)
-        index = held_out.index(lowest)
-        passed = len(held_out) - 1 - index < PATIENCE or held_out[-1] <= MAX_RISE * lowest
-        figure = f"{held_out[-1]:.3f}, lowest {lowest:.3f}"
-        bound = f"at most {MAX_RISE - 1:.0%} above the lowest"
-        fix = f"it rises since step {steps[index]:,}: more steps do not help"
-        checks.append(judged("the held-out loss does not rise", figure, bound, passed, fix))
+        times = min(held_out[-PATIENCE:]) / min(held_out)
+        text, fix = "{:.2f} times the lowest", "it rises: more steps do not help"
+        checks.append(at_most("held-out loss", times, 1.03, text, fix))
     if held_out and len(losses) >= MIN_STEPS:
         times = held_out[-1] / statistics.median(losses[-20:])
-        text = "{:.2f} times the training loss".format
+        text = "held-out loss {:.2f} times as high as the training loss"
         fix = "it overfits: add recordings, or begin with a base voice (BASE_MODEL)"
-        what = "the recordings are not memorised"
-        checks.append(at_most(what, times, MAX_OVERFIT, text, fix))
+        checks.append(at_most("memorising", times, MAX_OVERFIT, text, fix))
     return checks
+
+
+def first_and_last(values: list[float]) -> tuple[float, float]:
+    """The medians of the first and of the last fifth."""
+    fifth = len(values) // 5
+    return statistics.median(values[:fifth]), statistics.median(values[-fifth:])
 
 
 # --- what do its steps wait for? -----------------------------------------------------------------
@@ -189,42 +172,31 @@ def diagnose(
     share = {phase: total(recent, f"{phase}_s") / steps_s for phase in (*PHASES, "sync")}
     evaluating = total(recent, "eval_s") / wall_s
     saving = 1 - evaluating - steps_s / wall_s
-    of_step, of_time = "{:.0%} of a step".format, "{:.0%} of the time".format
-
     made = 1.0 if "pinned_memory" in on or workers else share["data"]
     advised = max(workers + 1, loader_workers(hw, made, 1 - share["data"]))
-    fix = f"set `workers` to {advised} (now {workers}), so that other processes make the batches"
-    checks = [at_most("no step waits for data", share["data"], 0.1, of_step, fix)]
+    workers_fix = f"set `workers` to {advised} (now {workers}): processes that make batches"
+    reduce_fix = "make `effective_batch` larger, or use fewer GPUs"
+    save_fix = "make `save_steps` larger, or keep the run on a local disk"
+    evaluate_fix = "make `eval_steps` and `gate_every` larger"
+    of_step, of_time = "{:.0%} of a step", "{:.0%} of the time"
+    checks = [
+        at_most("waiting for data", share["data"], 0.1, of_step, workers_fix),
+        at_most("copying batches", share["copy"], 0.05, of_step, "turn Pinned memory on"),
+        at_most("summing gradients", share["reduce"], 0.2, of_step, reduce_fix),
+        at_most("checkpoints and logs", saving, 0.15, of_time, save_fix),
+        at_most("evaluation", evaluating, 0.35, of_time, evaluate_fix),
+    ]
     if hw.device == "cuda" and checks[0].passed:
         fix = "make `micro_batch` larger" if "cuda_graphs" in on else "turn CUDA graphs on"
         # A GPU that has less work queued waits for the CPU to start its kernels.
-        figure = f"the CPU waits for it {share['sync']:.0%} of a step"
-        passed = share["sync"] >= 0.03
-        checks.append(judged("steps keep the GPU busy", figure, "at least 3%", passed, fix))
-    fix = "turn Pinned memory on"
-    checks.append(at_most("batches are copied quickly", share["copy"], 0.05, of_step, fix))
-    fix = "make `effective_batch` larger, or use fewer GPUs"
-    checks.append(at_most("gradients are summed quickly", share["reduce"], 0.2, of_step, fix))
-    fix = "make `save_steps` larger, or keep the run on a local disk"
-    checks.append(at_most("checkpoints and logs are quick", saving, 0.15, of_time, fix))
-    fix = "make `eval_steps` and `gate_every` larger"
-    checks.append(at_most("evaluation is quick", evaluating, 0.35, of_time, fix))
+        figure, passed = f"for {share['sync']:.0%} of a step", share["sync"] >= 0.03
+        checks.append(judged("work queued for the GPU", figure, "at least 3%", passed, fix))
     peak_bytes, reserved_bytes = recent[-1]["memory_bytes"], recent[-1]["reserved_bytes"]
     if reserved_bytes > 0.8 * hw.memory_bytes:
         fix = "set `length_multiple` to 64, so that batches have fewer shapes"
-        text = "{:.1f} times the peak is reserved".format
-        what = "memory is not fragmented"
-        checks.append(at_most(what, reserved_bytes / peak_bytes, 1.3, text, fix))
+        text, times = "{:.1f} times the peak is reserved", reserved_bytes / peak_bytes
+        checks.append(at_most("fragmented memory", times, 1.3, text, fix))
     return [check for check in checks if not check.passed]
-
-
-def slowdown(timed: list[dict]) -> float:
-    """How many times as long the newest steps take as the first ones; 1 if they are as fast."""
-    count = min(RECENT, len(timed) // 2)
-    # Seconds a token, without waiting for data.
-    costs = [(row["step_s"] - row["data_s"]) / max(1, row["tokens"]) for row in timed]
-    newest = statistics.median(costs[-count:])
-    return newest / min(statistics.median(costs[:count]), newest)
 
 
 def timed_rows(rows: list[dict], skipped: int = SKIPPED) -> list[dict]:
@@ -251,11 +223,11 @@ def gate_checks(
 ) -> list[Check]:
     """The checks of a voice's `figures` (`Scores.figures`); `fix` is what `suggest_fix` returns."""
     cer = figures["cer"]
-    text = "{:.1%} CER".format
+    text = "{:.1%}"
     unable = recognizer_warning(floor_cer, worst_cer)
     return [
-        at_most("the recogniser can judge recordings", floor_cer, worst_cer, text, unable),
-        at_most("intelligible", cer, worst_cer, text, f"recordings have {floor_cer:.1%}; {fix}"),
+        at_most("CER of recordings", floor_cer, worst_cer, text, unable),
+        at_most("CER of the voice", cer, worst_cer, text, fix),
         *ending_checks(figures, fix),
     ]
 
@@ -263,12 +235,12 @@ def gate_checks(
 def ending_checks(figures: dict, fix: str) -> list[Check]:
     """The checks of `figures` that need no transcript."""
     ended, pace = figures["eos_rate"], figures["duration_ratio"]
-    runaway = "{:.1%} over twice as long as recorded".format
+    runaway = "{:.1%} over twice as long as recorded"
     paced = 0.8 < pace < 1.25
     return [
-        judged("ends its sentences", f"{ended:.1%} of them", "all", ended == 1, fix),
-        at_most("does not run away", figures["runaway_rate"], 0.02, runaway, fix),
-        judged("keeps the pace", f"{pace:.2f} times the recordings", "0.80 to 1.25", paced, fix),
+        judged("sentences that end", f"{ended:.1%} of them", "all", ended == 1, fix),
+        at_most("sentences far too long", figures["runaway_rate"], 0.02, runaway, fix),
+        judged("length of speech", f"{pace:.2f} times the recordings", "0.80 to 1.25", paced, fix),
     ]
 
 

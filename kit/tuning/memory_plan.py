@@ -1,18 +1,15 @@
-"""Predict a training step's memory, by part and at its peak, before anything is allocated.
+"""Plan the memory of a training step on paper, by part and at its peak.
 
-Weights, gradients, moments and averages are counted from the configuration (parameters on torch's
-`meta` device); activations by what each operation keeps for its backward pass. torch.compile is
-left out: it fuses operations and keeps less. With adapters, frozen weights have neither gradient
-nor moments, and the conditioner keeps nothing.
+Weights, gradients, moments and averages are counted (parameters on torch's `meta` device). What the
+forward pass keeps for the backward pass is a formula, within some 15 % of a real step, which
+preflight.py measures. torch.compile is left out: it fuses operations and keeps less.
 
-Shapes: B batch, S packed sequence with its latents, D width, H heads, K latents, T mel frames,
-V vocabulary.
+Shapes: B batch, S packed sequence with its latents, D width, H heads.
 """
 
 import dataclasses
 import functools
 import importlib.util
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,21 +21,14 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import is_adapter
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Finetuning
-from kit.training.optim import MAX_STACK_ENTRIES, eight_bit_adamw, eight_bit_bytes, make_optimizers
+from kit.training.optim import eight_bit_adamw, eight_bit_bytes
 from kit.training.trainer import Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2
-MATRICES = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 4}  # in D x D
-LAYER_MATRICES = sum(MATRICES.values())
-INPUT_WIDTHS = {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_fc": 1, "mlp.c_proj": 4}  # in D
-# Muon's working copies, bytes per entry of a stack of matrices: the update, operands of two
-# products, Gram matrices.
-MUON_FP32_BYTES = 17
-MUON_HALF_BYTES = 10
-# 8-bit AdamW's working copies on a CPU, bytes per entry of a parameter: both moments in fp32, the
-# gradient, the root of the second moment before and after the division.
-EIGHT_BIT_CPU_BYTES = 20
+# Inputs and outputs of a layer's matrices, in D.
+MATRICES = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
+LAYER_MATRICES = 12  # their numbers, in D x D
 # Of the released IndexTTS2: `GPTConfig.conformers`, and the numbers in its conditioner.
 RELEASED_CONFORMERS = (512, 2048, 8, 6, 2, 512, 1024, 4, 4, 2)
 RELEASED_CONDITIONER = 338_899_964
@@ -92,27 +82,15 @@ class Workload:
         return self.speed.mixed_precision and self.precision != "fp32"
 
     @property
-    def on_cuda(self) -> bool:
-        return self.hw.device == "cuda"
-
-    @property
-    def records(self) -> bool:
-        """Whether passes are recorded as CUDA graphs."""
-        return self.speed.cuda_graphs and self.on_cuda
-
-    @property
     def accumulates(self) -> bool:
         """Whether gradients stay from one pass to the next: of a batch, or in CUDA graphs."""
-        return self.data.grad_accum > 1 or self.records
-
-    @property
-    def eight_bit(self) -> bool:
-        """Whether AdamW's moments are in 8 bits."""
-        return self.speed.adamw_8bit and has_8bit_adamw(self.hw)
+        graphs = self.speed.cuda_graphs and self.hw.device == "cuda"
+        return self.data.grad_accum > 1 or graphs
 
     @property
     def planned_bytes(self) -> int:
-        return plan_bytes(self).peak_bytes
+        """The peak of a step."""
+        return plan_memory(self)[1]
 
     def with_rows(self, micro_batch: int) -> "Workload":
         """The same effective batch in passes of `micro_batch` rows."""
@@ -124,23 +102,6 @@ def has_8bit_adamw(hw: Hardware) -> bool:
     """Whether 8-bit AdamW runs on `hw`; on a GPU elsewhere its package can be installed."""
     elsewhere = hw.device == "cuda" and not is_here(hw)
     return elsewhere or eight_bit_adamw(hw).value == "yes"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
-    """Bytes by part, each at its largest, and bytes alive together at each moment of a step."""
-
-    parts: dict[str, int]
-    moments: dict[str, int]
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(self.moments.values())
-
-    @property
-    def fullest(self) -> str:
-        """The name of the moment of the peak."""
-        return max(self.moments, key=self.moments.get)
 
 
 def empty_model(config: GPTConfig) -> SpeechGPT:
@@ -161,245 +122,139 @@ def count_parameters(config: GPTConfig) -> int:
     return sum(p.numel() for p in empty_model(config).parameters())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Numbers of a model and of what trains in it."""
-
-    learning: int  # that training changes
-    weights: int  # adapters included
-    trained: int  # in tensors that have gradients and moments
-    adapters: int  # in all adapters
-    tables: int  # in tables (embeddings, positions, heads) of which only new rows train
-    largest: int  # in the largest tensor that trains
-    adamw_sizes: tuple[int, ...]  # of each tensor that AdamW updates; Muon updates the others
-
-
 @functools.cache
-def count_trained(config: GPTConfig, finetuning: Finetuning, optimizer: str = "adamw") -> Counts:
-    """Count what `finetuning` trains of a model, and what of it AdamW updates."""
+def trainable_of(config: GPTConfig, finetuning: Finetuning) -> Trainable:
+    """What `finetuning` trains of a model, its parameters without memory."""
     model = empty_model(config)
     with torch.device("meta"):
-        trainable = Trainable(model, finetuning.without_phases())
-        adamw = make_optimizers(model, TrainConfig(optimizer=optimizer), fused=False)[0]
-    sizes = {name: p.numel() for name, p in trainable.parameters.items()}
-    return Counts(
-        learning=trainable.count,
-        weights=sum(p.numel() for p in model.parameters()),
-        trained=sum(sizes.values()),
-        adapters=sum(size for name, size in sizes.items() if is_adapter(name)),
-        tables=sum(sizes[name] for name in trainable.first_rows),
-        largest=max(sizes.values()),
-        adamw_sizes=tuple(p.numel() for g in adamw.param_groups for p in g["params"]),
-    )
+        return Trainable(model, finetuning.without_phases())
 
 
-class Activations(NamedTuple):
-    """Bytes that the forward pass keeps for the backward pass."""
-
-    layer: int  # one layer of the trunk
-    residual: int  # what enters a layer, always fp32: all that a recomputed layer keeps
-    conditioner: int
-    head: int
-    guide: int  # of guided attention
-    backward: int  # gradients inside one layer, beside what it has kept
-    # Of IndexTTS2's conditioning, without what it keeps for the backward pass.
-    conformers_forward: int
-    conformers_backward: int
+def count_trained(config: GPTConfig, finetuning: Finetuning) -> int:
+    """Count the numbers in tensors that have gradients and moments."""
+    return sum(p.numel() for p in trainable_of(config, finetuning).parameters.values())
 
 
-def _activations(work: Workload) -> Activations:
-    config = work.model
-    lora = work.finetuning.lora if work.finetuning.adapters else None
-    number = HALF_BYTES if work.half else FP32_BYTES  # bytes, in the matmuls
-    mask = number if work.hw.device == "cpu" else 1  # dropout keeps factors, or flags
-    length = config.latents + work.length  # S
-    tokens = work.rows * length  # B * S
-    wide = tokens * config.width  # B * S * D
-    # On a CPU fused attention has no dropout: PyTorch then writes it out.
-    dtype = torch.bfloat16 if work.half else torch.float32
-    explicit = not work.speed.sdpa or (work.hw.device == "cpu" and config.dropout > 0)
-    explicit = explicit or prefers_explicit_attention(work.hw.device, dtype, length, config.dropout)
-    scores = tokens * config.heads * length if explicit else 0  # B * H * S * S
-
-    # A layer: the inputs of two norms, of GELU (4 D) and of the matrices, and q, k, v (3 D). A
-    # frozen matrix does not need its input; an adapter beside it does, after its own dropout, and
-    # keeps `rank` numbers a token. Fused attention keeps its result, c_proj's input, in any case.
-    layer = wide * (2 * FP32_BYTES + 7 * number)
-    if config.dropout:
-        layer += wide * 2 * mask
-    for name, widths in INPUT_WIDTHS.items():
-        adapted = lora is not None and name in lora.targets
-        if lora is None or adapted or (name == "attn.c_proj" and not explicit):
-            layer += wide * widths * number
-        if adapted:
-            layer += tokens * lora.rank * number
-            if lora.dropout:
-                layer += wide * widths * mask
-    # The explicit softmax: its fp32 result, a rounded or masked copy for v, the dropout's mask.
-    copy = number if work.half or config.dropout else 0
-    dropped = (1 if work.on_cuda else number) if config.dropout else 0
-    layer += scores * (FP32_BYTES + copy + dropped)
-
-    # Backward in the MLP: the residual's gradient (and its half-precision copy) and 4 D of GELU; in
-    # the softmax, or the dropout after it, two gradients of the scores, when the MLP's activations
-    # and the copy for v are gone.
-    backward = wide * (FP32_BYTES + (HALF_BYTES if work.half else 0) + 4 * number)
-    if lora and {"mlp.c_fc", "mlp.c_proj"} & {*lora.targets}:
-        backward += wide * 4 * number  # the adapter's own gradient
-    gradients = max(2 * FP32_BYTES - dropped, 2 * number) - copy
-    backward = max(backward, scores * gradients - 9 * wide * number)
-
-    # The conditioner's blocks (8 D a frame, and T x T scores) and the latents' layers.
-    conditioner = conformers_forward = conformers_backward = 0
-    if config.conformers:
-        conditioner, conformers_forward, conformers_backward = _conformers(work, number)
-        if lora is not None:
-            conditioner = conformers_backward = 0
-    elif lora is None:  # else it is frozen: no gradient goes through it
-        frames = work.rows * work.data.reference_frames
-        latents = work.rows * config.latents
-        block = frames * config.width * (2 * FP32_BYTES + 6 * number)
-        block += frames * config.heads * work.data.reference_frames * FP32_BYTES
-        inner = config.perceiver_heads * config.perceiver_head_width
-        hidden = config.width * 8 // 3
-        perceiver = (frames + latents) * (config.width + 2 * inner)
-        perceiver += latents * (2 * config.width + 2 * inner + 4 * hidden)
-        conditioner = config.cond_blocks * block + config.perceiver_layers * perceiver * number
-
-    # The inputs of the two final norms, and the states that have a target.
-    targets = work.rows * (work.longest_text + 1 + work.longest_codes + config.stop_targets)
-    head = 2 * wide * FP32_BYTES + targets * config.width * number
-
-    # A normed input, q, k, v, and one head's fp32 scores.
-    guide = 0
-    if work.train.guided_attention_weight > 0:
-        guide = wide * 4 * number + tokens * (length + work.longest_text + 2) * FP32_BYTES
-    conformers = (conformers_forward, conformers_backward)
-    return Activations(layer, wide * FP32_BYTES, conditioner, head, guide, backward, *conformers)
+def moment_bytes(work: Workload) -> int:
+    """Bytes of the optimizers' state: AdamW has two moments of each number, Muon one."""
+    eight_bit = work.speed.adamw_8bit and has_8bit_adamw(work.hw)
+    total = 0
+    for name, parameter in trainable_of(work.model, work.finetuning).parameters.items():
+        numbers = parameter.numel()
+        if work.train.optimizer == "muon" and name.startswith("gpt.") and parameter.ndim == 2:
+            total += FP32_BYTES * numbers
+        else:
+            total += eight_bit_bytes(numbers) if eight_bit else 2 * FP32_BYTES * numbers
+    return total
 
 
-def _conformers(work: Workload, number: int) -> tuple[int, int, int]:
-    """Bytes that IndexTTS2's conditioning keeps, has in its forward and in its backward pass."""
-    config = work.model
-    kept = []
-    convolutions = []
-    frames = (work.data.reference_frames - 1) // 2  # after a convolution in steps of 2
-    halved = (config.n_mels - 1) // 2
-    for encoder, states in ((config.conformers[:5], config.width), (config.conformers[5:], 1024)):
-        width, hidden, heads, blocks, factor = encoder
-        tokens = work.rows * frames
-        convolved = tokens * width * halved * number
-        # Norms and residuals in fp32; attention's and the convolution's inputs; the feed-forward.
-        block = tokens * (width * (5 * FP32_BYTES + 16 * number) + 2 * hidden * number)
-        block += 3 * tokens * heads * frames * FP32_BYTES  # scores, softmax, masked
-        inner = heads * 64
-        resampled = 2 * (tokens * (states + 2 * inner) + work.rows * 32 * states * 4 * factor)
-        # The first layer's result, which ReLU and the linear layer after it both keep.
-        kept.append(convolved + blocks * block + resampled * number)
-        convolutions.append(convolved)
-    # The emotion's encoder comes second, so its backward pass is first.
-    backward = max(kept[0] + 3 * convolutions[1], 3 * convolutions[0])
-    return sum(kept), max(convolutions), backward
-
-
-def _update_bytes(work: Workload, counts: Counts) -> int:
-    """Working copies of what the optimizer updates at once."""
-    config = work.model
-    adamw = 0
-    if work.eight_bit:
-        if work.hw.device == "cpu":
-            adamw = EIGHT_BIT_CPU_BYTES * counts.largest
-    elif not work.speed.fused_adamw:
-        # On CUDA torch's default (foreach) takes all tensors at once.
-        adamw = FP32_BYTES * (sum(counts.adamw_sizes) if work.on_cuda else 2 * counts.largest)
-    if work.train.optimizer == "adamw":
-        return adamw
-    rank = work.finetuning.lora.rank if work.finetuning.adapters else config.width
-    matrix = 4 * config.width * rank
-    stack = max(matrix, min(MAX_STACK_ENTRIES, config.layers * matrix))
-    return max(adamw, stack * (MUON_HALF_BYTES if work.half else MUON_FP32_BYTES))
-
-
-def plan_bytes(work: Workload) -> MemoryPlan:
-    """Plan a step once the optimizer has its moments, that is from the second step on."""
-    config = work.model
-    counts = count_trained(config, work.finetuning, work.train.optimizer)
-    adapters = work.finetuning.adapters
-    kept = _activations(work)
-    matrices = config.width**2 * LAYER_MATRICES  # numbers in a layer
-    heads = config.width * (config.text_vocab + config.code_vocab)
-
-    # Frozen matrices may be in half precision (`rounds_frozen`). Of the others autocast makes
-    # copies, but of tables that are looked up.
+def half_bytes(work: Workload, numbers: int) -> tuple[int, int]:
+    """Bytes that frozen matrices save in half precision, and that autocast's copies take."""
+    if not work.half:
+        return 0, 0
+    finetuning = work.finetuning
+    squares = work.model.layers * work.model.width**2
     rounded = 0
-    if work.half and work.finetuning.rounds_frozen:
-        rounded = config.width**2 * sum(MATRICES[name] for name in work.finetuning.lora.targets)
-    layer_copy = other_copies = 0
-    if work.half:
-        layer_copy = HALF_BYTES * (matrices - rounded)
-        others = heads + counts.adapters
-        if not adapters:
-            tables = heads + config.width * (config.max_text + config.max_code)
-            others = counts.weights - tables - config.layers * matrices
-        other_copies = HALF_BYTES * others
+    if finetuning.rounds_frozen:
+        adapted = [MATRICES[name] for name in finetuning.lora.targets]
+        rounded = squares * sum(inputs * outputs for inputs, outputs in adapted)
+    copied = LAYER_MATRICES * squares if finetuning.adapters else numbers
+    return HALF_BYTES * rounded, HALF_BYTES * (copied - rounded)
 
-    # AdamW has two moments of each number, Muon one.
-    moments = FP32_BYTES * (counts.trained - sum(counts.adamw_sizes))
-    if work.eight_bit:
-        moments += sum(map(eight_bit_bytes, counts.adamw_sizes))
-    else:
-        moments += 2 * FP32_BYTES * sum(counts.adamw_sizes)
 
-    recomputed = ()
-    if work.speed.gradient_checkpointing:
-        recomputed = range(config.layers)[:: work.speed.recompute_every]
-    whole_layers = config.layers - len(recomputed)
-    activations = whole_layers * kept.layer + len(recomputed) * kept.residual
-    activations += kept.conditioner + kept.head + kept.guide
-    text_targets = work.rows * (work.longest_text + 1)
-    code_targets = work.rows * (work.longest_codes + config.stop_targets)
-    text_logits = text_targets * config.text_vocab * FP32_BYTES
-    code_logits = code_targets * config.code_vocab * FP32_BYTES
-    gradients = counts.trained * FP32_BYTES
-    averaged = work.speed.ema and not (work.speed.ema_offload and work.on_cuda)
-    saved_bytes = config.layers * rounded * (FP32_BYTES - HALF_BYTES)
+def plan_memory(work: Workload) -> tuple[dict[str, int], int]:
+    """Plan a step once the optimizer has its moments, that is from the second step on.
+
+    Returns the bytes of each part at its largest, and the peak: parts are not all there at once.
+    """
+    config = work.model
+    speed = work.speed
+    on_cuda = work.hw.device == "cuda"
+    trainable = trainable_of(config, work.finetuning)
+    adapters = (p.numel() for name, p in trainable.parameters.items() if is_adapter(name))
+    numbers = count_parameters(config) + sum(adapters)
+    gradients = FP32_BYTES * count_trained(config, work.finetuning)
+    saved, copies = half_bytes(work, numbers)
+
+    layer, backward, others = kept_bytes(work)
+    conditioner = conditioner_bytes(work)
+    residual = FP32_BYTES * work.rows * (config.latents + work.length) * config.width
+    recomputed = 0
+    if speed.gradient_checkpointing:
+        recomputed = len(range(0, config.layers, speed.recompute_every))
+    kept = config.layers - recomputed
+    text_logits = FP32_BYTES * work.rows * (work.longest_text + 1) * config.text_vocab
+    codes = work.longest_codes + config.stop_targets
+    code_logits = FP32_BYTES * work.rows * codes * config.code_vocab
+    averaged = speed.ema and not (speed.ema_offload and on_cuda)
     parts = {
-        "weights": counts.weights * FP32_BYTES - saved_bytes,
+        "weights": FP32_BYTES * numbers - saved,
         "gradients": gradients,
-        "optimizer": moments,
+        "optimizer": moment_bytes(work),
         "EMA": gradients if averaged else 0,
-        "half-precision copies": other_copies + config.layers * layer_copy,
-        "activations": activations,
-        "logits": 2 * (text_logits + code_logits),  # and their log-softmax
+        "half-precision copies": copies,
+        "activations": kept * layer + recomputed * residual + conditioner + others,
+        # With their log-softmax; the codes' have a gradient while the text's wait.
+        "logits": 2 * text_logits + 3 * code_logits,
     }
-
-    # Autocast remembers copies of what trains to the end of the forward pass; after it, and of
-    # frozen weights always, only those that the backward pass needs.
-    kept_copies = other_copies + whole_layers * layer_copy
-    forward_copies = kept_copies if adapters else parts["half-precision copies"]
-    # A layer's gradients come one by one, on top of those that an earlier pass has left.
-    earlier = gradients if work.accumulates else 0
-    head_gradients = FP32_BYTES * heads
-    layer_gradients = FP32_BYTES * matrices
-    if adapters:  # half of the tables that train are heads
-        head_gradients = FP32_BYTES * (counts.tables // 2)
-        layer_gradients = FP32_BYTES * (counts.adapters // config.layers)
-    top = max(earlier, head_gradients) + activations - kept.head + kept_copies + kept.backward
-    if config.layers - 1 in recomputed:
-        top += kept.layer - kept.residual
-    bottom = max(earlier, head_gradients + (config.layers - 1) * layer_gradients)
-    bottom += kept.layer + kept.conditioner + other_copies + layer_copy + kept.backward
-    at_end = earlier + activations + kept.residual + forward_copies + parts["logits"]
-    logits = earlier + activations + kept_copies + text_logits + 3 * code_logits
-    conformers = gradients + other_copies + kept.conformers_backward
-    alive = {
-        "the end of the forward pass": at_end,
-        "the backward pass through the logits": logits,  # the text's still wait
-        "the backward pass through the top layer": top,
-        "the backward pass through the bottom layer": bottom,
-        "the forward pass through the conformers": earlier + other_copies + kept.conformers_forward,
-        "the backward pass through the conformers": conformers,
-        "the optimizer's update": gradients + _update_bytes(work, counts),
-    }
+    # The peak is where the backward pass begins, or where it ends and the update follows. AdamW
+    # that is not fused updates all tensors at once on CUDA (torch's foreach), each with a copy.
+    in_layer = copies * kept // config.layers + backward + (layer if recomputed else 0)
+    begins = parts["activations"] + max(copies + parts["logits"], in_layer)
+    if work.accumulates:
+        begins += gradients
+    ends = conditioner + max(layer + backward, conditioner // 2)
+    if on_cuda and not (speed.fused_adamw or speed.adamw_8bit):
+        ends = max(ends, gradients)
     steady = parts["weights"] + parts["optimizer"] + parts["EMA"]
-    return MemoryPlan(parts=parts, moments={name: steady + n for name, n in alive.items()})
+    return parts, steady + max(begins, gradients + ends)
+
+
+def kept_bytes(work: Workload) -> tuple[int, int, int]:
+    """Bytes that the forward pass keeps: in a layer, for its gradients on top, after the layers."""
+    config = work.model
+    number = HALF_BYTES if work.half else FP32_BYTES  # bytes, in the matmuls
+    length = config.latents + work.length  # S
+    wide = work.rows * length * config.width  # B * S * D
+    # On a CPU fused attention has no dropout: PyTorch then writes it out.
+    on_cpu = work.hw.device == "cpu"
+    dtype = torch.bfloat16 if work.half else torch.float32
+    explicit = not work.speed.sdpa or (on_cpu and config.dropout > 0)
+    explicit = explicit or prefers_explicit_attention(work.hw.device, dtype, length, config.dropout)
+    scores = work.rows * config.heads * length**2 if explicit else 0  # B * H * S * S
+
+    # The inputs of two norms, of GELU (4 D), and q, k, v (3 D); then the inputs of the matrices: a
+    # frozen one does not need its own, an adapter beside it does.
+    targets = work.finetuning.lora.targets if work.finetuning.adapters else MATRICES
+    inputs = sum(MATRICES[name][0] for name in targets)
+    layer = wide * (2 * FP32_BYTES + (7 + inputs) * number) + scores * FP32_BYTES
+    if config.dropout:  # its mask, and a copy of the weights for v
+        mask = number if on_cpu else 1
+        layer += mask * (2 * wide + scores) + number * scores
+    elif work.half:
+        layer += number * scores
+    # The residual's gradient and GELU's (4 D); or two gradients of the scores, when what the MLP
+    # kept is gone.
+    backward = wide * (FP32_BYTES + 5 * number)
+    backward = max(backward, 2 * FP32_BYTES * scores - 9 * wide * number)
+    return layer, backward, wide * (2 * FP32_BYTES + number)  # of two norms and the heads
+
+
+def conditioner_bytes(work: Workload) -> int:
+    """Bytes that the conditioner keeps for its backward pass; 0 where it is frozen."""
+    config = work.model
+    number = HALF_BYTES if work.half else FP32_BYTES
+    frames = work.data.reference_frames
+    if work.finetuning.adapters:
+        return 0
+    if not config.conformers:  # the perceiver counts as further blocks
+        block = config.width * (2 * FP32_BYTES + 6 * number) + FP32_BYTES * config.heads * frames
+        return (config.cond_blocks + config.perceiver_layers) * work.rows * frames * block
+    frames = (frames - 1) // 2  # after a convolution in steps of 2, whose result is kept
+    frame = 0
+    for width, hidden, heads, blocks, _ in (config.conformers[:5], config.conformers[5:]):
+        # Norms and residuals, attention's and the convolution's inputs, feed-forward, scores.
+        block = width * (5 * FP32_BYTES + 16 * number) + 2 * hidden * number
+        block += 3 * FP32_BYTES * heads * frames
+        frame += blocks * block + width * (config.n_mels // 2) * number
+    return work.rows * frames * frame

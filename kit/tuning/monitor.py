@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gzip
-import json
 import tempfile
 import threading
 from collections.abc import Callable
@@ -24,7 +23,6 @@ WARMUP = 2
 ACTIVE = 6  # steps
 TOP = 25  # operators in the table
 STATUS = "status.txt"  # in the folder of profiles: a sentence on the newest one
-EXTRAS = {"profile_memory": True, "acc_events": True}  # one cycle only: nothing accumulates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,31 +146,22 @@ class StepProfiler:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.asked = threading.Event()
-        self.ready = False
+        self.asked = False
         self.profile = None
         self.first = 0  # of the profile in progress: the step at which it was requested
         self.steps = 0  # finished since then
         self.status = ""  # a sentence
 
     def request(self) -> None:
-        """Profile the steps to come; from any thread, the first time from that of the imports.
-
-        torch's profiler complains where it is set up in another thread than torch was imported in.
-        """
-        if not self.ready:
-            self.ready = True
-            silence_profiler()
-            first = new_profile()
-            self._guarded(lambda: (first.start(), first.stop()))
-        self.asked.set()
+        """Profile the steps to come."""
+        self.asked = True
 
     def __call__(self, event) -> None:
         if self.profile is not None:
             self.steps += 1
             last = self.steps == WAIT + WARMUP + ACTIVE
             self._guarded(self._save if last else self.profile.step)
-        elif self.asked.is_set():
+        elif self.asked:
             self._guarded(lambda: self._start(event.step))
 
     def __enter__(self) -> "StepProfiler":
@@ -191,18 +180,26 @@ class StepProfiler:
             self._report(f"The profile failed. {describe_error(error)}")
 
     def _start(self, step: int) -> None:
-        self.asked.clear()
+        self.asked = False
         self.first = step
         self.steps = 0
-        plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
-        self.profile = new_profile(schedule=plan)
+        silence_profiler()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self.profile = profile(
+            activities=activities,
+            schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
+            profile_memory=True,
+            acc_events=True,  # one cycle only: nothing accumulates
+        )
         self.profile.start()
         self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
 
     def _close(self) -> torch.profiler.profile:
         ended = self.profile
         self.profile = None
-        self.asked.clear()  # clicks during a profile do not start a second one
+        self.asked = False  # clicks during a profile do not start a second one
         ended.stop()
         return ended
 
@@ -216,13 +213,10 @@ class StepProfiler:
             plain = Path(folder) / "trace.json"
             ended.export_chrome_trace(str(plain))
             write_atomic(self.folder / trace, gzip.compress(plain.read_bytes(), compresslevel=6))
-        device, operators = top_operators(ended)
-        table = {"steps": [first, last], "device": device, "trace": trace, "operators": operators}
-        write_atomic(self.folder / f"{name}.operators.json", json.dumps(table, indent=1))
-        # torch's own marks (Optimizer.step#...) stay in the file.
-        longest = [f"{o['name']} {o['share']:.0%}" for o in operators if "#" not in o["name"]][:3]
+        table, longest = top_operators(ended)
+        write_atomic(self.folder / f"{name}.operators.txt", table)
         self._report(
-            f"Profile of steps {first:,} to {last:,}: {', '.join(longest)}. "
+            f"Profile of steps {first:,} to {last:,}: {longest}. "
             f"{self.folder / trace} opens in ui.perfetto.dev."
         )
 
@@ -232,33 +226,16 @@ class StepProfiler:
             write_atomic(self.folder / STATUS, status)
 
 
-def new_profile(**how) -> profile:
-    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return profile(activities=[ProfilerActivity.CPU, *cuda], **EXTRAS, **how)
-
-
-def top_operators(ended: profile) -> tuple[str, list[dict]]:
-    """("cuda" or "cpu", the operators with the most time of their own there).
-
-    `self_ms` leaves out what an operator calls, and is of all recorded steps together, as are
-    `calls` and `memory_bytes` (allocated less freed). `share` is of all operators' time.
-    """
-    # Kernels and device-side marks are rows of their own besides the operators behind them.
-    averages = [row for row in ended.key_averages() if row.device_type == DeviceType.CPU]
-    averages = [row for row in averages if not row.key.startswith("ProfilerStep")]
-    kind = "device" if any(row.self_device_time_total for row in averages) else "cpu"
+def top_operators(ended: profile) -> tuple[str, str]:
+    """torch's table of the operators with the most time of their own, and the first three."""
+    averages = ended.key_averages()
+    # Kernels, device-side marks and steps are rows of their own besides the operators in them.
+    rows = [row for row in averages if row.device_type == DeviceType.CPU]
+    rows = [row for row in rows if not row.key.startswith("ProfilerStep")]
+    kind = "device" if any(row.self_device_time_total for row in rows) else "cpu"
     time_of = f"self_{kind}_time_total"
-    memory_of = f"self_{kind}_memory_usage"
-    total_us = sum(getattr(row, time_of) for row in averages) or 1.0
-    averages.sort(key=lambda row: -getattr(row, time_of))
-    operators = [
-        {
-            "name": row.key,
-            "calls": row.count,
-            "self_ms": getattr(row, time_of) / 1e3,
-            "share": getattr(row, time_of) / total_us,
-            "memory_bytes": getattr(row, memory_of),
-        }
-        for row in averages[:TOP]
-    ]
-    return ("cuda" if kind == "device" else "cpu"), operators
+    total_us = sum(getattr(row, time_of) for row in rows) or 1.0
+    # torch's own marks (Optimizer.step#...) stay in the table.
+    rows = sorted((r for r in rows if "#" not in r.key), key=lambda row: -getattr(row, time_of))
+    longest = [f"{row.key} {getattr(row, time_of) / total_us:.0%}" for row in rows[:3]]
+    return averages.table(sort_by=time_of, row_limit=TOP), ", ".join(longest)

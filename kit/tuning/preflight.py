@@ -1,7 +1,7 @@
-"""Will it fit? Real steps at the longest lengths answer before a run begins.
+"""Does a training step fit? Real steps at the longest lengths answer before a run begins.
 
-`preflight` plans the step, refuses what is hopeless without trying, and otherwise takes two steps
-of a throwaway model: a run that would fail in its third hour fails now, with what to change.
+`preflight` refuses what is hopeless by the plan (memory_plan.py), and otherwise takes two steps of
+a throwaway model: a run that would fail in its third hour fails now, with what to change.
 `make_fit` finds the mildest change with which it fits.
 """
 
@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 import psutil
 import torch
@@ -30,7 +29,7 @@ from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Workload, has_8bit_adamw
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
-HOPELESS = 1.15  # times the limit: the plan is never so far off, so a GPU need not try
+HOPELESS = 1.2  # times the limit: the plan is not so far off, so a GPU need not try
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +39,12 @@ class Verdict:
     fits: bool
     micro_batch: int  # rows of a pass
     planned_bytes: int
-    measured_bytes: int | None  # peak of a real step; None: not tried, or memory ran out
     limit_bytes: int  # on a GPU of reserved memory, on a CPU of allocated
     tried: bool  # False: refused from the plan alone
     change: str  # "" when it fits
+    measured_bytes: int | None = None  # peak of a real step; None: not tried, or memory ran out
     untried_reason: str = "no such GPU here"  # why, where the plan alone says that it fits
-    reserved_bytes: int | None = None  # of the same step, as PeakMemory has it
+    reserved_bytes: int | None = None  # of that step, with gaps and cache; None on a CPU
     step_s: float | None = None  # seconds of that step
 
     def __str__(self) -> str:
@@ -87,27 +86,22 @@ def preflight(work: Workload) -> Verdict:
     """
     limit = limit_memory(work.hw, work.max_memory_fraction)
     planned = work.planned_bytes
-    here = is_here(work.hw)
-    hopeless = limit * (1 if work.hw.device == "cpu" else HOPELESS)
-    tried = here and planned <= hopeless
-    peak = trial_peak(work) if tried else None
-    if peak is not None:
-        needed = peak.allocated_bytes if peak.reserved_bytes is None else peak.reserved_bytes
-        fits = needed <= limit
+    tried = is_here(work.hw) and planned <= limit * (1 if work.hw.device == "cpu" else HOPELESS)
+    peak = trial_peak(work) if tried else {}
+    if peak:
+        fits = (peak["reserved_bytes"] or peak["measured_bytes"]) <= limit
     else:  # memory ran out, or was bound to
-        fits = not here and planned <= limit
+        fits = not is_here(work.hw) and planned <= limit
     # Where a step ran out below the limit, the limit is not what it seems.
     room = min(limit, planned * 3 // 4) if tried else limit
     return Verdict(
         fits=fits,
         micro_batch=work.data.micro_batch,
         planned_bytes=planned,
-        measured_bytes=peak and peak.allocated_bytes,
         limit_bytes=limit,
         tried=tried,
         change="" if fits else change(work, room),
-        reserved_bytes=peak and peak.reserved_bytes,
-        step_s=peak and peak.step_s,
+        **peak,
     )
 
 
@@ -117,14 +111,16 @@ def make_fit(work: Workload, kept: Collection[str] = ()) -> tuple[Workload, Verd
     The gradients stay. So do the switches `kept`, which a person has set. Raises KitError when
     nothing helps.
     """
-    other = first_fitting(work, limit_memory(work.hw, work.max_memory_fraction), kept)
-    while other is not None:
+    room_bytes = limit_memory(work.hw, work.max_memory_fraction)
+    *others, least = milder(work, kept)
+    for other in others:
+        if other.planned_bytes > room_bytes:
+            continue
         verdict = preflight(other)
         if verdict.fits:
             return other, verdict
-        other = first_fitting(work, other.planned_bytes - 1, kept)
-    *_, least = milder(work, kept)
-    verdict = preflight(least)  # the plan may be too high
+        room_bytes = other.planned_bytes - 1
+    verdict = preflight(least)  # whatever is planned: that may be too high
     if verdict.fits:
         return least, verdict
     raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
@@ -212,18 +208,10 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     return changes
 
 
-class PeakMemory(NamedTuple):
-    """The most memory that PyTorch's allocator had at once during a step."""
-
-    allocated_bytes: int  # of tensors: what the plan predicts
-    reserved_bytes: int | None  # taken from the GPU, with gaps and cache; None on a CPU
-    step_s: float | None  # what the step returned
-
-
-def trial_peak(work: Workload) -> PeakMemory | None:
-    """Peak of some real optimiser steps of `work`; None when memory runs out."""
+def trial_peak(work: Workload) -> dict:
+    """The fields of Verdict that some real optimiser steps of `work` measure; {} without memory."""
     devices = [torch.cuda.current_device()] if work.hw.device == "cuda" else []
-    peak = None
+    peak = {}
     try:
         with torch.random.fork_rng(devices):
             peak = measure_peak(lambda: some_steps(work), work.hw.device)
@@ -267,8 +255,8 @@ def some_steps(work: Workload) -> float:
     return time.perf_counter() - started_s
 
 
-def measure_peak(step: Callable[[], float | None], device: str) -> PeakMemory:
-    """The most memory PyTorch's allocator had at once during `step()`.
+def measure_peak(step: Callable[[], float | None], device: str) -> dict:
+    """Bytes that PyTorch's allocator had at once at most during `step()`, and what that returned.
 
     On a CPU only what `step` itself allocates counts, so it must make its own model; the
     profiler's cost is below what the steps' times differ by.
@@ -277,14 +265,16 @@ def measure_peak(step: Callable[[], float | None], device: str) -> PeakMemory:
         release_memory(device)
         torch.cuda.reset_peak_memory_stats()
         step_s = step()
-        allocated_bytes = torch.cuda.max_memory_allocated()
-        return PeakMemory(allocated_bytes, torch.cuda.max_memory_reserved(), step_s)
+        measured = torch.cuda.max_memory_allocated()
+        reserved = torch.cuda.max_memory_reserved()
+        return {"measured_bytes": measured, "reserved_bytes": reserved, "step_s": step_s}
     silence_profiler()
     with profile(profile_memory=True) as record:
         step_s = step()
     events = [event for event in record.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return PeakMemory(max(itertools.accumulate(e.nbytes() for e in events)), None, step_s)
+    measured = max(itertools.accumulate(event.nbytes() for event in events))
+    return {"measured_bytes": measured, "reserved_bytes": None, "step_s": step_s}
 
 
 def trial_rows(

@@ -130,42 +130,25 @@ def loss_at_start(subject: Subject) -> Outcome:
 def labels(subject: Subject) -> Outcome:
     """Each target must be the next input, and all of a row's targets its own text and codes."""
     batch = subject.batch(len(subject.examples), len(subject.examples)).micro[0]
+    following = batch.tokens.flatten().roll(-1)
+    kinds = {
+        "text": (batch.text_indices, batch.text_targets, 0),
+        "codes": (batch.code_indices, batch.code_targets, subject.config.text_vocab),
+    }
     wrong = 0
-    shown = ""
-    for row, example in enumerate(subject.examples):
-        text = _targets_of(batch, "text", row, 0)
-        codes = _targets_of(batch, "code", row, subject.config.text_vocab)
-        wrong += _wrong_targets(text, list(example.text))
-        wrong += _wrong_targets(codes, list(example.codes))
-        if not shown:
-            ids = [int(target) for target, _ in text[: len(example.text)]]
-            first = " ".join(str(int(target)) for target, _ in codes[:6])
-            shown = f"{subject.decode(ids)!r}, codes {first} ..."
-    figure = f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {shown}"
+    shown = {}
+    for kind, (indices, targets, first_id) in kinds.items():
+        row_of = indices // batch.tokens.shape[1]
+        for row, example in enumerate(subject.examples):
+            wanted = torch.as_tensor(getattr(example, kind).astype(np.int64))
+            own = targets[row_of == row][: len(wanted)]
+            inputs = following[indices[row_of == row]][: len(wanted)] - first_id
+            wrong += len(wanted) - len(own)
+            wrong += int(((own != wanted[: len(own)]) | (own != inputs)).sum())
+            shown.setdefault(kind, own.tolist())
+    first = f"{subject.decode(shown['text'])!r}, codes {' '.join(map(str, shown['codes'][:6]))} ..."
+    figure = f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {first}"
     return figure, "none", not wrong
-
-
-def _targets_of(batch: Batch, kind: str, row: int, first_id: int) -> list[tuple[int, int]]:
-    """(target, next input) of a row, in its order; the input is -1 behind the row's end."""
-    width = batch.tokens.shape[1]
-    indices = getattr(batch, f"{kind}_indices")
-    targets = getattr(batch, f"{kind}_targets")
-    own = (indices // width) == row
-    pairs = []
-    last = int(indices[own].max())
-    tokens = batch.tokens[row]
-    for index, target in zip(indices[own].tolist(), targets[own].tolist()):
-        following = int(tokens[index % width + 1]) - first_id if index < last else -1
-        pairs.append((target, following))
-    return pairs
-
-
-def _wrong_targets(pairs: list[tuple[int, int]], wanted: list[int]) -> int:
-    """How many targets are not the id that the row has there, or not the next input."""
-    wrong = abs(len(wanted) - min(len(wanted), len(pairs)))
-    for (target, following), own in zip(pairs, wanted):
-        wrong += int(target != own or following not in (own, -1))
-    return wrong
 
 
 @torch.inference_mode()

@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from kit.base.errors import DiskError
-from kit.base.files import atomic_folder, cached_result, digest, write_atomic
+from kit.base.files import (
+    atomic_folder,
+    atomic_path,
+    cached_result,
+    digest,
+    remove_litter,
+    write_atomic,
+)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -25,6 +32,16 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch, ste
         write_atomic(path, b"new")
     assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
     assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
+
+
+def test_only_temporary_files_that_nobody_writes_are_litter(tmp_path):
+    for name in ("deep/.a.ab12cd34.tmp", "c.tmp", ".mirrored.json"):
+        write_atomic(tmp_path / name, "")
+    with atomic_path(tmp_path / "b"):
+        remove_litter(tmp_path, 3600.0)
+        assert len(list(tmp_path.rglob(".*.tmp"))) == 2, "another machine may write it"
+        remove_litter(tmp_path, 0.0)
+    assert {path.name for path in tmp_path.rglob("*")} == {"deep", "b", "c.tmp", ".mirrored.json"}
 
 
 NAMES = ("a.json", "b.json", "card", "weights")

@@ -1,21 +1,21 @@
-"""A run survives its machine: what is kept is whole, comes back, and mixes with no other run."""
+"""A run survives its machine: what is kept is complete, and never mixed with another run."""
 
+import dataclasses
 import errno
-import json
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
-from paths import python_path
+from helpers import until
 
 from kit.base import lock, mirror
 from kit.base.errors import KitError
+from kit.base.files import remove_litter
 from kit.base.mirror import Mirror, stamps
 
 
@@ -104,8 +104,7 @@ def test_nothing_is_copied_twice(a, b, drive):
 def test_what_serves_work_or_stands_apart_is_not_kept_and_only_what_is_wanted_comes(machine):
     a, b = machine("a", apart=("corpus",)), machine("b")
     write(a.folder, corpus__clip="", report="", checkpoints__step="")
-    for name in (".step.part", "train.lock", "report.lock.ab12", "shard.claim"):
-        (a.folder / name).write_text("")
+    write(a.folder, **{".step.tmp": "", "train.lock": "", "export__.new__weights": ""})
     a.copy()
     assert set(stamps(a.kept)) == {"report", "checkpoints/step"}
     b.fetch(lambda name: not name.startswith("checkpoints/"))
@@ -186,72 +185,50 @@ def test_fetching_tries_again_and_resumes_where_it_stopped(a, b, drive, monkeypa
     assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
-KILLED = """
-import shutil, sys, time
-from pathlib import Path
-from kit.base import mirror
-
-def slow(source, target):
-    with open(source, "rb") as read, open(target, "wb") as written:
-        while part := read.read(1000):
-            written.write(part)
+def copy_slowly(machine: Mirror, started) -> None:
+    def slow(source, target):
+        with open(source, "rb") as read, open(target, "wb") as written:
+            written.write(read.read(1000))
             written.flush()
-            print("writing", flush=True)
-            time.sleep(0.2)
+            started.set()
+            time.sleep(60)
 
-mirror.shutil.copyfile = slow
-mirror.Mirror(Path(sys.argv[1]), Path(sys.argv[2])).copy()
-"""
+    mirror.shutil.copyfile = slow
+    machine.copy()
 
 
 def test_a_machine_killed_in_the_middle_of_a_copy(a, b):
     write(a.folder, weights="old")
     a.copy()
     write(a.folder, weights="new" * 2000)
-    called = [sys.executable, "-c", KILLED, str(a.folder), str(a.kept)]
-    env = os.environ | {"PYTHONPATH": python_path(__file__)}
-    with subprocess.Popen(called, stdout=subprocess.PIPE, env=env) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-    assert texts(a.kept) == {"weights": "old"}
-    (litter,) = a.kept.glob(".weights.*")
+    fork = multiprocessing.get_context("fork")
+    started = fork.Event()
+    process = fork.Process(target=copy_slowly, args=(a, started))
+    process.start()
+    assert started.wait(60)
+    process.kill()
+    process.join()
     b.fetch()
-    assert texts(b.folder) == {"weights": "old"} and litter.exists(), "it may yet be at work"
-    os.utime(litter, (0, 0))
-    b.fetch()
-    assert not litter.exists()
+    assert texts(a.kept) == texts(b.folder) == {"weights": "old"}
+    assert list(a.kept.glob(".weights.*"))
+    remove_litter(a.kept, 0.0)
     a.copy()  # the same machine again
-    assert texts(a.kept) == texts(a.folder)
+    assert texts(a.kept) == texts(a.folder) and not list(a.kept.glob(".weights.*"))
 
 
-def test_two_machines_record_their_figures_in_one_report(a, b):
-
-    def record(machine: Mirror, **figures) -> None:
-        write(machine.folder, **{"report.json": json.dumps({"data": {"hours": 1}} | figures)})
-        machine.copy()
-
-    record(a, bench={"set": "old"})
+def test_of_a_file_that_two_machines_wrote_the_later_copy_stays(a, b):
+    write(a.folder, report="1", mark="1")
+    a.copy()
     b.fetch()
-    record(a, bench={"set": "old"}, train={"loss": 2.0})
-    record(b, bench={"set": "new"})
-    a.fetch()
-    both = {"data": {"hours": 1}, "bench": {"set": "new"}, "train": {"loss": 2.0}}
-    for folder in (a.kept, b.folder, a.folder):
-        assert json.loads((folder / "report.json").read_text()) == both
-
-
-def test_a_damaged_report_on_the_drive_costs_no_figures(a):
-    write(a.folder, **{"report.json": json.dumps({"data": {"hours": 1}})})
+    write(a.folder, report="of a")
     a.copy()
-    write(a.kept, **{"report.json": ""})
-    report = {"data": {"hours": 1}, "train": {"loss": 2.0}}
-    write(a.folder, **{"report.json": json.dumps(report)})
-    a.copy()
-    for folder in (a.folder, a.kept):
-        assert json.loads((folder / "report.json").read_text()) == report
-    write(a.kept, **{"report.json": "{"})
-    a.fetch()
-    assert json.loads((a.folder / "report.json").read_text()) == report
+    write(b.folder, report="of b, later")
+    b.copy()
+    assert a.fetch() and texts(a.folder) == texts(b.folder) == texts(a.kept)
+    write(b.folder, report="of b, even later")
+    b.copy()
+    write(a.folder, report="of a, not copied yet")
+    assert not a.fetch() and texts(a.folder)["report"] == "of a, not copied yet"
 
 
 def test_two_runs_of_one_name_are_never_mixed(a, b, lines):
@@ -296,7 +273,8 @@ def test_a_folder_of_several_runs_is_filled_by_all(machine):
 
 def test_one_machine_at_a_time_trains(a, b, monkeypatch, lines):
     a.kept.mkdir()
-    monkeypatch.setattr(mirror, "STALE_S", -39.0)  # it waits for a second
+    monkeypatch.setattr(mirror, "SHARED_WAIT_S", 0.5)
+    monkeypatch.setattr(lock, "SHARED_PAUSE_S", 0.02)
     with a.hold_shared_lock("training"):
         monkeypatch.setattr(lock, "machine", lambda: "another one")
         with pytest.raises(KitError, match="has been at training"), b.hold_shared_lock("training"):
@@ -311,19 +289,29 @@ def test_who_was_taken_over_keeps_nothing_any_more(a, lines):
     a.copy()
     with a.hold_shared_lock("training"):
         write(a.folder, weights="of the machine that slept")
-        other = json.loads((a.kept / "training.lock").read_text()) | {"token": "another"}
-        (a.kept / "training.lock").write_text(json.dumps(other))
+        mine = lock.read_holder(a.kept / "training.lock")
+        taken_over = dataclasses.replace(mine, token="another")
+        (a.kept / "training.lock").write_bytes(taken_over.to_json())
         assert not a.keep()
     assert "has been at training" in lines[0]
     assert texts(a.kept) == {"weights": ""}
+    assert (a.kept / "training.lock").exists(), "it is the other one's"
 
 
-def test_who_finds_another_process_copying_leaves_it_to_that(a, monkeypatch, lines):
+def copying(folder: Path, over: Event) -> None:
+    with lock.held(folder / ".mirror.lock", "copying"):
+        over.wait()
+
+
+def test_who_finds_another_process_copying_leaves_it_to_that(a, lines):
     write(a.folder, weights="")
-    with lock.held(a.folder / ".mirror.lock", "copying"):
-        monkeypatch.setattr(lock, "machine", lambda: "another one")
-        assert not a.copy() and not a.keep()
-        assert lines == [] and stamps(a.kept) == {}
+    over = Event()
+    other = Thread(target=copying, args=(a.folder, over))
+    other.start()
+    until(lambda: lock.current_holder(a.folder / ".mirror.lock"))
+    assert not a.keep() and lines == [] and stamps(a.kept) == {}
+    over.set()
+    other.join()
     assert a.keep() and texts(a.kept) == {"weights": ""}
 
 

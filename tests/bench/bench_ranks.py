@@ -22,7 +22,7 @@ from kit.model import gpt
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training import loop, trainer
 from kit.training.ranks import ALONE, Ranks, SeveralRanks
-from kit.tuning.trials import Task, make_batches, some_rows
+from kit.tuning.measure import Task, make_batches, some_rows
 
 
 def one_step(task: Task, ranks: Ranks):

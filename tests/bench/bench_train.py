@@ -42,7 +42,7 @@ from kit.training.config import FULL, Base, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import train
 from kit.training.trainer import Trainer
-from kit.tuning.trials import make_batches, preset_task
+from kit.tuning.measure import make_batches, preset_task
 
 SIZE = "30 x 1024"
 COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"

@@ -57,16 +57,16 @@ from kit.settings import (
 )
 from kit.training import checkpoint
 from kit.training.trainer import Trainer
+from kit.tuning.measure import Task, make_batches
 from kit.tuning.memory_plan import Workload
 from kit.tuning.monitor import Monitor
 from kit.tuning.preflight import trial_peak
-from kit.tuning.trials import Task, make_batches
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Files of the suite with tests for a GPU.
-TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "trials")
+TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "measure")
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
-PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
+PLAN_OFF, PLAN_AIM = 0.20, 0.15  # relative error of the memory plan
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 VARIANTS = {
     "recomputed layers": {"gradient_checkpointing": True},
@@ -188,16 +188,17 @@ def memory_rows(setting: Setting) -> Iterator[dict]:
         release_memory(setting.hw.device)
         planned, measured = work.planned_bytes, trial_peak(work)
         row = f"memory plan, {label}"
-        if measured is None:
+        if not measured:
             yield note_row(row, f"planned {planned / GIB:.2f} GiB; a real step ran out", "failed")
             continue
-        error = abs(planned / measured.allocated_bytes - 1)
+        allocated = measured["measured_bytes"]
+        error = abs(planned / allocated - 1)
         more = {"status": "ok" if error <= PLAN_OFF else "off", "within_aim": error <= PLAN_AIM}
-        peak = measured.allocated_bytes / GIB
-        ratio = planned / measured.allocated_bytes
+        peak = allocated / GIB
+        ratio = planned / allocated
         yield result(row, planned / GIB, "GiB", "allocated", peak, ratio, **more)
         if not setting.pretended:
-            reserved = measured.reserved_bytes / GIB
+            reserved = measured["reserved_bytes"] / GIB
             row = f"{row}: reserved"
             yield result(row, reserved, "GiB", "allocated", peak, peak / reserved, status="ok")
 

@@ -34,7 +34,7 @@ from kit.settings import SpeedConfig
 from kit.training.loop import split_batch
 from kit.training.ranks import join_ranks
 from kit.training.trainer import Trainer
-from kit.tuning.trials import Task
+from kit.tuning.measure import Task
 
 WORLD = 2
 STEPS = 12

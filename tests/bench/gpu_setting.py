@@ -22,7 +22,7 @@ from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import StepEvent
 from kit.training.loop import train
 from kit.training.trainer import Trainer
-from kit.tuning.trials import Task, make_batches, some_rows
+from kit.tuning.measure import Task, make_batches, some_rows
 
 TRAIN = TrainConfig(max_steps=100_000, eval_steps=100_000, lr=3e-4, warmup_steps=2)
 REFERENCE = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2}

@@ -30,7 +30,7 @@ from kit.settings import DataConfig, GPTConfig, TrainConfig
 from kit.training.config import StepEvent
 from kit.training.loop import train
 from kit.training.switches import pin, prefetched
-from kit.tuning.trials import Task
+from kit.tuning.measure import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from made_index import made_index

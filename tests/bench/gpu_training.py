@@ -47,7 +47,7 @@ from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING
 from kit.training.switches import pin
 from kit.training.trainer import Trainer
-from kit.tuning.trials import Task
+from kit.tuning.measure import Task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WARM = FIRST_RECORDING + 3  # steps before those that are timed, where passes are recorded

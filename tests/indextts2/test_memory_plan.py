@@ -42,10 +42,10 @@ def require_near(monkeypatch, gpt: dict, method: str, precision: str, frames: in
         codes=300 // shorter,
         finetuning=lora if method == "lora" else ALL_OF_IT,
     )
-    measured, planned = trial_peak(work).allocated_bytes, work.planned_bytes
+    measured, planned = trial_peak(work)["measured_bytes"], work.planned_bytes
     print(f"\n{method}, {precision}: measured {measured / 2**30:.2f} GiB", end=", ")
     print(f"planned {planned / 2**30:.2f} GiB, {planned / measured - 1:+.1%}")
-    assert planned == pytest.approx(measured, rel=0.1)
+    assert planned == pytest.approx(measured, rel=0.2)
 
 
 def test_without_the_package_the_release_is_planned_with_as_many_numbers():

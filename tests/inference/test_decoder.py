@@ -15,7 +15,6 @@ from torch._dynamo.utils import counters
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig, attend
-from kit.inference.decoder_steps import KVCache
 from kit.inference.generate import generate
 from kit.model.sequence import pack
 from kit.settings import GenerateConfig
@@ -151,70 +150,6 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
 
 
-def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
-    decoder, request = graphed(model, monkeypatch), rows(2)
-    with torch.inference_mode():
-        x, padding = decoder.prompt(request[0], request[2])
-        _, cache = decoder.prefill(x, padding, 3)
-        assert decoder.memory.in_use
-        del cache
-        assert not decoder.memory.in_use
-        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-            patch.setattr(decoder, "final_state", out_of_memory)
-            decoder.prefill(x, padding, 3)
-    assert not decoder.memory.in_use
-    decoder.free_memory()
-    assert not decoder.memory.graphs_memory and not decoder.compiled.ready
-    same_logits(decoder, Decoder(model), request)
-
-
-def out_of_memory(*_):
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
-def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
-    decoder = graphed(model, monkeypatch)
-    assert decoder.memory.rows_that_fit() is None
-    decoded(decoder, *rows(2))
-    row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
-    gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
-    gpu |= {"memory_allocated": 12 * row_bytes, "get_per_process_memory_fraction": 1.0}
-    for name, value in gpu.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
-    decoder.memory.device = torch.device("cuda:0")
-    assert decoder.memory.idle_bytes() == 2 * row_bytes  # which a larger cache replaces
-    assert decoder.memory.rows_that_fit() == int(0.8 * (60 + 38 + 2))
-    # Of 200 rows 60 are allowed, 50 of which are reserved.
-    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
-    assert decoder.memory.rows_that_fit() == int(0.8 * (10 + 38 + 2))
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
-    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
-    assert decoder.memory.rows_that_fit() == 2  # that are there already
-
-
-def test_rows_that_stay_move_up_in_the_same_memory():
-    whole = torch.randn(2, 5, 2, 7, 4, generator=torch.Generator().manual_seed(0))
-    whole[..., 3:, :] = float("nan")  # not written yet
-    memory, mask = whole.clone().flatten(), torch.arange(35.0).view(5, 1, 1, 7)
-    cache = KVCache(layers=[memory.view(whole.shape)], memory=[memory], mask=mask, length=3)
-    cache.keep(torch.tensor([False, True, False, True, True]))
-    [found] = cache.layers
-    assert torch.equal(found[..., :3, :], whole[:, [1, 3, 4], :, :3])
-    assert found.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
-    assert torch.equal(cache.mask, mask[[1, 3, 4]])
-
-
-def test_a_voice_is_read_once_for_all_who_speak_with_it(model):
-    decoder, (texts, _, cond), seen = Decoder(model), rows(3), []
-    hook = model.conditioner.register_forward_pre_hook(lambda _, mels: seen.append(*mels))
-    alone = [decoder.prompt([text], cond[:1])[0] for text in texts]
-    together, padding = decoder.prompt(texts, cond[:1].expand(3, -1, -1))
-    hook.remove()
-    assert [len(mels) for mels in seen] == [1, 1, 1, 1]
-    for row, wanted, empty in zip(together, alone, padding):
-        torch.testing.assert_close(row[empty:], wanted[0])
-
-
 @pytest.fixture
 def compiler(monkeypatch):
     if compiler_available("cpu").value == "no":
@@ -251,38 +186,6 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     assert graphs() == before + 1 and decoder.ran == "fp32"
 
 
-def check_compiled_int8(model, count: int) -> None:
-    """Compiled int8 steps of `count` rows are near fp32, with one thread and then with two."""
-    decoder = Decoder(model, DecoderConfig(weights="int8", compile=True))
-    wanted, threads = decoded(Decoder(model), *rows(count)), torch.get_num_threads()
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            found = decoded(decoder, *rows(count))
-            assert (found - wanted).abs().mean() < 0.05 * wanted.std()
-    finally:
-        torch.set_num_threads(threads)
-    assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
-
-
-@pytest.mark.long
-def test_compiled_int8_speaks_with_other_threads_and_its_own_weights(one_layer, compiler):
-    check_compiled_int8(one_layer, 8)
-    # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come
-    # back in another model of the same shape.
-    with torch._inductor.config.patch(max_autotune_gemm_backends="CPP"):
-        for seed in (1, 2):
-            check_compiled_int8(loud(seed=seed, layers=1), 1)
-
-
-def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
-    decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
-    with ThreadPoolExecutor(2) as both:
-        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
-            assert asked.result() == wanted
-
-
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
     wanted = said(Decoder(one_layer), texts, cond)
@@ -292,8 +195,7 @@ def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
-@pytest.mark.parametrize("bucket", [8, 16, 256])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("bucket", "kept"), [(8, True), (256, False)])
 def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
     """Also where a text passes from graph to graph, each of more positions."""
     monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", bucket)
@@ -308,14 +210,6 @@ def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
         assert made == [(4, decoder.max_positions), (1, decoder.max_positions)]
     else:
         assert {count for count, _ in made} == {4, 1} and len(made) == len(set(made)) > 4
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
-    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
-    decoder = graphed(model, monkeypatch)
-    same_logits(decoder, Decoder(model), rows(count, codes=20))
-    assert len(decoder.compiled.ready) > 4
 
 
 def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
@@ -338,6 +232,94 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
     assert len(decoder.compiled.ready) == 1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
+    model, (texts, codes, cond) = loud().cuda(), rows(3, codes=20)
+    request = texts, codes.cuda(), cond.cuda()
+    wanted = decoded(Decoder(model, DecoderConfig(weights=weights)), *request)
+    decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
+    with ThreadPoolExecutor(1) as other:
+        work = partial(decoded, decoder, *request)
+        for logits in (work(), other.submit(work).result()):
+            difference = (logits - wanted).abs().mean()
+            assert difference < (1e-3 if weights == "fp32" else 0.05) * wanted.std()
+    assert not decoder.can_drop_rows
+    assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
+
+
+def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    eager, decoder = Decoder(model), Decoder(model, COMPILED)
+    assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
+    texts, _, cond = rows(3)
+    assert said(decoder, texts, cond) == said(eager, texts, cond)
+    assert not decoder.warm_up_s
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
+def test_the_model_is_left_as_it_was(weights):
+    model = tiny_model().train()
+    before = copy.deepcopy(model.state_dict())
+    decoded(Decoder(model, DecoderConfig(weights=weights)), *rows())
+    assert all(module.training for module in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["gpt.h.1.mlp.c_fc.weight", "code_position.weight"])
+@pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
+def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
+    damaged = tiny_model()
+    damaged.get_parameter(name).data.flatten()[3] = value
+    with pytest.raises(SpeechError, match=rf"{name} is not finite.* earlier checkpoint"):
+        Decoder(damaged, DecoderConfig(weights=weights))
+    cond = torch.full((1, GPT.n_mels, 12), value)
+    with pytest.raises(SpeechError, match="reference has NaN"):
+        Decoder(tiny_model(), DecoderConfig(weights=weights)).prompt([[1]], cond)
+
+
+def test_an_unknown_format_names_the_nearest():
+    with pytest.raises(KitError, match=r"DecoderConfig.weights = 'int5': .*`int8`"):
+        DecoderConfig(weights="int5")
+
+
+def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    assert decoder.memory.rows_that_fit() is None
+    decoded(decoder, *rows(2))
+    row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
+    gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
+    gpu |= {"memory_allocated": 12 * row_bytes, "get_per_process_memory_fraction": 1.0}
+    for name, value in gpu.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
+    decoder.memory.device = torch.device("cuda:0")
+    assert decoder.memory.idle_bytes() == 2 * row_bytes  # which a larger cache replaces
+    assert decoder.memory.rows_that_fit() == int(0.8 * (60 + 38 + 2))
+    # Of 200 rows 60 are allowed, 50 of which are reserved.
+    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
+    assert decoder.memory.rows_that_fit() == int(0.8 * (10 + 38 + 2))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
+    assert decoder.memory.rows_that_fit() == 2  # that are there already
+
+
+def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
+    decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
+    wanted = said(Decoder(one_layer), texts, cond)
+    with ThreadPoolExecutor(2) as both:
+        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == wanted
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
+    monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 4)
+    decoder = graphed(model, monkeypatch)
+    same_logits(decoder, Decoder(model), rows(count, codes=20))
+    assert len(decoder.compiled.ready) > 4
+
+
 def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
     def refuse(*_args):
         raise RuntimeError("CUDA error: not permitted\nmore")
@@ -348,24 +330,6 @@ def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
         assert said(decoder, texts, cond) == wanted
     assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
     assert decoder.can_drop_rows
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """torch.compile without its compiler: what is traced, and how often, is the same."""
-    torch._dynamo.reset()
-    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
-
-
-def test_all_layers_share_what_is_compiled_on_a_gpu(model, traced, monkeypatch):
-    decoder, (texts, codes, cond) = graphed(model, monkeypatch, compile=True), rows(8)
-    before, made = graphs(), []
-    for count in (1, 8, 2, 1, 4):
-        request = texts[:count], codes[:count], cond[:count]
-        same_logits(decoder, Decoder(model), request)
-        made.append(graphs() - before)
-    # Both parts of a layer for one row, then both for any number of rows.
-    assert made == [2, 4, 4, 4, 4] and decoder.ran == "fp32"
 
 
 def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
@@ -385,38 +349,6 @@ def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
     assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
     assert decoder.compiled is not None and decoder.compiled.ready
     assert settings == [True]
-
-
-@pytest.mark.parametrize("compiles", [True, False])
-def test_a_capture_that_runs_out_of_memory_leaves_the_graphs_on(model, compiles, monkeypatch):
-    def fail(*_args, **_more):
-        try:
-            out_of_memory()
-        finally:  # as `torch.cuda.graph` ends a capture
-            raise RuntimeError("CUDA error: operation failed due to a previous error")
-
-    decoder, (texts, codes, cond) = graphed(model, monkeypatch, fail), rows(2)
-    decoder.compiled.compiles = compiles
-    with pytest.raises(torch.OutOfMemoryError):
-        decoded(decoder, texts, codes, cond)
-    assert decoder.compiled is not None and decoder.ran == "fp32"
-    assert decoder.compiled.compiles == compiles
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
-def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
-    model, (texts, codes, cond) = loud().cuda(), rows(3, codes=20)
-    request = texts, codes.cuda(), cond.cuda()
-    wanted = decoded(Decoder(model, DecoderConfig(weights=weights)), *request)
-    decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
-    with ThreadPoolExecutor(1) as other:
-        work = partial(decoded, decoder, *request)
-        for logits in (work(), other.submit(work).result()):
-            difference = (logits - wanted).abs().mean()
-            assert difference < (1e-3 if weights == "fp32" else 0.05) * wanted.std()
-    assert not decoder.can_drop_rows
-    assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -455,59 +387,3 @@ def test_cuda_graphs_sample_what_eager_steps_do(compiled, monkeypatch):
             alike += [one == other for one, other in zip(found, wanted)]
     assert sum(alike) >= 0.9 * len(alike)  # rounding may turn a near tie
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
-
-
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
-def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    eager = Decoder(model, DecoderConfig(weights=weights))
-    decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
-    assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
-    texts, _, cond = rows(3)
-    assert said(decoder, texts, cond) == said(eager, texts, cond)
-    assert not decoder.warm_up_s
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-def test_the_model_is_left_as_it_was(weights, compiled):
-    model = tiny_model().train()
-    before = copy.deepcopy(model.state_dict())
-    config = DecoderConfig(weights=weights, compile=compiled)
-    decoded(Decoder(model, config), *rows()) if not compiled else Decoder(model, config)
-    assert all(module.training for module in model.modules())
-    assert all(p.requires_grad for p in model.parameters())
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-
-DAMAGED = ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
-    damaged = tiny_model()
-    damaged.get_parameter(name).data.flatten()[3] = value
-    with pytest.raises(SpeechError, match=rf"damaged: {name} is not finite.* earlier checkpoint"):
-        Decoder(damaged, DecoderConfig(weights=weights))
-    cond = torch.full((1, GPT.n_mels, 12), value)
-    with pytest.raises(SpeechError, match="reference has NaN"):
-        Decoder(tiny_model(), DecoderConfig(weights=weights)).prompt([[1]], cond)
-
-
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8", "int8-weight-only"])
-def test_a_code_may_be_ruled_out_by_its_bias(weights):
-    model = loud()
-    model.code_head.bias.data[5] = float("-inf")
-    found = decoded(Decoder(model, DecoderConfig(weights=weights)), *rows())
-    assert (found[..., 5] == float("-inf")).all()
-    assert torch.isfinite(found[..., [i for i in range(GPT.code_vocab) if i != 5]]).all()
-
-
-@pytest.mark.parametrize(
-    ("asked", "hint"), [("int5", "mean `int8`"), ("bfp16", "mean `fp16`"), (8, "Known: fp32, bf16")]
-)
-def test_an_unknown_format_names_the_nearest(asked, hint):
-    with pytest.raises(KitError, match=rf"DecoderConfig.weights = {asked!r}: .*{hint}"):
-        DecoderConfig(weights=asked)

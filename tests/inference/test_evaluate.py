@@ -2,21 +2,20 @@
 
 import copy
 import dataclasses
-import math
 
 import pytest
 import soundfile
 import torch
 from helpers import RATE, manifest, opinionated_voice, real_config, real_voice, tiny_model, waves
 
-from kit.audio.recognizer import Recognizer, alphabet_of, cer, edit_distance
+from kit.audio.recognizer import Recognizer, alphabet_of, cer
 from kit.extras.finetune.forgetting import BaseSample, code_log_probs, measure_divergence
 from kit.inference import evaluate
 from kit.inference.evaluate import KINDS, Scores, align_words
 from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
-from kit.recipes.evaluate import LabeledClip, SpeakerLoss, loss_by_speaker, noise_floor
+from kit.recipes.evaluate import LabeledClip, loss_by_speaker, noise_floor
 from kit.settings import GenerateConfig, RecognizerConfig
 from kit.text.normalize import letters
 from kit.tuning.checks import gate_checks
@@ -57,7 +56,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     figures = evaluate.gate_evaluator(voice, rows, recognizer, config)(broken)
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
     failing = {check.what for check in gate_checks(figures, 0.01, 0.12) if not check.passed}
-    assert {"intelligible", "ends its sentences", "does not run away"} <= failing
+    assert {"CER of the voice", "sentences that end", "sentences far too long"} <= failing
 
 
 def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypatch):
@@ -115,21 +114,6 @@ def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
         assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
 
 
-def test_a_reference_of_ones_own_must_gain_something():
-    for own, other, used in ((2.0, 2.1, True), (2.0, 2.001, False), (2.1, 2.0, False)):
-        assert SpeakerLoss(own=own, other=other).uses_reference == used
-
-
-def test_what_is_too_long_for_the_model_is_left_out(two_speakers):
-    rows = recordings(two_speakers, 2)
-    long = LabeledClip(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
-    more = [*rows, long, dataclasses.replace(rows[0], speaker="nobody")]
-    assert loss_by_speaker(two_speakers, more) == loss_by_speaker(two_speakers, rows)
-    assert loss_by_speaker(two_speakers, [long]) == {}
-    only = {"alma": two_speakers.references["alma"]}  # nobody else to compare with
-    assert loss_by_speaker(dataclasses.replace(two_speakers, references=only), rows) == {}
-
-
 @pytest.fixture(scope="module")
 def base():
     model = tiny_model()
@@ -155,14 +139,6 @@ def moved(model, by: float):
     return other
 
 
-def test_the_further_it_moved_the_more_is_forgotten(base, readings):
-    models = [base, moved(base, 0.002), moved(base, 0.02)]
-    same, little, much = (measure_divergence(base, model, readings) for model in models)
-    assert same.forgotten == pytest.approx(0, abs=1e-6)
-    assert 0 < little.forgotten < much.forgotten
-    assert 0 < same.base == little.base == much.base < math.log(base.config.code_vocab)
-
-
 def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
     other = moved(base, 0.01)
     wanted = []
@@ -173,26 +149,8 @@ def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
         assert ours.shape == (places, base.config.code_vocab)
         wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
     mean = float(torch.cat(wanted).sum(-1).mean())
+    assert measure_divergence(base, base, readings).forgotten == pytest.approx(0, abs=1e-6)
     assert measure_divergence(base, other, readings).forgotten == pytest.approx(mean, rel=1e-4)
-
-
-def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
-    """Its mean over the codes that were said is what the decoder noted as it said them."""
-    for reading in readings:
-        expected = code_log_probs(base, reading.base_ids, reading).clone()
-        expected[:, base.config.start_code] = -torch.inf  # which is never said
-        expected = expected.log_softmax(-1)
-        codes = reading.spoken.codes
-        said = torch.cat((codes, torch.tensor([base.config.stop_code])))[: len(expected)]
-        likely = expected[torch.arange(len(said)), said].mean()
-        assert float(likely) == pytest.approx(reading.spoken.log_prob, abs=1e-3)
-
-
-def test_the_end_counts_where_it_was_found(base, readings):
-    for stopped in (False, True):
-        spoken = dataclasses.replace(readings[0].spoken, stopped=stopped)
-        reading = dataclasses.replace(readings[0], spoken=spoken)
-        assert len(code_log_probs(base, reading.base_ids, reading)) == len(spoken.codes) + stopped
 
 
 TEXT = "my mother bought fresh bread from the market"
@@ -216,26 +174,11 @@ def test_each_kind_is_distinguished_from_the_others(kind, transcript):
     assert set(TRANSCRIPTS) == set(KINDS)
 
 
-def test_the_word_that_was_joined_or_doubled_or_left_out_is_named():
-    wanted = [(TEXT, TRANSCRIPTS["merged"], ("fresh", "bread"), ("freshbread",))]
-    wanted += [(TEXT, TRANSCRIPTS["doubled"], ("bought",), ("bought", "bought"))]
-    wanted += [("after breakfast a walk", "after breakfast walk", ("a",), ())]  # not merged
-    for text, transcript, words, recognized in wanted:
-        (pair,) = (pair for pair in align_words(text, transcript) if pair.kind)
-        assert (pair.words, pair.recognized) == (words, recognized)
-
-
 def test_punctuation_is_no_error_and_silence_leaves_all_out():
     assert not any(pair.kind for pair in align_words("ሰላም፣ ለሁሉም!", "ሰላም ለሁሉም"))
     counts = evaluate.count_kinds(align_words(TEXT, ""))
     assert counts == {**dict.fromkeys(KINDS, 0), "left out": 8}
     assert align_words("", "") == []
-
-
-def test_it_is_never_dearer_than_the_plain_distance_over_words():
-    transcript = "mother my bought the the fresh bread form market now"
-    wrong = sum(bool(pair.kind) for pair in align_words(TEXT, transcript))
-    assert 0 < wrong <= edit_distance(TEXT.split(), transcript.split())
 
 
 def test_the_word_that_is_wrong_most_often_comes_first():
@@ -245,3 +188,15 @@ def test_the_word_that_is_wrong_most_often_comes_first():
     assert (first.word, first.count, first.wrong) == ("two", 3, 2)
     assert set(first.kinds) == {"replaced", "left out"} and "ten" in first.recognized
     assert not any(record.wrong for record in others)
+
+
+def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
+    """Its mean over the codes that were said is what the decoder noted as it said them."""
+    for reading in readings:
+        expected = code_log_probs(base, reading.base_ids, reading).clone()
+        expected[:, base.config.start_code] = -torch.inf  # which is never said
+        expected = expected.log_softmax(-1)
+        codes = reading.spoken.codes
+        said = torch.cat((codes, torch.tensor([base.config.stop_code])))[: len(expected)]
+        likely = expected[torch.arange(len(said)), said].mean()
+        assert float(likely) == pytest.approx(reading.spoken.log_prob, abs=1e-3)

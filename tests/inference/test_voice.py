@@ -17,7 +17,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
+from kit.inference.voice import Habits, Voice, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
 from kit.text.normalize import letters, normalize
@@ -51,46 +51,21 @@ def test_every_text_is_spoken_in_order_whatever_the_batch(voice):
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(wanted, again))
 
 
-def test_each_text_may_have_its_own_speaker(voice):
-    names = ["voice0", "voice1", "voice2"]
-    for name, speech in zip(names, voice.speak(texts(1) * 3, names, SHORT), strict=True):
-        assert torch.equal(speech.codes, voice.speak(texts(1), name, SHORT)[0].codes)
-    assert voice.speakers == names
-
-
 def test_spelling_and_figures_are_normalised_on_the_way(voice):
     raw, spelt = voice.speak(["ሠላም።", "ሰላም."], "voice0", SHORT)
     assert raw.text == "ሠላም።" and torch.equal(raw.codes, spelt.codes)
 
 
-WRONG = [("texts", "ሰላም", r"must be a list: write \['ሰላም'\]"), ("batch", 0, "`batch` is 0")]
-WRONG += [("speakers", ["voice0"] * n, f"1 texts and {n} speakers: pass one each") for n in (0, 2)]
-WRONG += [("speakers", "alma", r"No voice 'alma'.*voice0.*voice2")]
+WRONG = [("texts", "ሰላም", r"\['ሰላም'\]"), ("batch", 0, "`batch` is 0")]
+WRONG += [("speakers", ["voice0"] * 2, "1 texts and 2 speakers")]
+WRONG += [("speakers", "alma", "'alma'.*voice0.*voice2"), ("texts", [""], "")]
+WRONG += [("texts", ["ሰላም", "!?…።"], ""), ("texts", ["hello"], "")]
 
 
 @pytest.mark.parametrize(("name", "value", "fault"), WRONG)
 def test_what_does_not_go_together_is_reported(voice, name, value, fault):
     with pytest.raises(SpeechError, match=fault):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | {name: value})
-
-
-def test_the_speech_settings_are_reported(voice):
-    empty = torch.zeros(9)
-    whole = Speech(text="ሰላም", wave=empty, codes=empty, stopped=True, temperature=0.6)
-    config = GenerateConfig(temperature=0.6)
-    assert remark(whole, config) == ""
-    assert "at temperature 0.3" in remark(dataclasses.replace(whole, temperature=0.3), config)
-    assert "was truncated" in remark(dataclasses.replace(whole, stopped=False), config)
-    guided = dataclasses.replace(config, guidance_scale=2.0)
-    assert "text_dropout" in remark(whole, guided)
-    assert remark(dataclasses.replace(whole, guidance=2.0), guided) == ""
-
-
-@pytest.mark.parametrize("text", ["", "!?…።", "hello", "Привет"])
-def test_text_that_cannot_be_spoken_is_reported(voice, text):
-    assert voice.can_speak(texts(1)[0]) and not voice.can_speak(text)
-    with pytest.raises(SpeechError):
-        voice.speak([*texts(1), text], "voice0", SHORT)
 
 
 def long_text(sentences: int = 3) -> str:
@@ -109,17 +84,11 @@ def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
     assert len(parts) > 3 and all(len(short.ids(p.text)) <= 6 for p in parts)
 
 
-def test_one_part_that_was_cut_makes_the_whole_cut(voice):
-    config = GenerateConfig(temperature=0, max_codes_per_text_id=0.1)
-    (speech,) = biased(voice, -1e4).speak([long_text(2)], "voice0", config)
-    assert not speech.stopped and len(speech.parts) == 2
-
-
 def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
     slow = biased(voice, -1e4, habits=Habits(pace=2.0))
     text = texts(1)[0]
     strict = GenerateConfig(temperature=0, max_codes_per_text_id=1.0)
-    for config, rate in ((GREEDY, 3), (GenerateConfig(retries=1), 3), (strict, 1)):
+    for config, rate in ((GREEDY, 3), (strict, 1)):
         (speech,) = slow.speak([text], "voice0", config)
         assert not speech.stopped and len(speech.codes) == rate * len(voice.ids(text)) + 40
 
@@ -144,20 +113,14 @@ def test_pieces_of_a_stream_are_the_whole(voice, count):
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
 
 
-def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
+def test_a_stream_begins_at_once_and_reports_an_end_not_found(voice, monkeypatch):
     steps, real = [], Decoder.decode_one
     count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
     monkeypatch.setattr(Decoder, "decode_one", count)
-    long = dataclasses.replace(STREAMED, exact_codes=200)
-    assert len(next(voice.stream(texts(1)[0], "voice0", long))) and len(steps) < 150
-
-
-def test_a_stream_that_was_cut_says_so_after_its_sound(voice):
+    stream = voice.stream(texts(1)[0], "voice0", dataclasses.replace(STREAMED, exact_codes=200))
+    assert len(next(stream)) and len(steps) < 150
     with pytest.raises(SpeechError, match="did not find the end"):
-        list(voice.stream(texts(1)[0], "voice0", STREAMED))
-    pieces = collected(voice.stream(texts(1)[0], "voice0", STREAMED))
-    (whole,) = voice.speak(texts(1), "voice0", STREAMED)
-    assert not whole.stopped and len(torch.cat(pieces)) == len(whole.wave)
+        list(stream)
 
 
 def test_a_voice_in_another_format_leaves_the_first_alone(voice):
@@ -167,27 +130,6 @@ def test_a_voice_in_another_format_leaves_the_first_alone(voice):
     assert [len(s.codes) for s in one] == [len(s.codes) for s in two]
     with pytest.raises(KitError, match="int8"):
         voice.in_format("int9")
-
-
-def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
-    configs = []
-    record = lambda _model, config: configs.append(config)  # noqa: E731
-    monkeypatch.setattr("kit.inference.voice.Decoder", record)
-    monkeypatch.setattr("kit.inference.voice.default_format", lambda _device: "fp16")
-    voice.in_format()
-    voice.in_format("int8", compile=True)
-    voice.ready()  # of a model that is being trained: its weights change between two calls
-    wanted = [("fp16", True, False), ("int8", True, True), ("fp32", False, False)]
-    assert [(c.weights, c.graphs, c.compile) for c in configs] == wanted
-
-
-def test_ten_thousand_characters_are_spoken_whole(voice):
-    text = (long_text(5) + " ") * 200
-    text = text[: text.rindex(" ", 0, 10_000)]
-    quick = GenerateConfig(temperature=0, exact_codes=1)
-    patient = dataclasses.replace(voice, habits=Habits(longest_text=40))
-    (speech,) = patient.speak([text], "voice0", quick)
-    assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
 
 
 def test_speech_without_a_single_code_is_silence(voice):
@@ -204,9 +146,8 @@ def test_wav_bytes_are_a_16_bit_wav_of_the_same_sound(voice):
     data.seek(0)
     wave, rate = soundfile.read(data, dtype="float32")
     assert rate == 22050 and (torch.from_numpy(wave) - speech.wave).abs().max() < 1e-4
-    cut = dataclasses.replace(speech, stopped=False)
-    with pytest.raises(SpeechError, match=f"did not find the end of '{cut.text}'.*shorter"):
-        wav_bytes(cut, 22050)
+    with pytest.raises(SpeechError, match=speech.text):
+        wav_bytes(dataclasses.replace(speech, stopped=False), 22050)
 
 
 RATE = 22_050  # of an XTTS-v2's sound, made from states and speaker
@@ -252,18 +193,6 @@ def test_the_wave_is_made_from_the_states_that_predicted_its_codes(released, spe
     assert (speech.wave - alone).abs().max() > 1e-2, "of codes alone it is another"
 
 
-def test_speakers_sound_otherwise_and_a_batch_is_each_alone(released):
-    names = ["long", "short", "long"]
-    together = released.speak(texts(3), names, SHORT)
-    for text, name, speech in zip(texts(3), names, together):
-        (alone,) = released.speak([text], name, SHORT)
-        assert torch.equal(alone.codes, speech.codes)
-        assert (alone.wave - speech.wave).abs().max() < 1e-4
-    swapped = dict(released.vectors, short=released.vectors["long"])
-    (other,) = dataclasses.replace(released, vectors=swapped).speak(texts(3)[1:2], "short", SHORT)
-    assert (other.wave - together[1].wave).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_chunks_made_from_states_join_to_the_whole(released, weights):
     spoken_with = released.in_format(weights)
@@ -271,31 +200,6 @@ def test_chunks_made_from_states_join_to_the_whole(released, weights):
     (whole,) = spoken_with.speak(texts(1), "long", LONG)
     assert len(pieces) > 2
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
-
-
-def test_the_first_sound_waits_for_no_more_codes_than_the_context(released):
-    """Its own sound needs six codes more, that of codes alone 25."""
-    first = next(released.stream(texts(1)[0], "short", LONG))
-    assert len(first) < released.codec.samples(12)
-
-
-def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(released):
-    other = released_voice(width=192, heads=6)
-    assert released.audio_note() == ""
-    assert "width 96" in other.audio_note() and "width 192" in other.audio_note()
-    (speech,) = other.speak(texts(1), "long", SHORT)
-    assert torch.equal(speech.wave, other.codec.decode(speech.codes[None])[0])
-
-
-def test_a_reference_in_pieces_is_their_mean(released):
-    pieces = released.reference_segments("long")
-    frames = [length // 256 + 1 for length in (4 * RATE, 4 * RATE, RATE)]
-    assert [mel.shape[-1] for mel in pieces] == released.pieces["long"] == frames
-    cond = released.conditioning(["long"], torch.device("cpu"))
-    with torch.no_grad():
-        each = [released.model.conditioner(mel[None]) for mel in pieces]
-        found = Decoder(released.model).latents(cond)
-    assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
@@ -313,16 +217,6 @@ def test_an_exported_voice_keeps_pieces_and_speakers(released, tmp_path, weights
             assert torch.equal(after.codes, before.codes)
             assert (after.wave - before.wave).abs().max() < 1e-5
         assert after.wave.shape == before.wave.shape
-
-
-def test_a_voice_without_a_speakers_vector_is_reported(released, tmp_path, monkeypatch):
-    lacking = dataclasses.replace(released, vectors={"short": released.vectors["short"]})
-    with monkeypatch.context() as patch, pytest.raises(SpeechError, match="'long' has no speaker"):
-        patch.setattr("kit.inference.voice.generate", None)  # it is refused before any work
-        lacking.speak(texts(1), "long", SHORT)
-    export_voice(lacking, tmp_path)
-    with pytest.raises(SpeechError, match=r"has 0 numbers in .* 'long', .* expects 512"):
-        load_export(tmp_path)
 
 
 def test_any_recording_becomes_a_speaker_of_a_voice(voice, tmp_path):
@@ -351,10 +245,39 @@ def test_a_recording_that_is_no_reference_is_reported(voice, released, wave, fau
             one.with_speaker("guest", wave, RATE)
 
 
-def test_of_a_long_recording_the_beginning_is_used(released):
-    wave = spoken(33 * RATE)
-    long = released.with_speaker("guest", wave, RATE)
-    cut = released.with_speaker("guest", wave[: 30 * RATE], RATE)
-    assert long.pieces == cut.pieces and len(long.pieces["guest"]) == 8
-    assert torch.equal(long.references["guest"], cut.references["guest"])
-    assert torch.equal(long.vectors["guest"], cut.vectors["guest"])
+def test_each_text_may_have_its_own_speaker(voice):
+    names = ["voice0", "voice1", "voice2"]
+    for name, speech in zip(names, voice.speak(texts(1) * 3, names, SHORT), strict=True):
+        assert torch.equal(speech.codes, voice.speak(texts(1), name, SHORT)[0].codes)
+    assert voice.speakers == names
+
+
+def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
+    steps, real = [], Decoder.decode_one
+    count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
+    monkeypatch.setattr(Decoder, "decode_one", count)
+    long = dataclasses.replace(STREAMED, exact_codes=200)
+    assert len(next(voice.stream(texts(1)[0], "voice0", long))) and len(steps) < 150
+
+
+def test_ten_thousand_characters_are_spoken_whole(voice):
+    text = (long_text(5) + " ") * 200
+    text = text[: text.rindex(" ", 0, 10_000)]
+    quick = GenerateConfig(temperature=0, exact_codes=1)
+    patient = dataclasses.replace(voice, habits=Habits(longest_text=40))
+    (speech,) = patient.speak([text], "voice0", quick)
+    assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
+
+
+def test_the_first_sound_waits_for_no_more_codes_than_the_context(released):
+    """Its own sound needs six codes more, that of codes alone 25."""
+    first = next(released.stream(texts(1)[0], "short", LONG))
+    assert len(first) < released.codec.samples(12)
+
+
+def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(released):
+    other = released_voice(width=192, heads=6)
+    assert released.audio_note() == ""
+    assert "width 96" in other.audio_note() and "width 192" in other.audio_note()
+    (speech,) = other.speak(texts(1), "long", SHORT)
+    assert torch.equal(speech.wave, other.codec.decode(speech.codes[None])[0])

@@ -2,11 +2,9 @@
 
 import copy
 import dataclasses
-import json
 import shutil
 
 import pytest
-import safetensors.torch
 import torch
 from helpers import leave_voice_files, manifest, real_config, real_voice, world
 
@@ -16,7 +14,7 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.tensor_file import contents, file_bytes
 from kit.inference.voice import Voice
-from kit.inference.voice_files import load_references, load_voice, load_voices, save_references
+from kit.inference.voice_files import load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import save_model
 from kit.settings import GenerateConfig, MelConfig, TokenizerConfig
@@ -50,62 +48,38 @@ def test_a_voice_survives_the_disk(voice, folder):
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(one, two))
 
 
-NAMES = ("references.safetensors", "model-ema.safetensors", "tokenizer.model")
-FILES = dict.fromkeys(NAMES, SpeechError) | {"codec.safetensors": KitError}
+NAMES = ["references.safetensors", "model-ema.safetensors", "tokenizer.model", "codec.safetensors"]
 
 
-@pytest.mark.parametrize("share", [0, 0.5])
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_cut_file_is_named(folder, name, share):
-    data = (folder / name).read_bytes()
-    (folder / name).write_bytes(data[: int(share * len(data))])
-    if not share:
-        (folder / name).unlink()
-    with pytest.raises(FILES[name], match=name):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_or_cut_or_damaged_file_is_named(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    (folder / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(KitError, match=name):
+        load_voice(folder)
+    if name.endswith("safetensors"):
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+        with pytest.raises(KitError, match=rf"{name}.*checksum"):
+            load_voice(folder)
+    (folder / name).unlink()
+    with pytest.raises(KitError, match=name):
         load_voice(folder)
 
 
 def test_a_run_without_an_average_has_one_voice(folder):
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     assert list(load_voices(folder)) == ["raw"]
-    with pytest.raises(SpeechError, match=r"no average \(`ema` was off\).*03_evaluate_ema"):
+    with pytest.raises(SpeechError, match=r"`ema` was off.*03_evaluate_ema"):
         load_voice(folder)
     shutil.copy(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
     assert list(load_voices(folder)) == ["raw", "ema"]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if "safetensors" in name])
-def test_a_flipped_bit_is_noticed(folder, name):
-    data = bytearray((folder / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / name).write_bytes(data)
-    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum"):
-        load_voice(folder)
-
-
-def test_a_model_saved_without_a_checksum_is_read(folder):
-    path = folder / "model-ema.safetensors"
-    mapped, header = contents(path)
-    weights = {name: tensor.clone() for name, tensor in mapped.items()}  # the file is rewritten
-    safetensors.torch.save_file(weights, path, {"header": json.dumps(header)})
-    again = load_voice(folder).model.state_dict()
-    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
-
-
-def test_a_file_of_another_version_and_an_exported_voice_are_named_as_such(folder):
-    path = folder / "model-ema.safetensors"
-    safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
-    with pytest.raises(SpeechError, match=r"another version of the kit.*02_train\.$"):
-        load_voice(folder)
-    (folder / "voice.json").write_text("{}")
-    with pytest.raises(SpeechError, match=r"exported voice: .*\.load_export reads it"):
-        load_voice(folder)
-
-
 OTHER = {
-    "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors expects 200",
+    "text_vocab": r"tokenizer\.model .*model-ema\.safetensors expects 200",
     "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors expects 200",
-    "n_mels": r"references\.safetensors has 80 mels of .*model-ema\.safetensors expects 200",
+    "n_mels": r"references\.safetensors has 80 mels.*model-ema\.safetensors expects 200",
 }
 
 
@@ -129,8 +103,7 @@ def test_parts_of_the_same_size_are_distinguished_too(folder, voice, name):
         other = copy.deepcopy(voice.codec)
         other.mel_head.bias.data += 0.1
         save_codec(other, folder / name)
-    message = rf"{name} is not the one that .*model-ema\.safetensors was trained with.*01_data_prep"
-    with pytest.raises(SpeechError, match=message):
+    with pytest.raises(SpeechError, match=rf"{name} .*model-ema\.safetensors.*01_data_prep"):
         load_voice(folder)
 
 
@@ -147,9 +120,8 @@ def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
         load_recognizer(path) if name == "recognizer" else load_voice(folder)
 
 
-SHAPES = [({"a": (40, 20)}, r"has 40 mels of 'a', .*expects 80"), ({}, "has no speaker")]
-SHAPES += [({"a": (80, 20), "b": (80, 12)}, r"12 frames of 'b', .*expects 20")]
-SHAPES += [({"a": (80,)}, r"reference of 'a' has shape \(80,\)")]
+SHAPES = [({"a": (40, 20)}, "40 mels of 'a', .*expects 80"), ({}, "no speaker")]
+SHAPES += [({"a": (80, 20), "b": (80, 12)}, "12 frames of 'b', .*expects 20")]
 
 
 @pytest.mark.parametrize(("shapes", "wanted"), SHAPES)
@@ -157,6 +129,35 @@ def test_references_of_another_shape_are_reported(folder, shapes, wanted):
     mels = {name: torch.randn(shape) for name, shape in shapes.items()}
     save_references(mels, folder / "references.safetensors")
     with pytest.raises(SpeechError, match=rf"references\.safetensors.*{wanted}"):
+        load_voice(folder)
+
+
+def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
+    path = folder / "model-ema.safetensors"
+    configure(path, layers=90, width=8192)  # 70 billion weights, were they made
+    with pytest.raises(SpeechError, match=r"model-ema\.safetensors.*its header means"):
+        load_voice(folder)
+    configure(folder / "codec.safetensors", blocks=10**8)
+    with pytest.raises(KitError, match=r"CodecConfig\.blocks = \d+"):
+        load_voice(folder)
+
+
+def configure(path, **over) -> None:
+    """Change the config in the header of a safetensors file."""
+    tensors, header = contents(path)
+    header["config"] |= over
+    path.write_bytes(file_bytes(tensors, header))
+
+
+FILES = dict.fromkeys(NAMES, SpeechError) | {"codec.safetensors": KitError}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "safetensors" in name])
+def test_a_flipped_bit_is_noticed(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum"):
         load_voice(folder)
 
 
@@ -171,34 +172,8 @@ def test_references_say_what_made_them(folder):
     assert load_voice(folder).front_end.config == MelConfig()
 
 
-def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
-    path = folder / "model-ema.safetensors"
-    configure(path, layers=90, width=8192)  # 70 billion weights, were they made
-    with pytest.raises(SpeechError, match=r"model-ema\.safetensors.*its header means"):
-        load_voice(folder)
-    configure(path, layers=10**8)
-    with pytest.raises(SpeechError, match=r"GPTConfig\.layers = 100000000: must lie in"):
-        load_voice(folder)
-
-
-def configure(path, **over) -> None:
-    """Change the config in the header of a safetensors file."""
-    tensors, header = contents(path)
-    header["config"] |= over
-    path.write_bytes(file_bytes(tensors, header))
-
-
 @pytest.mark.parametrize("over", [{"blocks": 10**8}, {"griffin_lim_iters": 10**9}, {"width": 9**9}])
 def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
     configure(folder / "codec.safetensors", **over)
     with pytest.raises(KitError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
         load_voice(folder)
-
-
-def test_a_speaker_with_a_name_that_files_keep_for_themselves_is_refused(tmp_path):
-    path = tmp_path / "r.safetensors"
-    for name in ("__metadata__", "__speakers__"):
-        with pytest.raises(SpeechError, match=f"`{name}` is reserved"):
-            save_references({name: torch.randn(80, 12)}, path)
-    save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, path)
-    assert list(load_references(path).mels) == ["a/ሰላም \u200c|"]

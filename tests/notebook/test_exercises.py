@@ -21,9 +21,9 @@ from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.text.normalize import letters
+from kit.tuning.choose import Trial
+from kit.tuning.measure import make_batches, preset_task
 from kit.tuning.memory_plan import Workload
-from kit.tuning.recommend import Trial
-from kit.tuning.trials import make_batches, preset_task
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 SIZES = {"cores": 8, "ram_bytes": 2**36, "memory_bytes": 2**36}
@@ -60,7 +60,7 @@ def test_every_lesson_has_an_exercise():
         assert cells_of(f"0{number}")[0].source.startswith("## Exercise\n")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "cpu", "t4", "8gb", "12gb", "24gb", "80gb"])
+@pytest.mark.parametrize("preset", ["tiny", "t4", "80gb"])
 def test_00_halves_the_memory_of_a_step(preset):
     sections = load_preset(preset)
     classes = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
@@ -86,7 +86,7 @@ def test_02_learns_in_twelve_steps():
     require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
 
 
-@pytest.mark.parametrize("transcript", ["", "a brown fox", "the quick brown fox"])
+@pytest.mark.parametrize("transcript", ["", "a brown fox"])
 def test_03_counts_wrong_letters(transcript):
     spoken = SimpleNamespace(scores=SimpleNamespace(transcripts=(transcript,)))
     held_out = [SimpleNamespace(text="the quick brown fox")]

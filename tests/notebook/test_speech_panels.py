@@ -1,12 +1,14 @@
-"""The speaking panel: sound into the player, errors as sentences."""
+"""The speaking panel, and for every panel that its controls have names that can be read aloud."""
 
 import datetime
 from pathlib import Path
 
+import ipywidgets as widgets
 import pytest
 
-from kit.notebook.speech_panels import SpeakPanel
-from kit.notebook.widgets import uploaded_files
+from kit.notebook.speech_panels import ProofreadPanel, SpeakPanel, WrittenClip
+from kit.notebook.widgets import Field, View, uploaded_files
+from kit.training.switches import Switch
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 
@@ -20,9 +22,11 @@ def test_speaking_fills_the_player_or_without_a_front_end_raises(capsys):
             raise ValueError("There is nothing to speak.")
         return WAV, "Read again."
 
-    panel = SpeakPanel(speak, "ሰላም", {"voice": ["one", "two"]})
+    kinds = {"voice": ["one", "two"], "temperature": (0.0, 1.0, 0.3), "cache": True}
+    panel = SpeakPanel(speak, "ሰላም", kinds)
+    panel.choices["temperature"].value = 0.7
     panel.button.click()
-    assert asked == [("ሰላም", {"voice": "one"})]
+    assert asked == [("ሰላም", {"voice": "one", "temperature": 0.7, "cache": True})]
     assert bytes(panel.player.value) == WAV and panel.player.layout.display is None
     assert "Read again." in panel.status.value
     panel.text.value = ""
@@ -34,18 +38,6 @@ def test_speaking_fills_the_player_or_without_a_front_end_raises(capsys):
     assert asked == ["selam"] and "Read again." in capsys.readouterr().out
     with pytest.raises(ValueError, match="nothing"):
         SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "", {}).run()
-
-
-def test_sliders_and_switches_hand_on_their_values():
-    asked = []
-    kinds = {"temperature": (0.0, 1.0, 0.3), "candidates": (1, 8, 32), "cache": True}
-    panel = SpeakPanel(lambda _, choices, __: asked.append(choices) or (WAV, ""), "selam", kinds)
-    panel.button.click()
-    panel.choices["temperature"].value = 0.7
-    panel.choices["cache"].value = False
-    panel.button.click()
-    changed = {"temperature": 0.7, "candidates": 32, "cache": False}
-    assert asked == [{"temperature": 0.3, "candidates": 32, "cache": True}, changed]
 
 
 def reported(text, choices, reference):
@@ -90,3 +82,42 @@ def test_uploads_of_both_versions_of_ipywidgets_are_read():
     by_name = {"a.wav": {"content": b"ab"}, "b.wav": {"content": memoryview(b"c")}}
     listed = ({"name": "a.wav", "content": b"ab"}, {"name": "b.wav", "content": memoryview(b"c")})
     assert uploaded_files(by_name) == uploaded_files(listed) == [("a.wav", b"ab"), ("b.wav", b"c")]
+
+
+NO_CONTROLS = (widgets.HTML, widgets.Audio, widgets.Image, widgets.Output)
+
+
+def controls(widget: widgets.Widget) -> list[widgets.Widget]:
+    """The controls in `widget`, in the order in which Tab reaches them."""
+    if isinstance(widget, widgets.Box | widgets.Accordion):
+        return [each for child in widget.children for each in controls(child)]
+    return [] if isinstance(widget, NO_CONTROLS) else [widget]
+
+
+def name_of(widget: widgets.Widget) -> str:
+    """What is read aloud: its label, else its tooltip, which ipywidgets 8 renamed."""
+    tooltip = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
+    return widget.description or getattr(widget, tooltip) or ""
+
+
+def panels(folder: Path) -> dict:
+    field = {"value": 1, "preset": 1, "comment": "A number"}
+    fields = [Field(name="lr", label="Learning rate", **field)]
+    fields.append(Field(name="decay", label="EMA decay", more=True, **field))
+    switch = Switch(name="ema", label="EMA", on=True, available=True, reason="on", measured="")
+    numbers = {"temperature": (0.0, 1.0, 0.5), "candidates": (1, 8, 2)}
+    choices = {"voice": ["one"], "cache": True, **numbers}
+    clip = WrittenClip(id="a", wav=folder / "a.wav", text="one", confidence=0.5)
+    return {
+        "train": View([switch], fields).box,
+        "speak": SpeakPanel(lambda *_: (b"", ""), "one", choices).box,
+        "proofread": ProofreadPanel([clip], lambda *_: None).box,
+    }
+
+
+@pytest.mark.parametrize("name", ["train", "speak", "proofread"])
+def test_every_control_has_a_name_and_none_is_left_out_of_the_tab_order(tmp_path, name):
+    found = controls(panels(tmp_path)[name])
+    assert len(found) >= 2
+    assert all(name_of(widget).strip() for widget in found), found
+    assert all(getattr(widget, "tabbable", None) is not False for widget in found)

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from helpers import leave_voice_files, manifest, real_voice
@@ -10,22 +9,18 @@ from test_train import active
 
 from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError, SpeechError
-from kit.base.files import file_digest, write_atomic
-from kit.base.tensor_file import pack_tensors
-from kit.batches.word_spans import WordSpans
+from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
-from kit.inference.candidates import READER, save_reader
+from kit.inference.candidates import READER
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
+from kit.inference.voice_files import SOUND, STALE, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.after_training import (
     balance_speakers,
     learn_reader,
     learn_sound,
-    texts_and_codes,
 )
-from kit.recipes.evaluate import EvaluationData
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
 from kit.settings import GenerateConfig
@@ -72,28 +67,17 @@ def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
 def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
     run, result = learnt
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
-    captions = ["recording", "its codes", "its codes and the model's states"]
-    assert len(result.pictures) == 1 and [sound.caption for sound in result.sounds] == captions
     kept = run.report()["sound"]
     assert kept == result.figures and kept["steps"] == 3
     assert kept["error_of_states"] != kept["error_of_codes"]
-    assert all(codec_matches_weights(run.folder, run.folder / name) for name in WEIGHTS.values())
     before = file_digest(run.folder / SOUND)
     again = learn_sound(TrainingData(run))
     assert str(again) == "The decoder was trained on hidden states of these weights before."
     assert file_digest(run.folder / SOUND) == before
-    assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
     for voice in load_voices(run.folder).values():
         assert voice.decodes_from_states and not voice.audio_note()
     text = manifest()[0].text
     said = voice.speak([text], voice.speakers[0], BRIEF)[0]
-    alone = voice.codec.decode(said.codes[None])[0]
-    assert said.wave.shape == alone.shape and not torch.allclose(said.wave, alone, atol=1e-5)
-    pieces = []
-    with pytest.raises(SpeechError, match="did not find the end"):  # it is untrained
-        for piece in voice.stream(text, voice.speakers[0], BRIEF):
-            pieces.append(piece)
-    assert torch.allclose(torch.cat(pieces), said.wave, atol=1e-6)
     export_voice(voice, tmp_path / "export", "fp32")
     taken = load_export(tmp_path / "export")
     assert torch.equal(taken.speak([text], voice.speakers[0], BRIEF)[0].wave, said.wave)
@@ -107,46 +91,16 @@ def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_p
     save_model(model, run.folder / WEIGHTS["raw"], trained_with=TrainingData(run).parts)
     voice = load_voice(run.folder, WEIGHTS["raw"])
     assert not voice.decodes_from_states and voice.audio_note() == STALE
-    assert load_voice(run.folder).decodes_from_states
     assert str(learn_sound(TrainingData(run))).startswith("Sound of codes and states")
     assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
     path = run.folder / SOUND
     whole = path.read_bytes()
-    path.write_bytes(whole[:100])
-    assert load_voice(run.folder).audio_note() == STALE
     path.write_bytes(whole[:-8] + bytes(8))
     with pytest.raises(ValueError, match=r"sound\.safetensors.*delete it, or run `sound\(\)`"):
         load_voice(run.folder)
     with pytest.warns(UserWarning, match=r"sound\.safetensors is damaged: it is made again"):
         assert "steps on" in str(learn_sound(TrainingData(run)))
     assert not load_voice(run.folder).audio_note()
-
-
-def test_a_decoder_that_diverges_leaves_the_sound_to_the_codes(tmp_path, monkeypatch):
-    run = trained_run(tmp_path)
-
-    def diverges(*_):
-        raise KitError("The loss was nan at step 59 of training the codec's decoder.")
-        yield
-
-    monkeypatch.setattr(MelCodec, "finetune_decoder", diverges)
-    assert "made of codes alone. The loss was nan" in str(learn_sound(TrainingData(run)))
-    assert not (run.folder / SOUND).exists()
-
-
-def test_a_reader_also_learns_runs_of_words(tmp_path):
-    run = trained_run(tmp_path)
-    data = TrainingData(run)
-    text, codes = data.cache.texts[0], data.cache.codes[0]
-    arrays = {"counts": [3], "texts": [0, 2, len(text)], "codes": [0, 9, len(codes)]}
-    path = tmp_path / "words.safetensors"
-    write_atomic(path, pack_tensors({name: np.array(each) for name, each in arrays.items()}))
-    data.spans = WordSpans(path, rows=600, least_codes=1, seed=0)
-    said = {len(codes): text, 9: text[:2], len(codes) - 9: text[2:]}
-    texts, found = texts_and_codes(data, [0], parts=6)
-    assert found[0].tolist() == codes.tolist() and len({len(each) for each in found}) > 1
-    for line, each in zip(texts, found, strict=True):
-        assert line == data.tokenizer.decode(said[len(each)].tolist())
 
 
 ASKED = {"rows": 60}
@@ -162,8 +116,6 @@ def read(tmp_path_factory) -> tuple[ActiveRun, object]:
 def test_it_learns_from_the_runs_own_codes_once_and_a_damaged_one_is_made_again(read):
     run, result = read
     assert str(result).startswith("A reader of codes learnt from 60 recordings after 4 steps")
-    assert result.grid[0] == ("held-out text", "read from the recording's codes")
-    assert 1 < len(result.grid) <= 6
     figures = run.report()["reader"]
     assert figures["rows"] == 60 and figures["steps"] == 4 and figures["held_out"] > 0
     path = run.path(READER)
@@ -203,59 +155,28 @@ def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path, mo
     (tmp_path / "export" / READER).unlink()
     with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
         load_export(tmp_path / "export")
-    voice = load_voice(run.folder)
-    seen = []
-
-    def third(texts, codes):
-        seen[:] = [row.tolist() for row in codes]
-        return [0.0 if i == 2 else 1000.0 for i in range(len(codes))]
-
-    monkeypatch.setattr(voice.reader, "text_mismatch", third)
-    # Of one length: one that found its end would go first.
-    exact = dataclasses.replace(SEVERAL, exact_codes=12)
-    said = voice.speak([text], voice.speakers[0], exact)[0]
-    assert said.codes.tolist() == seen[2]
-    before = EvaluationData(run, 4).digests
-    path = run.path(READER)
-    kept = path.read_bytes()
-    save_reader(load_voice(run.folder).reader, path)
-    assert EvaluationData(run, 4).digests != before
-    path.unlink()
-    assert EvaluationData(run, 4).digests != before
-    path.write_bytes(kept)
-    assert EvaluationData(run, 4).digests == before
-
-
-def test_without_one_or_with_that_of_another_codec_nothing_is_reread(tmp_path):
-    run = trained_run(tmp_path)
-    voice = load_voice(run.folder)
-    assert voice.reader is None and voice.within(SEVERAL).reread == 0
-    export_voice(voice, tmp_path / "export", "fp32")
-    assert load_export(tmp_path / "export").reader is None
-    run = trained_run(tmp_path, reader=ASKED)
-    learn_reader(TrainingData(run))
-    voice = load_voice(run.folder)
-    assert voice.reader is not None
-    path = run.path(READER)
-    whole = path.read_bytes()
-    digest = file_digest(run.path("codec.safetensors")).encode()
-    path.write_bytes(whole.replace(digest, digest[::-1]))
-    assert load_voice(run.folder).reader is None
 
 
 def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_path):
     run = active(tmp_path)
-    message = "Candidates are ranked without a code reader: `reader.rows` is 0."
-    assert str(learn_reader(TrainingData(run))) == message
+    assert "`reader.rows` is 0" in str(learn_reader(TrainingData(run)))
     run = active(tmp_path, reader={"rows": 10})
     message = str(learn_reader(TrainingData(run)))
     assert "10 recordings are fewer than the 20" in message and not run.path(READER).exists()
     run = active(tmp_path, recordings={"data": {"speeds": []}})
     run.record(data={"source": {"data": "my/recordings", "language": "am"}})
     assert "learnt from" in str(learn_reader(TrainingData(run)))
-    rows = list(range(10))
-    speakers = [0] * 6 + [1] * 3 + [2]
-    found = balance_speakers(rows, speakers, max_repeats=4)
+    found = balance_speakers(list(range(10)), [0] * 6 + [1] * 3 + [2], max_repeats=4)
     assert sorted(found) == sorted([*range(6), *[6, 7, 8] * 2, *[9] * 4])
-    assert balance_speakers(rows, speakers, max_repeats=4) == found
-    assert sorted(balance_speakers(rows, speakers, max_repeats=1)) == rows
+
+
+def test_a_decoder_that_diverges_leaves_the_sound_to_the_codes(tmp_path, monkeypatch):
+    run = trained_run(tmp_path)
+
+    def diverges(*_):
+        raise KitError("The loss was nan at step 59 of training the codec's decoder.")
+        yield
+
+    monkeypatch.setattr(MelCodec, "finetune_decoder", diverges)
+    assert "made of codes alone. The loss was nan" in str(learn_sound(TrainingData(run)))
+    assert not (run.folder / SOUND).exists()

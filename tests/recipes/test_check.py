@@ -9,7 +9,6 @@ from commands import Terminal
 from kit.base.errors import KitError
 from kit.recipes.check import HEAD, check, planned_grid, write_table
 from kit.recipes.open_run import open_settings
-from kit.recipes.start import start
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "devices" / "planned.md"
 
@@ -37,8 +36,7 @@ def planned(run) -> dict[str, dict[str, str]]:
 
 def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
     text = "\n".join(map(str, check(preset)))
-    assert all(name in text for name in ("planned", "allocated", "reserved", "free", "step: "))
-    assert "It fits" in text
+    assert all(fact in text for fact in ("It fits", "measured", "Free: ", "A step takes"))
     assert not (tmp_path / "runs").exists()
     small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
     sections = preset.preset | {"memory": {"max_memory_fraction": 1.0}}
@@ -83,9 +81,7 @@ def test_a_t4_can_train_all_weights_of_both_released_models(on_card):
 @pytest.mark.parametrize(
     ("gpu", "preset_name", "precision"),
     [
-        ("RTX 3080", "12gb", "bf16"),
         ("8 GiB, 7.5", "8gb", "fp16"),
-        ("8 GiB, 8.6", "8gb", "bf16"),
         ("H200", "80gb", "bf16"),
     ],
 )
@@ -95,13 +91,6 @@ def test_the_card_decides_preset_and_precision(on_card, gpu, preset_name, precis
     text = "\n".join(map(str, check(run, gpu)))
     assert all(each["fits"] == "yes" for what, each in planned(run).items() if "scratch" in what)
     assert "measured)" in text
-
-
-def test_a_run_is_planned_alone(on_card):
-    start("mine", "tiny")
-    run = open_settings("mine", "", "", {}, "T4")
-    assert (run.preset_name, run.hw.name) == ("tiny", "T4")
-    assert list(planned(run)) == ["mine"]
 
 
 def test_settings_count_and_a_preset_that_does_not_fit_is_refused(on_card):

@@ -79,23 +79,16 @@ def test_every_sentence_can_be_played_and_every_comparison_is_drawn(evaluated):
     chosen = f"{evaluation.data.best}, best of 2"
     with pytest.raises(KitError, match=f"choose 0 to {SAYABLE - 1}"):
         evaluation.hear(SAYABLE)
-    for number, result in ((0, results["hear"]), (2, evaluation.hear(2))):
+    for result in (results["hear"], evaluation.hear(2)):
         captions = [sound.caption for sound in result.sounds]
         assert captions == ["recording", "codec", "raw, one candidate", chosen]
-        text = evaluation.data.held_out[number].text
-        assert str(result).startswith(f"{text} | transcript: ")
-        assert len(result.pictures[0].axes) == 4
-        drawn = result._repr_html_()
-        assert drawn.index("<img") < drawn.index("<audio")
     for name in ("rates", "harder", "whose", "losses", "words", "samples"):
         assert results[name].pictures, name
-    assert "EMA is" in str(results["losses"])
     assert len(results["rates"].grid) == 4  # headings, raw, ema, best of several
 
 
 def test_figures_word_errors_and_samples_are_recorded(evaluated, run):
-    evaluation, results = evaluated
-    data = evaluation.data
+    data = evaluated[0].data
     figures = run.report()["eval"]
     assert set(RECORDED) <= set(figures)
     assert figures["sentences"] == SAYABLE and figures["candidates"] == 2
@@ -106,11 +99,8 @@ def test_figures_word_errors_and_samples_are_recorded(evaluated, run):
     rows = [row for split in data.spoken for row in data.splits[split]]
     assert figures["words"] == sum(len(row.text.split()) for row in rows)
     assert len(figures["word_errors"]) == len(KINDS) and sum(figures["word_errors"].values()) > 0
-    assert len(results["words"].grid) > 1
-    assert 0 <= data.worst_sentence() < SAYABLE
     names = {sample["wav"] for sample in run.report()["samples"]}
     best = figures["weights"]
-    assert best in ("raw", "ema")
     kinds = [f"held_out-0-{kind}" for kind in ("raw", "ema", "best", "recording")]
     kinds += [f"unseen-0-{best}", f"long-0-{best}"]
     assert {f"samples/{kind}.wav" for kind in kinds} <= names
@@ -122,15 +112,14 @@ def test_the_verdict_names_what_an_untrained_voice_lacks(evaluated, run):
     figures = run.report()["eval"]
     costs = figures["whose_voice"]
     assert set(costs) <= set(evaluated[0].data.voices["raw"].speakers) and costs
-    assert all(f"{name} {cost['own']:.3f} (" in message for name, cost in costs.items())
     deaf = any(cost["other"] - cost["own"] <= 0.001 * cost["own"] for cost in costs.values())
     assert ("may sound alike" in message) == deaf
     assert str(verdict) == "Not yet: " + "; ".join(figures["gate"])
     marks = {row[1]: row[0] for row in verdict.grid[1:]}
-    assert marks["uses the speaker reference"] == ("✗" if deaf else "✓")
-    assert marks["intelligible"] == "✗"
+    assert marks["speakers distinguished"] == ("✗" if deaf else "✓")
+    assert marks["CER of the voice"] == "✗"
     ended = figures["eos_rate"] == 1  # chance decides, with untrained weights
-    assert marks["ends its sentences"] == ("✓" if ended else "✗")
+    assert marks["sentences that end"] == ("✓" if ended else "✗")
 
 
 @pytest.fixture
@@ -155,8 +144,6 @@ def test_only_other_weights_or_settings_are_spoken_again(evaluated, run, batches
     warm = merge(run.preset, {"generate": {"temperature": 0.9}})
     assert Evaluation(dataclasses.replace(run, preset=warm)).data.by_weights
     assert batches == [SAYABLE] * 2
-    assert Evaluation(run, sentences=2).data.by_weights
-    assert batches == [SAYABLE] * 2 + [1, 1]
 
 
 def test_what_was_deleted_or_damaged_is_made_again(evaluated, run, batches):
@@ -177,19 +164,15 @@ def test_what_was_deleted_or_damaged_is_made_again(evaluated, run, batches):
 def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path):
     run = trained_run(tmp_path, ema=False)
     evaluation = Evaluation(run)
-    assert "1 left out: they have letters" in str(evaluation) and "<p>" in evaluation._repr_html_()
     results = list(evaluation.run())
     figures = run.report()["eval"]
     assert len(results) == STEPS and figures["weights"] == "raw"
     assert not {"cer_ema", "ema_loss"} & set(figures)
-    assert "EMA" not in "".join(map(str, results))
     run = trained_run(tmp_path)
-    assert "make judges RUN=evaluated" in str(Evaluation(run).judges())
     found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
     weights = file_digest(run.folder / "model-raw.safetensors")
     run.record(judges={"heard": {"recordings": found}, "weights": weights})
     shown = Evaluation(run).judges()
-    assert str(shown) == "Whisper's CER: recordings 25.0%"
     assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
     run.record(judges={"weights": "of before"})
     assert "Of other weights" in str(Evaluation(run).judges())

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from shutil import copy, make_archive
+from shutil import make_archive
 
 import numpy as np
 import pytest
@@ -13,16 +13,15 @@ from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unche
 
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
-from kit.base.errors import DamagedFileError, DatasetError, KitError
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
-from kit.batches.word_spans import WORDS, WordSpans
 from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
-    describe_codec_training,
     fetch_recordings,
     train_or_load_codec,
     train_or_load_recognizer,
@@ -67,66 +66,27 @@ def prepared() -> tuple[Preparation, list]:
     return preparation, list(preparation.run())
 
 
-@pytest.mark.parametrize(
-    ("data", "own", "wanted"),
-    [
-        ("", {}, {"frames_per_code": 3, "steps": 30}),
-        ("my/recordings", {}, {"frames_per_code": 3, "steps": 30, "good": 0.3}),
-        ("my/recordings", {"frames_per_code": 4}, {"frames_per_code": 4, "good": 0.3}),
-        ("my/recordings", {"kind": "xtts"}, {"kind": "xtts"}),
-    ],
-)
-def test_recordings_of_people_get_a_codec_that_trains_longer(data, own, wanted):
-    run = dataclasses.replace(start("codec-settings"), settings={"codec": own})
-    run = dataclasses.replace(run, preset=merge(run.preset, run.settings))
-    settings = RunSource(data=data).section(run, "codec")
-    assert settings == (own if "kind" in own else settings | wanted)
-    assert codec_config(settings)
-
-
 def test_a_run_keeps_its_language_however_it_is_spelt():
-    for kept, spelt in (("en", ("English", "en-US", "eng", "")), ("pt_BR", ("pt-br", "por-BR"))):
-        run = start(f"named-{kept}")
-        source = RunSource(data="clips", language=kept)
-        source.begin(run)
-        run.set_permanent("data", str(source))
-        for language in (kept, *spelt):
-            again, line = choose_source(run, RunSource(data="clips", language=language))
-            again.begin(run)
-            assert again == source and bool(line) == (not language)
+    run = start("named")
+    source = RunSource(data="clips", language="en")
+    source.begin(run)
+    run.set_permanent("data", str(source))
+    for language in ("en", "English", "en-US", "eng", ""):
+        again, line = choose_source(run, RunSource(data="clips", language=language))
+        again.begin(run)
+        assert again == source and bool(line) == (not language)
     with pytest.raises(KitError, match="language tr"):
         choose_source(run, RunSource(data="clips", language="Türkçe"))[0].begin(run)
-    run = start("new")
-    assert choose_source(run, RunSource(data="clips", language="English"))[0].language == "en"
     with pytest.raises(KitError, match=r"englsh.*`english`"):
         choose_source(run, RunSource(language="englsh"))
-
-
-def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
-    run = start("in_time", "cpu")
-    built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
-    assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
-    own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
-    assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
-    run = start("drawn", "cpu")
-    assert sampling_of(run).temperature == 0.3
-    run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
-    asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}
-    assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
-    assert sampling_of(run, best_of=1).best_of == 1
-    own = {"generate": {"temperature": 0.5}}
-    run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
-    assert sampling_of(run).temperature == 0.5
 
 
 def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     preparation, results = prepared
     assert len(results) == 12
     assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
-    check, _, _, codec, _, align, *_, words, lengths, _ = results
+    check, _, _, codec, _, align, *_ = results
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
-    hours = f"{preparation.checked.kept_s / 3600:.2f} hours"
-    assert hours in str(check).splitlines()[-1] and "BASE_MODEL" in str(check)
     recording, *captions = [sound.caption for sound in codec.sounds]
     assert codec.pictures and recording.startswith("recording: ")
     assert captions == ["codec round trip", "the same codes by Griffin-Lim"]
@@ -137,39 +97,12 @@ def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
         assert set(names.split()) <= set(report[section]), section
     assert set(LEFT.split()) <= {path.name for path in run.folder.iterdir()}
     assert len(CodeCache(run.index()).rows) == report["data"]["utterances"]
-    assert (run.folder / "data").read_text(encoding="utf-8") == f"{corpus()}, language am"
     assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
     fixed = report["data"]["fixed_lengths"]
     assert tuple(fixed) == fixed_lengths(preparation.cache)
-    assert str(words).startswith(f"Words were found in {len(preparation.rows)} of ")
-    words = f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens"
-    assert words in str(lengths)
-    drawn = [axes.get_title("left") for axes in lengths.pictures[0].axes]
-    assert [title.split("\n")[0] for title in drawn] == ["text pieces", "codes", "tokens"]
     micro = next(iter(preparation.stream)).micro[0]
     assert micro.tokens.max() < preparation.model.text_vocab + preparation.model.code_vocab
     assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
-
-
-def test_words_are_found_for_rows_of_a_few_words(prepared):
-    preparation, _ = prepared
-    path = preparation.active_run.path(WORDS)
-    spans = WordSpans(path, rows=60, least_codes=1, seed=0)
-    for i, row in enumerate(preparation.rows):
-        texts, codes = spans.edges(i)
-        assert len(texts) == len(codes) == len(row.text.split()) + 1
-        assert texts[-1] == len(preparation.cache.texts[i])
-        assert codes[-1] == len(preparation.cache.codes[i])
-
-
-def test_without_the_file_of_words_training_does_not_read_whole_recordings_instead(prepared):
-    run = prepared[0].active_run
-    path = run.path(WORDS)
-    lost = path.rename(path.with_suffix(".lost"))
-    with pytest.raises(DamagedFileError, match="01_data_prep"):
-        TrainingData(run).stream()
-    lost.rename(path)
-    assert TrainingData(run).stream().spans.edges(0)[0]
 
 
 def test_recordings_are_encoded_at_the_speeds_asked_for_and_no_other_can_be_trained_on(prepared):
@@ -230,10 +163,7 @@ def test_a_codec_cut_short_and_a_missing_whisper_are_reported(prepared, monkeypa
     run = start("cut-short")
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
     _, how = train_or_load_codec(run, config, prepared[0].checked.kept)
-    assert "while still improving" in how and "--set codec.minutes=30`" in how
-    figures = run.report()["codec"]
-    assert figures["cut_short"]
-    assert "codec.minutes=90`" in describe_codec_training(figures | {"minutes": 30})
+    assert "--set codec.minutes=30`" in how and run.report()["codec"]["cut_short"]
     preparation, _ = prepared
     run = preparation.active_run
     lacking = "kit.extras.whisper.recognizer.whisper_unavailable"
@@ -249,16 +179,12 @@ def test_the_step_before_is_named_and_a_run_keeps_its_recordings(prepared, tmp_p
     preparation = Preparation(start("early"), str(corpus()))
     with pytest.raises(KitError, match=r"no `checked` yet: `check\(\)` makes it"):
         preparation.train_tokenizer()
-    with pytest.raises(AttributeError):
-        preparation.nothing  # noqa: B018
     for other in ({"data": str(tmp_path)}, {"language": "en"}):
         with pytest.raises(KitError, match="started with the data"):
             Preparation(start("prepared"), **other).check()
     again = Preparation(start("prepared"))
     reported = str(again.check()).splitlines()
     assert reported[0] == f"As this run was started: {corpus()}, language am."
-    assert again.source == prepared[0].source and len(again.checked.kept) > 0
-    assert "As this run" not in str(Preparation(start("prepared"), str(corpus()), "am").check())
 
 
 def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
@@ -267,12 +193,10 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
         with pytest.raises(ValueError, match=r"There is no|not a dataset"):
             Preparation(start("misspelt"), str(data)).check()
     assert Preparation(start("misspelt")).source.data == str(tmp_path / "empty")
-    for text in ("gone.txt", "texts.xlsx"):
-        (tmp_path / "texts.xlsx").write_bytes(b"")
-        mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / text))
-        with pytest.raises(ValueError, match=r"There is no|`\.xlsx`"):
-            mine.check()  # before any recording is read
-        assert not (mine.active_run.folder / "manifest.jsonl").exists()
+    mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / "gone.txt"))
+    with pytest.raises(ValueError, match="There is no"):
+        mine.check()  # before any recording is read
+    assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
     with pytest.raises(KitError, match=r"started with the data.*Start a new run"):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()
@@ -309,7 +233,6 @@ def test_texts_in_another_script_are_reported_and_shown_as_the_language_spells_t
         assert "texts are" not in str(prep.check())
     example, spelt = taken(prep, "require_usable", "train_tokenizer")["train_tokenizer"].grid[1]
     assert example == language_example("en") and spelt == normalize(example, "en")
-    assert any(letter.isdigit() for letter in example)
     assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
 
 
@@ -326,7 +249,6 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     spelt = Preparation(start("phonemes"), str(corpus()), phonemes="am")
     shown = taken(spelt, "check", "require_usable", "train_tokenizer")["train_tokenizer"]
     assert spelt.tokenizer.phonemes == "am" and shown.figures["round_trip"] == 1
-    assert "ˈ" in shown.grid[2][1], "the pieces are drawn as they are: phonemes"
     with pytest.raises(KitError, match="phonemes of am"):
         Preparation(start("phonemes"), str(corpus()), phonemes="en-us").check()
     assert Preparation(start("phonemes"), str(corpus())).pieces.phonemes == "am"
@@ -336,10 +258,6 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     more = Preparation(start("more_text"), str(corpus()), text=str(text))
     taken(more, "check", "require_usable", "train_tokenizer")
     assert more.tokenizer.uncovered("ጨ") == []
-    gone = Preparation(start("more_text"), str(corpus()), text=str(tmp_path / "gone.txt"))
-    gone.checked = more.checked
-    with pytest.raises(KitError, match=r"There is no .*gone\.txt"):
-        gone.train_tokenizer()
 
 
 def sentencepiece(path: Path, lines: list[str], **options) -> Path:
@@ -363,14 +281,13 @@ def test_a_tokenizer_of_ones_own_is_taken_as_it_is_and_kept(prepared, tmp_path):
     size = Tokenizer(own).vocab_size
     assert preparation.tokenizer.vocab_size == size == run.figure("text", "vocab_size")
 
-    other = copy(own, tmp_path / "other.model")
+    with pytest.raises(KitError, match="tokenizer"):
+        Preparation(start("prepared"), str(corpus()), tokenizer=str(own)).check()
     own.unlink()
     again = Preparation(start("own-tokenizer"), str(corpus()))
     assert again.source.tokenizer == str(own)
     taken(again, "check", "train_tokenizer")
     assert again.tokenizer.file_bytes() == preparation.tokenizer.file_bytes()
-    with pytest.raises(KitError, match="tokenizer"):
-        Preparation(start("prepared"), str(corpus()), tokenizer=str(other)).check()
 
 
 def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path):
@@ -396,20 +313,20 @@ def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path)
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
     """Of a dataset of the hub (its rows here, no network) and of an archive."""
     rows = [
-        {"audio": {"array": speech(2.0 + 0.01 * i), "sampling_rate": RATE}, "said": f"ሰላም ለሁሉ {i}"}
+        {"audio": {"bytes": encode_wav(speech(2.0 + 0.01 * i), RATE)}, "said": f"ሰላም ለሁሉ {i}"}
         for i in range(6)
     ]
     monkeypatch.setattr("kit.dataset.fetch.open_huggingface", lambda *_: iter(rows))
     hub = {"text_column": "said", "most_hours": 3.0 / 3600}
     run = start("hub", settings={"hub": hub})
     folder = fetch_recordings(RunSource(data="hf://somebody/voices/default/train"), run)
-    assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 3  # with a header
+    assert (folder / "manifest.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
     clips = {f"c{i}": speech(1.0) for i in range(5)}
     table = "".join(f"c{i}|ሰላም ለሁሉ {i}\n" for i in range(5))
     packed = make_archive(tmp_path / "voices", "zip", dataset(tmp_path / "data", table, clips))
     run = start("small", settings={"archive": {"most_gib": 1e-6}})
-    with pytest.raises(DatasetError, match=r"more than 1e-06 GiB.*--set archive\.most_gib="):
+    with pytest.raises(DatasetError, match=r"archive\.most_gib = 1e-06 .*--set archive\.most_gib="):
         Preparation(run, packed).check()
 
 
@@ -464,3 +381,20 @@ def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
     verdicts = [str(result) for result in Evaluation(start("unsure")).run()]
     assert any("cannot tell whether a voice is below" in line for line in verdicts)
     assert len(Speaking(start("unsure")).say().sounds[0].wave) > 1000
+
+
+def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
+    run = start("in_time", "cpu")
+    built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
+    assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
+    own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
+    assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
+    run = start("drawn", "cpu")
+    assert sampling_of(run).temperature == 0.3
+    run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
+    asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}
+    assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
+    assert sampling_of(run, best_of=1).best_of == 1
+    own = {"generate": {"temperature": 0.5}}
+    run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
+    assert sampling_of(run).temperature == 0.5

@@ -2,12 +2,10 @@
 
 import csv
 import dataclasses
-import json
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,19 +17,18 @@ from test_evaluation import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.extras.indextts2.base import INDEXTTS2
-from kit.extras.indextts2.speak import PackageSpeaker
 from kit.inference.export import load_export, read_card
-from kit.inference.generate import generate
 from kit.inference.voice import Speech, Voice
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
-from kit.recipes.exports import chosen_weights, current_export
+from kit.recipes.exports import current_export
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import (
     BREAD,
     SOUND_FILES,
     STEPS,
     Speaking,
+    chosen_weights,
     speak,
     speak_file,
     written,
@@ -63,36 +60,16 @@ def speaking(active_run) -> Speaking:
     return Speaking(active_run)
 
 
-def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
-    run = dataclasses.replace(active_run, folder=tmp_path / "run")
-    shutil.copytree(active_run.folder, run.folder)
-    assert chosen_weights(run) == "ema"
-    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
-    assert chosen_weights(run) == "raw"
-
-
 def test_a_text_of_any_length_is_shown_with_sound_spectrogram_and_parts(speaking):
     said = speaking.say()
     assert said.sounds[0].caption == BREAD and len(said.sounds[0].wave) > 1000
     assert "s of speech" in str(said) and len(said.pictures) == 1
-    drawn = said._repr_html_()
-    assert drawn.index("<img") < drawn.index("<audio")
     said = speaking.say(speaking.story, speaking.voice.speakers[-1], "int8")
     parts = said.grid[1:]
     assert len(parts) > 1 and str(said).startswith(f"{len(parts)} parts, ")
-    assert all(0 < int(ids) <= 40 for _, ids in parts)
-
-
-def test_a_stream_is_compared_with_parts_that_were_not_batched(active_run, monkeypatch):
-    counted = Mock(wraps=generate)
-    monkeypatch.setattr("kit.inference.voice.generate", counted)
-    Speaking(active_run, "ሰላም። ሰላም።").stream()
-    assert [len(call.args[1]) for call in counted.call_args_list] == [1, 1]
 
 
 def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch, capsys):
-    own = Speaking(active_run, sentence="ሰላም", story="ሰላም. ሰላም")
-    assert own.say().sounds[0].caption == "ሰላም" and own.story == "ሰላም. ሰላም"
     own = Speaking(active_run, "one")
     cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
     monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])
@@ -101,19 +78,7 @@ def test_a_voice_without_an_end_is_played_with_a_remark(active_run, monkeypatch,
     assert "did not find the end of 'one'" in str(own.say())
 
 
-def test_a_voice_speaks_without_evaluation_and_held_out_rows(active_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    folder = shutil.copytree(active_run.folder, tmp_path / "alone")
-    report = {"data": {"language": "ti", "codes": str(code_index())}}
-    (folder / "report.json").write_text(json.dumps(report))
-    (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
-    rows = (folder / "manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
-    write(folder / "manifest.jsonl", rows)
-    alone = Speaking(dataclasses.replace(active_run, folder=folder))
-    assert alone.weights == "raw" and alone.say().sounds[0].caption == alone.held_out[0].text
-
-
-def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch):
+def test_errors_settings_and_the_panel_without_a_front_end(speaking, capsys):
     wrong = {"text": ("!", "no text|nothing|empty"), "speaker": ("nobody", "No voice 'nobody'")}
     wrong["dtype"] = ("int9", r"'int9'\. Did you mean `int8`")
     for name, (value, reported) in wrong.items():
@@ -122,10 +87,8 @@ def test_errors_settings_and_the_panel_without_a_front_end(speaking, monkeypatch
     settings = {row[0]: row for row in speaking.settings().grid[1:]}
     assert settings["best_of"][1] == "2"
     assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
-    asked = []
-    monkeypatch.setattr("kit.notebook.speech_panels.display", asked.append)
     speaking.panel()
-    assert asked[0].data.startswith(b"RIFF")
+    assert "s of speech" in capsys.readouterr().out
 
 
 def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
@@ -160,16 +123,7 @@ def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speak
     assert figures["chosen"] in speaking.voices
     cer = {name: variant["cer"] for name, variant in figures["variants"].items()}
     assert cer == {"fp32": figures["cer_fp32"], "int8": figures["cer_int8"]}
-    assert 0 < figures["int8_top1_agreement"] <= 1 and 0 < figures["int8_size_ratio"] < 1
-    assert 0 < figures["int8_linear_size_ratio"] < 0.5
     folder = speaking.active_run.folder
-    typed = [sample for sample in report["samples"] if sample["split"] == "typed"]
-    names = ["samples/typed-0-fp32.wav", "samples/typed-0-int8.wav"]
-    assert [sample["wav"] for sample in typed] == names
-    assert all((folder / name).is_file() for name in names)
-    speaking.say_in_each_format()
-    again = [s for s in speaking.active_run.report()["samples"] if s["split"] == "typed"]
-    assert again == typed
     voices = (load_export(folder / "export"), speaking.voice)
     once = dataclasses.replace(speaking.sampling, best_of=1, exact_codes=9, temperature=0)
     codes = [voice.speak(["ሰላም"], speaking.speaker, once)[0].codes for voice in voices]
@@ -177,8 +131,6 @@ def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speak
     assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
     assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
     trained_on = Speaking(active_run)
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert Speaking(active_run).costs.fingerprint not in page
     trained_on.weights_file = folder / "longer.safetensors"
     trained_on.weights_file.write_bytes(b"other weights")
     assert "measured before" not in str(next(trained_on.costs.run()))
@@ -217,9 +169,8 @@ def test_the_export_is_offered_by_a_link_or_colabs_button(report, speaking, tmp_
     monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
     monkeypatch.setattr("kit.notebook.speech_panels.display", shown.append)
-    offered = speaking.download()
+    speaking.download()
     (button,) = shown
-    assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent
     button.click()
     assert sent == [str(path)]
 
@@ -280,7 +231,6 @@ def index(folder: Path) -> list[dict]:
 @pytest.mark.parametrize(
     "content, reported",
     [
-        (None, r"a\.txt"),
         (b" \n\n", r"a\.txt.*no text"),
         ("one\nét\n".encode("latin-1"), r"a\.txt.*utf-8"),
         ("ሰላም\n\nжжж\n".encode(), r"a\.txt, line 3"),
@@ -288,8 +238,7 @@ def index(folder: Path) -> list[dict]:
 )
 def test_a_file_that_cannot_be_used_is_refused_before_any_work(content, reported, voice, tmp_path):
     path = tmp_path / "a.txt"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(KitError, match=reported):
         speak_file(voice, path, tmp_path / "out", SHORT)
     assert not (tmp_path / "out").exists()
@@ -367,7 +316,6 @@ def test_the_suffix_of_out_decides_the_kind_of_the_file(suffix, kind, tmp_path):
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"speaker": "alma"}, "--text"),
         ({"voice": "export"}, "--text"),
         ({"text": "a", "file": Path("b")}, "not both"),
         ({"file": Path("b")}, "--out"),
@@ -385,7 +333,9 @@ def test_options_that_do_not_belong_together(options, named, monkeypatch):
         list(speak("mine", **options))
 
 
-def test_the_missing_reference_of_an_indextts2_is_named(tmp_path):
-    write(tmp_path / "config.yaml", "")
-    with pytest.raises(KitError, match=r"gone\.wav"):
-        PackageSpeaker(tmp_path, "gone.wav")
+def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
+    run = dataclasses.replace(active_run, folder=tmp_path / "run")
+    shutil.copytree(active_run.folder, run.folder)
+    assert chosen_weights(run) == "ema"
+    (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
+    assert chosen_weights(run) == "raw"

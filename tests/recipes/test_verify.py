@@ -43,96 +43,60 @@ def test_every_proof_holds(run):
     assert all(f">{name}</td>" in page for name in proofs)
 
 
-def shifted_labels(patch) -> None:
+def shifted(config, texts, codes, cond, pad_to=0, pack=sequence.pack):
     """The targets are two codes ahead."""
-    pack = sequence.pack
-
-    def shifted(config, texts, codes, cond, pad_to=0):
-        batch = pack(config, texts, codes, cond, pad_to)
-        rows = batch.code_indices // batch.tokens.shape[1]
-        parts = [batch.code_targets[rows == row].roll(-1) for row in rows.unique()]
-        return dataclasses.replace(batch, code_targets=torch.cat(parts))
-
-    patch.setattr(proving, "pack", shifted)
+    batch = pack(config, texts, codes, cond, pad_to)
+    rows = batch.code_indices // batch.tokens.shape[1]
+    parts = [batch.code_targets[rows == row].roll(-1) for row in rows.unique()]
+    return dataclasses.replace(batch, code_targets=torch.cat(parts))
 
 
-def mask_off_by_one(patch) -> None:
+def mask_off_by_one(size, dtype, device):
     """A code sees the one that it must predict."""
-    full = torch.full((999, 999), float("-inf")).triu(2)
-    patch.setattr(gpt, "causal_mask", lambda size, dtype, device: full[:size, :size])
+    return torch.full((size, size), float("-inf")).triu(2)
 
 
-def dropout_in_evaluation(patch) -> None:
-    patch.setattr(SpeechGPT, "eval", lambda self: self.train())
-
-
-def average_not_updated(patch) -> None:
-    patch.setattr(EMA, "update", lambda self: None)
-
-
-def loss_of_a_pass_alone(patch) -> None:
+def loss_of_a_pass_alone(
+    model, precision, micro, text, code, guide, width, pass_loss=loop.pass_loss
+):
     """Each pass is divided by its own targets instead of those of the effective batch."""
-    pass_loss = loop.pass_loss
-
-    def divided(model, precision, micro, text, code, guide, text_width):
-        own = (len(micro.text_targets), len(micro.code_targets))
-        return pass_loss(model, precision, micro, *own, guide, text_width)
-
-    patch.setattr(loop, "pass_loss", divided)
+    own = (len(micro.text_targets), len(micro.code_targets))
+    return pass_loss(model, precision, micro, *own, guide, width)
 
 
-def position_lost(patch) -> None:
-    restore = Trainer.restore
-
-    def restored(self, tree):
-        restore(self, tree)
-        self.position = None
-
-    patch.setattr(Trainer, "restore", restored)
+def position_lost(self, tree, restore=Trainer.restore):
+    restore(self, tree)
+    self.position = None
 
 
-def weights_too_large(patch) -> None:
-    init_weights = SpeechGPT.init_weights
-
-    def large(self):
-        init_weights(self)
-        with torch.no_grad():
-            self.code_head.weight.mul_(20)
-
-    patch.setattr(SpeechGPT, "init_weights", large)
+def weights_too_large(self, init_weights=SpeechGPT.init_weights):
+    init_weights(self)
+    with torch.no_grad():
+        self.code_head.weight.mul_(20)
 
 
-def update_left_out(patch) -> None:
-    patch.setattr(loop, "update", lambda trainer, norm, finite: trainer.clear_gradients())
+def letters_lost(self, *args, init=TrainingData.__init__):
+    init(self, *args)
+    decode = self.tokenizer.decode
+    self.tokenizer.decode = lambda ids: decode(list(ids)[1:])
 
 
-def letters_lost(patch) -> None:
-    init = TrainingData.__init__
+BUGS = [
+    (proving, "pack", shifted, {"labels"}),
+    (gpt, "causal_mask", mask_off_by_one, {"causality", "gradients", "decoding"}),
+    (SpeechGPT, "eval", lambda self: self.train(), {"decoding"}),  # dropout stays on
+    (EMA, "update", lambda self: None, {"EMA"}),
+    (loop, "pass_loss", loss_of_a_pass_alone, {"gradients"}),
+    (Trainer, "restore", position_lost, {"resumption"}),
+    (SpeechGPT, "init_weights", weights_too_large, {"loss at the start"}),
+    (loop, "update", lambda trainer, norm, finite: trainer.clear_gradients(), {"overfitting"}),
+    (TrainingData, "__init__", letters_lost, {"tokenizer"}),
+]
 
-    def lossy(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        decode = self.tokenizer.decode
-        self.tokenizer.decode = lambda ids: decode(list(ids)[1:])
 
-    patch.setattr(TrainingData, "__init__", lossy)
-
-
-@pytest.mark.parametrize(
-    "plant, found",
-    [
-        (shifted_labels, {"labels"}),
-        (mask_off_by_one, {"causality", "gradients", "decoding"}),  # all compare attention
-        (dropout_in_evaluation, {"decoding"}),
-        (average_not_updated, {"EMA"}),
-        (loss_of_a_pass_alone, {"gradients"}),
-        (position_lost, {"resumption"}),
-        (weights_too_large, {"loss at the start"}),
-        (update_left_out, {"overfitting"}),
-        (letters_lost, {"tokenizer"}),
-    ],
-)
-def test_a_planted_bug_fails_its_own_proof(run, monkeypatch, plant, found):
-    plant(monkeypatch)
+@pytest.mark.parametrize("where, name, bug, found", BUGS)
+def test_a_planted_bug_fails_its_own_proof(run, monkeypatch, where, name, bug, found):
+    monkeypatch.setattr(where, name, bug)
     assert failures(run) == found
 
 

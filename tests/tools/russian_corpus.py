@@ -6,6 +6,7 @@ read from a file, compared with its SHA-256, and unpacked, not installed.
 """
 
 import argparse
+import dataclasses
 import os
 import re
 import shutil
@@ -13,21 +14,23 @@ import sys
 from pathlib import Path
 
 from kit.base import files
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
 from kit.base.files import make_folder, write_atomic
-from kit.base.hub import DownloadSource, RemoteFile, fetch_file
+from kit.base.hub import fetch_file
 from kit.dataset.archive import CHUNK_BYTES, unpack
 from kit.notebook.progress import Ticker
 from kit.settings import ArchiveConfig
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Package:
+    name: str = "festvox-ru_0.5+dfsg-6_all.deb"
+    size_bytes: int = 178_728_512
+    sha256: str = "21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4"
+
+
+PACKAGE = Package()
 ADDRESS = "https://deb.debian.org/debian/pool/main/f/festvox-ru/"
-SHA256 = "21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4"
-PACKAGE = RemoteFile(name="festvox-ru_0.5+dfsg-6_all.deb", size_bytes=178_728_512, sha256=SHA256)
-DEBIAN = DownloadSource(
-    name="Debian's server (deb.debian.org)",
-    otherwise="get the package elsewhere (`apt-get download festvox-ru` on a Debian) and name it: "
-    "`make corpus-ru PACKAGE=FILE`",
-)
 NEEDED_BYTES = 800_000_000  # package, the archive in it, and recordings at the same time
 NOTICE = "usr/share/doc/festvox-ru/copyright"
 AR_HEADER_BYTES = 60
@@ -56,8 +59,13 @@ def russian_corpus(
     work = make_folder(into / ".unpacking")
     if package is None:
         files.require_disk(into, NEEDED_BYTES)
-        fetch_file(address + file.name.replace("+", "%2B"), file, work, DEBIAN)
         package = work / file.name
+        try:
+            url = address + file.name.replace("+", "%2B")
+            fetch_file(url, package, file.size_bytes, file.sha256)
+        except KitError as error:
+            fix = "get it elsewhere (`apt-get download festvox-ru` on a Debian) and name it"
+            raise KitError(f"{error} Or {fix}: `make corpus-ru PACKAGE=FILE`.") from error
     else:
         package = Path(package)
         require_package(package, file)
@@ -69,7 +77,7 @@ def russian_corpus(
     return into
 
 
-def require_package(package: Path, file: RemoteFile) -> None:
+def require_package(package: Path, file: Package) -> None:
     """Raise DatasetError if `package` is not the expected version."""
     if not package.is_file():
         raise DatasetError(f"There is no {package}: is the name right, and the disk mounted?")

@@ -1,67 +1,78 @@
-"""Print how large the kit is and how plainly it is written: python tests/tools/size_of_kit.py"""
+"""Print how large the kit is beside what it should be at most; fail where the core names an extra.
+
+`make lint` calls it. Lines are those of files; what a process loads are the modules that its first
+module imports, and what these import, but for imports inside of functions.
+"""
 
 import ast
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from dialect import hits
-
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = 40  # lines of a module that another one could hold
-BASES = {"Exception", "ValueError", "RuntimeError", "OSError"}
+LONG_FILE, LONG_FUNCTION = 450, 60  # lines
 
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(tree: ast.AST, modules: dict) -> set[str]:
-    """The kit's modules that a module imports, in its functions, too."""
-    names = set()
-    for node in ast.walk(tree):
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The names that a module imports at its top."""
+    for node in tree.body:
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names & modules.keys()
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def reached(module: str, graph: dict) -> set[str]:
+def loaded(module: str, trees: dict[str, ast.Module]) -> set[str]:
     seen, todo = set(), {module}
     while todo:
         seen |= todo
-        todo = set().union(*(graph[name] for name in todo)) - seen
+        names = {name for each in todo for name in imported(trees[each])}
+        todo = (names & trees.keys()) - seen
     return seen
 
 
-def main() -> None:
-    paths = list((ROOT / "kit").rglob("*.py"))
-    texts = {module_of(p): p.read_text(encoding="utf-8") for p in paths}
+def main() -> int:
+    paths = {module_of(path): path for path in (ROOT / "kit").rglob("*.py")}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     lines = {name: text.count("\n") for name, text in texts.items()}
-    graph = {name: imports(tree, trees) for name, tree in trees.items()}
-    classes = [n for tree in trees.values() for n in tree.body if isinstance(n, ast.ClassDef)]
-    errors = set(BASES)
-    for _ in classes:  # until no class adds a base
-        errors |= {c.name for c in classes if {ast.unparse(b) for b in c.bases} & errors}
-    rooms = {module_of(path) for path in paths if path.name == "__init__.py"}
-    small = [n for n in lines if lines[n] < SMALL and n not in rooms and ".languages." not in n]
-    training = reached("kit.recipes.train", graph)
-    reached_lines = sum(lines[name] for name in training)
+
+    def total(names) -> int:
+        return sum(lines[name] for name in names)
+
+    core = [name for name in lines if not name.startswith("kit.extras")]
+    recipes = [name for name in core if name.startswith("kit.recipes")]
+    functions = [n for t in trees.values() for n in ast.walk(t) if isinstance(n, ast.FunctionDef)]
+    long = [each for each in functions if each.end_lineno - each.lineno >= LONG_FUNCTION]
     tests = sum(p.read_text(encoding="utf-8").count("\n") for p in (ROOT / "tests").rglob("*.py"))
-    kit_lines = sum(lines.values())
-    prose = [*paths, *(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
-    rows = {
-        "lines of kit/": f"{kit_lines:,}",
-        f"modules; under {SMALL} lines": f"{len(lines)}; {len(small)}",
-        "reached by kit.recipes.train: modules; lines": f"{len(training)}; {reached_lines:,}",
-        "exception classes": str(len(errors - BASES)),
-        "dialect": f"{sum(len(list(hits(path))) for path in prose):,}",
-        "lines of tests/ against kit/": f"{tests / kit_lines:.2f}",
-        "README, words": f"{len((ROOT / 'README.md').read_text(encoding='utf-8').split()):,}",
+    words = len((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = {  # figure, and at most
+        "lines of kit": (total(lines), 26_500),
+        "of the core": (total(core), 21_000),
+        "of extras": (total(lines) - total(core), 5_500),
+        "of the core's recipes": (total(recipes), 3_300),
+        "of kit/__main__.py": (lines["kit.__main__"], 200),
+        "that training loads": (total(loaded("kit.recipes.train", trees)), 9_000),
+        "that opening a run loads": (total(loaded("kit.recipes.open_run", trees)), 7_000),
+        f"files over {LONG_FILE} lines": (sum(n > LONG_FILE for n in lines.values()), 0),
+        f"functions over {LONG_FUNCTION} lines": (len(long), 0),
+        "lines of tests": (tests, 26_000),
+        "words of README": (words, 900),
     }
-    for name, figure in rows.items():
-        print(f"{name:{max(map(len, rows))}}  {figure}")
+    for name, (figure, most) in rows.items():
+        print(f"{name:28} {figure:8,}  at most {most:,}")
+    named = {name: re.findall(r"kit\.extras\.\w+", texts[name]) for name in core}
+    wrong = {name: extras for name, extras in named.items() if extras}
+    for name, extras in wrong.items():
+        print(f"{name} names {', '.join(extras)}: ask kit.base.extras for it")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

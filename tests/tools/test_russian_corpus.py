@@ -7,10 +7,9 @@ import tarfile
 
 import pytest
 from hub import COMMIT, serving
-from russian_corpus import corpus_command, russian_corpus
+from russian_corpus import Package, corpus_command, russian_corpus
 
 from kit.base.errors import DatasetError
-from kit.base.hub import RemoteFile
 
 VOICE = "usr/share/festival/voices/russian/msu"
 NAMES = ("ru_0001", "ru_0002")
@@ -51,7 +50,7 @@ def package(tmp_path):
 def file(package):
     data = package.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
-    return RemoteFile(name=package.name, size_bytes=len(data), sha256=sha256)
+    return Package(name=package.name, size_bytes=len(data), sha256=sha256)
 
 
 @pytest.fixture
@@ -98,12 +97,11 @@ def test_killed_anywhere_it_resumes(tmp_path, server, file, monkeypatch):
         raise KeyboardInterrupt
 
     into = tmp_path / "into"
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100)  # of 10 MB
+    monkeypatch.setattr("kit.base.hub.RANGE_BYTES", 400)
     server.cut = 500
-    for place in ("huggingface_hub.file_download.time.sleep", "russian_corpus.unpack"):
+    for place in ("time.sleep", "russian_corpus.unpack"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, kill)  # while it is fetched, and while it is unpacked
             russian_corpus(into, None, address(server), file)
         assert not (into / "metadata.csv").exists()
     require_whole(russian_corpus(into, None, address(server), file))
-    assert [wanted for _, wanted in server.asked] == [None, "bytes=500-"]

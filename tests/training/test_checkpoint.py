@@ -15,12 +15,13 @@ from helpers import TRAIN, start_and_kill, tiny_session, train_in
 from kit.base.errors import DamagedFileError
 from kit.settings import TrainConfig
 from kit.training import checkpoint
-from kit.training.checkpoint import checkpoints, flatten, halved, load, load_newest, save, unflatten
-from kit.training.optim import Adaptation
+from kit.training.checkpoint import checkpoints, flatten, load, load_newest, save, unflatten
 
 
 def tree(step: int = 1) -> dict:
+    base = torch.arange(12.0).view(3, 4)
     return {
+        "views": {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]},
         "model": {"gpt.h.0.weight": torch.randn(3, 4), "bias": torch.zeros(0)},
         "optimizer": {"0": {"3": {"step": torch.tensor(5.0), "exp_avg": torch.randn(2)}}},
         "random": checkpoint.random_state(),
@@ -43,12 +44,6 @@ def test_a_tree_survives_flattening_and_the_disk(tmp_path):
     path = save(wanted, tmp_path, 7)
     assert path.name == "step-0000007.safetensors" and equal(load(path), wanted)
     assert equal(safetensors.torch.load_file(path), tensors)
-
-
-def test_views_and_shared_memory_are_written_whole(tmp_path):
-    base = torch.arange(12.0).view(3, 4)
-    wanted = {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]}
-    assert equal(load(save(wanted, tmp_path, 1)), wanted)
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -75,20 +70,12 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
     damaged(second, how)
     found, (note,) = load_newest(tmp_path)
     assert found["run"]["step"] == 1 and str(second) in note and "the one before" in note
-    with pytest.raises(DamagedFileError, match="damaged"):
-        load(second)
-    damaged(first, how)
-    found, notes = load_newest(tmp_path)
-    assert found is None and len(notes) == 2
-
-
-def test_damage_is_found_without_a_checksum_too(tmp_path):
-    path = save(tree(), tmp_path, 1)
-    path.with_suffix(".sha256").unlink()  # killed between the two files
-    assert load(path)["run"]["step"] == 1
-    damaged(path, "truncated")
-    with pytest.raises(DamagedFileError, match="damaged"):
-        load(path)
+    first.with_suffix(".sha256").unlink()  # killed between the two files
+    assert load(first)["run"]["step"] == 1
+    if how != "bit":
+        damaged(first, how)
+        found, notes = load_newest(tmp_path)
+        assert found is None and len(notes) == 2
 
 
 def test_a_step_that_is_saved_again_has_no_old_checksum_beside_it(tmp_path, monkeypatch):
@@ -133,20 +120,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_what_to_do(tmp_path, m
     assert equal(found, wanted) and not notes and len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
-    for step in (1, 2):
-        save(tree(step), tmp_path, step)
-
-    def require(found):
-        if found["run"]["step"] == 2:
-            raise DamagedFileError("its `model` is missing")
-
-    found, (note,) = load_newest(tmp_path, require)
-    assert found["run"]["step"] == 1
-    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
-
-
-HEADERS = ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}', None]
+HEADERS = ["[]", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}', None]
 
 
 @pytest.mark.parametrize("plain", HEADERS)
@@ -158,7 +132,6 @@ def test_a_file_with_another_header_or_none_is_damaged(tmp_path, plain):
 
 
 # `checkpoint: weights`: a quarter on the disk; a run resumes with a new optimizer.
-
 
 ON = {"ema": True}
 SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
@@ -200,18 +173,7 @@ def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
     assert [e.step for e in rest] == list(range(10, 21))
 
 
-def test_data_and_random_numbers_resume_where_they_were(tmp_path):
-    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
-    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
-    whole = train_in(tmp_path / "whole", still)
-    begin(tmp_path / "cut", 7, still)
-    rest = train_in(tmp_path / "cut", still)
-    assert rest[0].step == 7
-    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
-    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
         SMALL, max_steps=30, save_steps=1, schedule="constant", optimizer=optimizer
@@ -228,27 +190,40 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
 
 
-def test_the_setting_may_change_on_the_way(tmp_path):
-    begin(tmp_path, 4, TRAIN)
-    middle = begin(tmp_path, 3)
-    assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note
-    after = begin(tmp_path, 4, TRAIN)
-    assert after[0].step == 7 and NEW_OPTIMIZER in after[0].note and after[0].lr == 0
-    last = train_in(tmp_path, TRAIN)  # from a whole one again
-    assert last[0].step == 10 and NEW_OPTIMIZER not in last[0].note
-    tree = checkpoint.load(files(tmp_path)[-1])
-    assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree
+def test_views_and_shared_memory_are_written_whole(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    wanted = {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]}
+    assert equal(load(save(wanted, tmp_path, 1)), wanted)
 
 
-def test_the_warm_up_is_only_for_an_optimizer_that_starts_again():
-    config, adaptation = TrainConfig(warmup_steps=10), Adaptation(begun_step=100)
-    assert Adaptation().warm_up(config, 3) == 1.0
-    assert [adaptation.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
-    assert adaptation.warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
+def test_damage_is_found_without_a_checksum_too(tmp_path):
+    path = save(tree(), tmp_path, 1)
+    path.with_suffix(".sha256").unlink()  # killed between the two files
+    assert load(path)["run"]["step"] == 1
+    damaged(path, "truncated")
+    with pytest.raises(DamagedFileError, match="damaged"):
+        load(path)
 
 
-def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
-    assert halved(torch.tensor(7)).dtype == torch.int64
-    assert halved(torch.tensor([1e-3, float("-inf")])).dtype == torch.float16
-    large = halved(torch.tensor([1e6, 1.0]))
-    assert large.dtype == torch.bfloat16 and large[0].item() == pytest.approx(1e6, rel=0.01)
+def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
+    for step in (1, 2):
+        save(tree(step), tmp_path, step)
+
+    def require(found):
+        if found["run"]["step"] == 2:
+            raise DamagedFileError("its `model` is missing")
+
+    found, (note,) = load_newest(tmp_path, require)
+    assert found["run"]["step"] == 1
+    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
+
+
+def test_data_and_random_numbers_resume_where_they_were(tmp_path):
+    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
+    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
+    whole = train_in(tmp_path / "whole", still)
+    begin(tmp_path / "cut", 7, still)
+    rest = train_in(tmp_path / "cut", still)
+    assert rest[0].step == 7
+    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
+    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)

@@ -1,6 +1,5 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
-import dataclasses
 import errno
 import importlib.util
 import io
@@ -21,13 +20,9 @@ from kit.training import logs
 from kit.training.config import StepEvent
 from kit.training.logs import SpokenSample, jsonl_log, read_log, tensorboard_log
 
-
-def needs(name: str):
-    missing = importlib.util.find_spec(name) is None
-    return pytest.mark.skipif(missing, reason=f"{name} is not installed")
-
-
-needs_tensorboard = needs("tensorboard")
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
 
 
 def event(step: int, **more) -> StepEvent:
@@ -81,26 +76,6 @@ def test_the_part_of_a_line_that_a_kill_left_is_passed_over_and_removed_by_a_new
     assert [r["step"] for r in rows] == [1, 2, 3]
 
 
-def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
-    body = (
-        "import os, signal, sys; from test_logs import *\n"
-        "log = jsonl_log(sys.argv[1])\n"
-        "for step in range(1, 8): log(event(step))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    path = tmp_path / "log.jsonl"
-    paths = {"PYTHONPATH": python_path(__file__)}
-    subprocess.run([sys.executable, "-c", body, str(path)], env=paths, timeout=300)
-    assert [r["step"] for r in read_log(path)] == list(range(1, 8))
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_reported_with_its_fix():
-    with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
-        jsonl_log(Path("/dev/full"))(event(1))
-    assert caught.value.errno == errno.ENOSPC
-
-
 def test_half_a_line_on_a_full_disk_is_an_error_not_a_line(tmp_path):
     resource = pytest.importorskip("resource")
     path, before = tmp_path / "log.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -123,8 +98,7 @@ def test_half_a_line_on_a_full_disk_is_an_error_not_a_line(tmp_path):
 # Reading.
 
 
-NO_EVENTS = ['{"step": 3}', "7", "[3]", "null", '{"step": true, "loss": 1}', "\0\0\0\0"]
-NO_EVENTS += ['{"step": 3, "loss": "x"}', '{"step": 3, "loss": 1, "gate": 4}', "[" * 99_999]
+NO_EVENTS = ['{"step": 3}', "7", "\0\0\0\0", '{"step": 3, "loss": "x"}', "[" * 99_999]
 
 
 @pytest.mark.parametrize("line", [*NO_EVENTS, '{"step": 3, "loss": 1e'])
@@ -141,7 +115,7 @@ def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
     assert [(r["step"], r["loss"]) for r in rows[4:]] == [(5, 1.0), (6, 2.0), (7, 2.0)]
 
 
-# TensorBoard and W&B.
+# TensorBoard, trackio and W&B.
 
 
 def accumulated(folder):
@@ -168,12 +142,12 @@ def test_tensorboard_shows_what_the_log_holds(tmp_path):
     assert "note/text_summary" in accumulated(tmp_path).Tags()["tensors"]
 
 
-@needs_tensorboard
-def test_every_number_of_an_event_reaches_the_board_by_its_name(tmp_path):
-    names = {f.name for f in dataclasses.fields(StepEvent)} - {"step", "steps", "unix_s"}
-    names -= {"gate", "note"}
-    tensorboard_log(tmp_path)[0](event(10, **dict.fromkeys(names, 0.5)))
-    assert set(accumulated(tmp_path).Tags()["scalars"]) == names
+def spoken_sample(step: int) -> SpokenSample:
+    draw = np.random.default_rng(0)
+    wave = draw.uniform(-0.5, 0.5, 800).astype(np.float32)
+    picture = draw.integers(0, 255, (20, 30, 3), dtype=np.uint8)
+    sound = {"wave": wave, "sample_rate_hz": 8000}
+    return SpokenSample(step=step, text="a text", **sound, spectrogram=picture)
 
 
 @needs_tensorboard
@@ -193,14 +167,6 @@ def test_a_spoken_sample_has_its_sound_and_picture_at_its_step(tmp_path):
     assert found.Tensors("sample/text/text_summary")[0].tensor_proto.string_val == [b"a text"]
 
 
-def spoken_sample(step: int) -> SpokenSample:
-    draw = np.random.default_rng(0)
-    wave = draw.uniform(-0.5, 0.5, 800).astype(np.float32)
-    picture = draw.integers(0, 255, (20, 30, 3), dtype=np.uint8)
-    sound = {"wave": wave, "sample_rate_hz": 8000}
-    return SpokenSample(step=step, text="a text", **sound, spectrogram=picture)
-
-
 @needs_tensorboard
 @pytest.mark.parametrize("same_process", [True, False])
 def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_process):
@@ -215,46 +181,12 @@ def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_proce
     assert points(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
 
 
-@needs_tensorboard
-def test_files_of_events_begin_in_seconds_of_their_own(tmp_path):
-    """TensorBoard sorts names as text, and in one second the tenth file came before the ninth."""
-    board, _ = tensorboard_log(tmp_path)
-    for step in (1, 2, 2):
-        board(event(step, loss=1.0))
-    board.writer.flush()
-    first_s, second_s = sorted(int(p.name.split(".")[3]) for p in tmp_path.glob("events.*"))
-    assert first_s < second_s
-
-
-@needs_tensorboard
-def test_a_finished_log_is_converted_once(tmp_path):
-    rows = [row(s) for s in range(1, 6)]
-    for _ in range(2):
-        tensorboard_log(tmp_path, rows)
-    assert points(tmp_path, "loss") == [(s, 8 / s) for s in range(1, 6)]
-
-
 def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run = ("kit", "demo", {})
     boards = {"wandb": logs.wandb_log(*run, tmp_path), "trackio": logs.trackio_log(*run)}
     for name, (board, reason) in (boards | {"tensorboard": tensorboard_log(tmp_path)}).items():
         assert board is None and reason.endswith(f"is not installed (pip install {name})")
-
-
-@needs("wandb")
-def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: spoken_sample(step=10))
-    assert "disabled" in logs.wandb_log(*given)[1]
-    monkeypatch.delenv("WANDB_MODE")
-    log, reason = logs.wandb_log(*given)
-    assert "offline" in reason
-    for step in (1, 2, 2, 10):  # back once: two runs
-        log(event(step))
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
-    media = list(tmp_path.glob("wandb/offline-run-*/files/media/**/*.*"))
-    assert sorted(path.suffix for path in media) == [".png", ".wav"]
 
 
 def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, monkeypatch):
@@ -285,9 +217,34 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
     assert calls[2][1]["sample/mel"] == ((20, 30, 3), "a text")
 
 
-def test_held_out_losses_are_those_of_the_weights_there_are():
-    marks = [(1, None, None), (2, 3.0, None), (3, None, None), (4, 2.0, 1.5)]
-    rows = [{"step": step, "val_loss": raw, "ema_val_loss": ema} for step, raw, ema in marks]
-    assert logs.held_out_losses(rows) == {"raw": ([2, 4], [3.0, 2.0]), "EMA": ([4], [1.5])}
-    assert logs.held_out_losses(rows[:3]) == {"raw": ([2], [3.0])}
-    assert logs.held_out_losses(rows[:1]) == {}
+def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
+    body = (
+        "import os, signal, sys; from test_logs import *\n"
+        "log = jsonl_log(sys.argv[1])\n"
+        "for step in range(1, 8): log(event(step))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "log.jsonl"
+    paths = {"PYTHONPATH": python_path(__file__)}
+    subprocess.run([sys.executable, "-c", body, str(path)], env=paths, timeout=300)
+    assert [r["step"] for r in read_log(path)] == list(range(1, 8))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_reported_with_its_fix():
+    with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
+        jsonl_log(Path("/dev/full"))(event(1))
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: spoken_sample(step=10))
+    log, reason = logs.wandb_log(*given)
+    assert "offline" in reason
+    for step in (1, 2, 2, 10):  # back once: two runs
+        log(event(step))
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    media = list(tmp_path.glob("wandb/offline-run-*/files/media/**/*.*"))
+    assert sorted(path.suffix for path in media) == [".png", ".wav"]

@@ -12,15 +12,13 @@ import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
 from torch._inductor.exc import CppCompileError
-from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
-from kit.model.text_attention import max_text_tokens
 from kit.settings import SpeedConfig, TrainConfig
-from kit.training.loop import accumulate, gradient_norm, split_batch, split_passes, train, update
+from kit.training.loop import accumulate, gradient_norm, split_batch, train, update
 from kit.training.optim import lr_factor
 from kit.training.run import checkpointer, validation_loss
 from kit.training.trainer import Trainer
@@ -96,25 +94,6 @@ def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
     assert events[0].note.endswith(f"the scale of fp16 is now {2.0**39:g}")
 
 
-def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
-    s = fp16_state(monkeypatch, 8.0, max_steps=40, patience=3)
-    with pytest.raises(KitError, match="not finite for 4 steps in a row"):
-        run(s, itertools.repeat(poisoned()))
-    assert s.step == 7 and s.scaler.get_scale() < 1
-
-
-def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
-    s = fp16_state(monkeypatch, 256.0, optimizer="muon")
-    s.set_rates()
-    accumulate(s, next(random_batches(GPT)))
-    s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
-    before = [p.detach().clone() for p in s.model.parameters()]
-    norm = gradient_norm(s).item()
-    update(s, norm, finite=math.isfinite(norm))
-    assert all(map(torch.equal, before, s.model.parameters()))
-    assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
-
-
 def test_recomputed_layers_give_exact_gradients():
     found, batch = [], next(random_batches(GPT))
     for switch in (False, True):
@@ -125,9 +104,8 @@ def test_recomputed_layers_give_exact_gradients():
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-@pytest.mark.parametrize("parts", [2, 8])
-def test_accumulated_micro_batches_train_as_the_whole(baseline, parts):
-    split = losses(run(state(), random_batches(GPT, parts=parts)))
+def test_accumulated_micro_batches_train_as_the_whole(baseline):
+    split = losses(run(state(), random_batches(GPT, parts=4)))
     assert split == pytest.approx(baseline, rel=2e-5)
 
 
@@ -206,25 +184,6 @@ def test_anomaly_detection_leaves_the_losses_and_names_the_operator_of_a_nan(bas
         run(s)
 
 
-def test_anomaly_detection_names_the_operator_of_a_gradient(monkeypatch):
-    class Sick(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 0 / 0
-
-    s = state(settings(detect_anomaly=True))
-    s.model.gpt.h[1].register_forward_hook(lambda layer, args, result: Sick.apply(result))
-    with (
-        pytest.warns(UserWarning, match="SickBackward"),
-        pytest.raises(KitError, match=r"operator aten\.div"),
-    ):
-        run(s)
-
-
 @pytest.mark.parametrize("fp16", [False, True])
 def test_a_step_that_is_not_finite_is_skipped_and_says_so(monkeypatch, fp16):
     few = {"max_steps": 3}
@@ -260,7 +219,7 @@ class TightMemory:
         return sums
 
 
-@pytest.mark.parametrize(("most", "parts"), [(4, 2), (2, 4), (1, 8)])
+@pytest.mark.parametrize(("most", "parts"), [(4, 2), (1, 8)])
 def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
     config, shape = settings(max_steps=6), {"dropout": 0.2}
     planned = state(config, shape)
@@ -275,82 +234,6 @@ def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
     assert not any(e.note for e in events[2:]) and short.micro_rows == most
     for a, b in zip(short.model.parameters(), planned.model.parameters()):
         assert torch.equal(a, b)
-
-
-def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(baseline):
-    s = state()
-    forward = s.model.forward
-    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]
-
-    def fragmented(batch, text_width=0):
-        sums = forward(batch, text_width)
-        if failures and s.step == 3:
-            sums[1].backward()
-            raise failures.pop()
-        return sums
-
-    s.model.forward = fragmented
-    events = run(s)
-    assert losses(events) == baseline and s.micro_rows == 0 and not failures
-    assert [bool(event.note) for event in events] == [number == 3 for number in range(12)]
-    assert "out of memory" in events[3].note
-
-
-@pytest.mark.parametrize(("times", "rows"), [(0.5, 2), (1, 2), (2, 0)])
-def test_a_cut_is_not_carried_to_a_larger_device(times, rows):
-    short = state()
-    short.micro_rows = 2
-    hw = dataclasses.replace(CPU, memory_bytes=int(times * CPU.memory_bytes))
-    other = Trainer(tiny_model(), TRAIN, SpeedConfig(), hw)
-    tree = copy.deepcopy(short.tree())
-    other.restore(tree)
-    assert other.micro_rows == rows
-    assert bool(other.notes) == (rows == 0)
-    del tree["run"]["memory_bytes"]  # as older kits saved it
-    other.restore(tree)
-    assert other.micro_rows == 2
-
-
-class Reads(TorchFunctionMode):
-    """Counts how often Python asks for the value of a tensor: on a GPU it waits for each."""
-
-    NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__bool__")
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, call, types, args=(), kwargs=None):
-        self.count += getattr(call, "__name__", "") in self.NAMES
-        return call(*args, **(kwargs or {}))
-
-
-def uncounted(work):
-    """`work` on a batch that has not left the CPU yet."""
-
-    def call(*args):
-        with torch._C.DisableTorchFunction():
-            return work(*args)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("precision", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("fp16", "muon")]
-)
-def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
-    force_precision(monkeypatch, precision)
-    monkeypatch.setattr("kit.training.loop.max_text_tokens", uncounted(max_text_tokens))
-    monkeypatch.setattr(EffectiveBatch, "tokens", property(uncounted(EffectiveBatch.tokens.fget)))
-    guided = {"guided_attention_weight": 1.0, "guided_attention_steps": 99}
-    config = settings(max_steps=6, spike=5.0, optimizer=optimizer, **guided)
-    s = state(config, sdpa=True, mixed_precision=True, fused_adamw=True, ema=True)
-    s.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
-    batches = list(itertools.islice(random_batches(GPT, parts=4), 6))
-    with Reads() as reads:
-        events = run(s, iter(batches))
-    assert all(math.isfinite(event.loss) for event in events)
-    assert reads.count == len(events) == 6
 
 
 @pytest.fixture
@@ -412,16 +295,12 @@ def test_while_the_next_passes_run_a_checkpoint_is_of_its_own_step(on_device):
     assert losses([*head, *rest]) == losses(events)
 
 
-@pytest.mark.long
 def test_one_row_too_large_is_a_verdict_with_a_fix():
     short = state()
     TightMemory(short, 0)
     with pytest.raises(KitError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
         run(short)
     assert short.step == 1
-    short.model.forward = lambda batch, text_width: torch.zeros(2) @ torch.zeros(3)
-    with pytest.raises(RuntimeError, match="size"):  # another error is not hidden
-        run(short)
 
 
 def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, baseline):
@@ -437,23 +316,8 @@ def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, bas
     events = run(compiled)
     assert losses(events) == baseline
     (note,) = (event.note for event in events if event.note)
-    assert note.startswith("torch.compile is off from here, it failed: ") and len(note) < 400
+    assert note.startswith("torch.compile is off from here") and len(note) < 400
     assert not compiled.applied.on("compile")
-    assert "failed" not in compiled.applied.table()["Fused attention (SDPA)"]
-    assert compiled.applied.table()["torch.compile"].startswith("off (asked for; ")
-
-
-def test_a_spike_is_said_and_clipped_harder():
-    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
-
-    def shaken():
-        for number, batch in enumerate(random_batches(GPT)):
-            for p in s.model.code_head.parameters():
-                p.data *= 100.0 if number == 3 else 1.0
-            yield batch
-
-    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
-    assert s.adaptation.tight == 0.5
 
 
 def gate_of(scores):
@@ -477,13 +341,6 @@ def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
     assert events[-1].note.startswith("no better validation loss in 3 validations: training ends")
 
 
-def test_with_a_gate_the_validation_loss_ends_nothing():
-    often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
-    s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
-    assert len(run(s, validate=rising.__next__, evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
-    assert s.best.step == 4
-
-
 def saved(s: Trainer, folder, *data) -> list[int]:
     """The steps of the checkpoints that a training on `data` leaves in `folder`."""
     save = checkpointer(s, folder)
@@ -498,23 +355,11 @@ def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
     assert saved(s, tmp_path, random_batches(GPT), found.__next__) == [2, 11, 12]
 
 
-def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
-    s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
-    batches = first_batches(5)
-    batches[1] = poisoned()
-    assert saved(s, tmp_path, iter(batches)) == [3, 4, 5]
+STATES = [("adamw", []), ("adamw", ["fused_adamw", "sdpa"]), ("muon", ["ema"])]
 
 
-def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
-    s = state(settings(max_steps=9, patience=2))
-    cycle = [poisoned(), poisoned(), next(random_batches(GPT))]
-    with pytest.raises(KitError, match="ended at step 6 of 9"):
-        run(s, iter(cycle * 2))
-
-
-@pytest.mark.parametrize("switches", [[], ["ema"], ["fused_adamw", "sdpa"]], ids=str)
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_state_carried_over_resumes_bit_for_bit(switches, optimizer):
+@pytest.mark.parametrize(("optimizer", "switches"), STATES, ids=str)
+def test_a_state_carried_over_resumes_bit_for_bit(optimizer, switches):
     config = settings(optimizer=optimizer, eval_steps=1)
     begin = functools.partial(state, config, {"dropout": 0.1}, **dict.fromkeys(switches, True))
     one, first, second = begin(), begin(), begin()
@@ -537,9 +382,121 @@ def test_a_checkpoint_of_another_model_or_optimizer_names_the_differences():
         state(shape={"layers": 3, "dropout": 0.2}).restore(tree)
     with pytest.raises(KitError, match="optimizer adamw -> muon"):
         state(settings(optimizer="muon")).restore(tree)
-    tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})  # of a later kit
-    with pytest.raises(KitError, match="wings 2 -> unknown"):
-        state().restore(tree)
+    with pytest.raises(KitError, match="conditioner_lr"):
+        state(settings(conditioner_lr=1e-4)).restore(tree)
+
+
+WRONG = {"schedule": "step", "max_steps": 0, "lr": 0.0, "checkpoint": "tiny", "ema_decay": 1.0}
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG.items())
+def test_settings_that_cannot_train_are_refused(field, value):
+    with pytest.raises(KitError, match=f"TrainConfig.{field}"):
+        TrainConfig(**{field: value})
+
+
+def same(a, b) -> bool:
+    return all(map(torch.equal, vars(a).values(), vars(b).values()))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("width", [0, 64])  # of rows padded to a fixed length; 0: to the longest
+def test_parts_are_what_packing_fewer_rows_would_have_given(rows, width):
+    columns = random_rows(GPT, 8, seed=3)
+    parts = split_batch(pack(GPT, *columns, width), rows)
+    wanted = [pack(GPT, *(c[i : i + rows] for c in columns), width) for i in range(0, 8, rows)]
+    assert len(parts) == len(wanted) and all(map(same, parts, wanted))
+
+
+def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
+    s = fp16_state(monkeypatch, 8.0, max_steps=40, patience=3)
+    with pytest.raises(KitError, match="not finite for 4 steps in a row"):
+        run(s, itertools.repeat(poisoned()))
+    assert s.step == 7 and s.scaler.get_scale() < 1
+
+
+def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
+    s = fp16_state(monkeypatch, 256.0, optimizer="muon")
+    s.set_rates()
+    accumulate(s, next(random_batches(GPT)))
+    s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
+    before = [p.detach().clone() for p in s.model.parameters()]
+    norm = gradient_norm(s).item()
+    update(s, norm, finite=math.isfinite(norm))
+    assert all(map(torch.equal, before, s.model.parameters()))
+    assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
+
+
+def test_anomaly_detection_names_the_operator_of_a_gradient(monkeypatch):
+    class Sick(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 0 / 0
+
+    s = state(settings(detect_anomaly=True))
+    s.model.gpt.h[1].register_forward_hook(lambda layer, args, result: Sick.apply(result))
+    with (
+        pytest.warns(UserWarning, match="SickBackward"),
+        pytest.raises(KitError, match=r"operator aten\.div"),
+    ):
+        run(s)
+
+
+def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(baseline):
+    s = state()
+    forward = s.model.forward
+    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]
+
+    def fragmented(batch, text_width=0):
+        sums = forward(batch, text_width)
+        if failures and s.step == 3:
+            sums[1].backward()
+            raise failures.pop()
+        return sums
+
+    s.model.forward = fragmented
+    events = run(s)
+    assert losses(events) == baseline and s.micro_rows == 0 and not failures
+    assert [bool(event.note) for event in events] == [number == 3 for number in range(12)]
+    assert "out of memory" in events[3].note
+
+
+def test_a_spike_is_said_and_clipped_harder():
+    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
+
+    def shaken():
+        for number, batch in enumerate(random_batches(GPT)):
+            for p in s.model.code_head.parameters():
+                p.data *= 100.0 if number == 3 else 1.0
+            yield batch
+
+    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
+    assert s.adaptation.tight == 0.5
+
+
+def test_with_a_gate_the_validation_loss_ends_nothing():
+    often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
+    s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
+    assert len(run(s, validate=rising.__next__, evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
+    assert s.best.step == 4
+
+
+def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
+    s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
+    batches = first_batches(5)
+    batches[1] = poisoned()
+    assert saved(s, tmp_path, iter(batches)) == [3, 4, 5]
+
+
+def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
+    s = state(settings(max_steps=9, patience=2))
+    cycle = [poisoned(), poisoned(), next(random_batches(GPT))]
+    with pytest.raises(KitError, match="ended at step 6 of 9"):
+        run(s, iter(cycle * 2))
 
 
 def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
@@ -567,38 +524,6 @@ def test_a_run_may_resume_in_fp16_and_with_an_average_that_began_without(monkeyp
     now = dict(late.model.named_parameters())
     assert late.scaler.get_scale() > 1
     assert all(torch.equal(s, now[k]) for k, s in late.ema.shadow.items())
-
-
-WRONG = {"schedule": "step", "optimizer": "sgd", "max_steps": 0, "lr": 0.0, "checkpoint": "tiny"}
-WRONG |= {"ema_decay": 1.0, "guided_attention_weight": -1.0, "guided_attention_steps": 0}
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG.items())
-def test_settings_that_cannot_train_are_refused(field, value):
-    with pytest.raises(KitError, match=f"TrainConfig.{field}"):
-        TrainConfig(**{field: value})
-
-
-# Passes of a batch.
-
-
-def same(a, b) -> bool:
-    return all(map(torch.equal, vars(a).values(), vars(b).values()))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("width", [0, 64])  # of rows padded to a fixed length; 0: to the longest
-def test_parts_are_what_packing_fewer_rows_would_have_given(rows, width):
-    columns = random_rows(GPT, 8, seed=3)
-    parts = split_batch(pack(GPT, *columns, width), rows)
-    wanted = [pack(GPT, *(c[i : i + rows] for c in columns), width) for i in range(0, 8, rows)]
-    assert len(parts) == len(wanted) and all(map(same, parts, wanted))
-
-
-def test_a_batch_that_fits_is_left_as_it_is():
-    batch = effective_batch(GPT, random_rows(GPT, 8), parts=2)
-    for rows in (0, 4, 9):
-        assert all(a is b for a, b in zip(split_passes(batch, rows), batch.micro, strict=True))
 
 
 def test_digits_that_codes_share_are_trained_without_decay_and_resumed():

@@ -3,16 +3,13 @@
 import dataclasses
 import importlib.util
 import itertools
-import math
 from importlib.metadata import PackageNotFoundError
 from threading import Event
 
-import helpers
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.config import load_preset
 from kit.base.errors import KitError
@@ -23,7 +20,7 @@ from kit.training import checkpoint, optim
 from kit.training.loop import train
 from kit.training.optim import EMA, Adaptation, Muon
 from kit.training.trainer import Trainer
-from kit.tuning.memory_plan import Workload, count_parameters, plan_bytes
+from kit.tuning.memory_plan import Workload, count_parameters, moment_bytes
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -44,32 +41,7 @@ def test_schedules_are_transformers_own_as_recorded(schedule, final_lr):
     assert [optim.lr_factor(config, s) for s in range(20)] == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
-def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
-    config = TrainConfig(max_steps=1000, warmup_steps=10, schedule=schedule)
-    rates = [optim.lr_factor(config, step) for step in (0, 5, 10, 1000, 5000)]
-    assert rates == pytest.approx([0, 0.5, 1.0, end, end])
-
-
-def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
-    with pytest.raises(KitError, match="choose one of constant, linear, cosine"):
-        TrainConfig(schedule="square")
-    monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
-    check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
-    config = TrainConfig(max_steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
-    rates = [optim.lr_factor(config, step) for step in (5, 10, 20, 30)]
-    assert rates == pytest.approx([0.5, 1.0, 0.4, 0.2])
-
-
-def test_adamw_that_is_not_fused_is_torchs_default():
-    [adamw] = optim.make_optimizers(tiny_model(), TRAIN, fused=False)
-    assert adamw.defaults["foreach"] is None and adamw.defaults["fused"] is None
-    [fused] = optim.make_optimizers(tiny_model(), TRAIN, fused=True)
-    assert fused.defaults["fused"] and not fused.defaults["foreach"]
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("own_rate", [0.0, 0.0006])
+@pytest.mark.parametrize(("optimizer", "own_rate"), [("adamw", 0.0), ("muon", 0.0006)])
 def test_every_parameter_is_in_one_group_and_the_conditioner_may_have_its_own(optimizer, own_rate):
     config = dataclasses.replace(TRAIN, optimizer=optimizer, lr=0.006, conditioner_lr=own_rate)
     model = tiny_model()
@@ -83,27 +55,6 @@ def test_every_parameter_is_in_one_group_and_the_conditioner_may_have_its_own(op
     assert len(optim.make_optimizers(model, config, fused=False)[0].param_groups) == 2
 
 
-class Dtypes(TorchDispatchMode):
-    found = frozenset()
-
-    def __torch_dispatch__(self, call, types, args=(), kwargs=None):
-        result = call(*args, **(kwargs or {}))
-        self.found |= {result.dtype} if isinstance(result, torch.Tensor) else set()
-        return result
-
-
-@pytest.mark.parametrize(("precision", "dtype"), DTYPES.items())
-def test_muon_multiplies_in_the_precision_of_the_run(precision, dtype):
-    model = tiny_model()
-    config = dataclasses.replace(TRAIN, optimizer="muon")
-    _, muon = optim.make_optimizers(model, config, fused=False, precision=precision)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    with Dtypes() as used:
-        muon.step()
-    assert used.found == {torch.float32, dtype}
-
-
 def matrices_with_gradients() -> list[nn.Parameter]:
     torch.manual_seed(0)
     made = [nn.Parameter(torch.randn(shape)) for shape in [(48, 32), (32, 96), (32, 32), (48, 32)]]
@@ -113,7 +64,7 @@ def matrices_with_gradients() -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("iterations", [1, 3, 5])
+@pytest.mark.parametrize("iterations", [1, 5])
 def test_muon_steps_as_torchs_does(dtype, iterations):
     """torch's is always in bf16: apart from rounding, any of ours makes the same step."""
     settings = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9, "ns_steps": iterations}
@@ -123,37 +74,6 @@ def test_muon_steps_as_torchs_does(dtype, iterations):
             optimizer.step()
     for a, b, before in zip(mine, theirs, start):
         assert (a - b).norm() < 0.03 * (b - before).norm()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 0.03)]
-)
-@pytest.mark.parametrize("iterations", [1, 3, 5, 8])
-def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype, near):
-    a, b, c = 3.4445, -4.7750, 2.0315
-    matrices = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0))
-    wanted = matrices.double() / matrices.double().norm(dim=(1, 2), keepdim=True)
-    for _ in range(iterations):
-        u, s, v = torch.linalg.svd(wanted, full_matrices=False)
-        wanted = u * (a * s + b * s**3 + c * s**5)[:, None] @ v
-    for turned in (matrices, matrices.mT):
-        found = optim.orthogonalize(turned, iterations, dtype).double()
-        found = found if turned is matrices else found.mT
-        assert (found - wanted).norm() < near * wanted.norm()
-
-
-def test_muon_resumes_from_a_checkpoint_of_torchs():
-    mine, theirs = matrices_with_gradients(), matrices_with_gradients()
-    settings = {"lr": 0.1, "weight_decay": 0.1}
-    before = torch.optim.Muon(theirs, **settings)
-    before.step()
-    after = Muon(mine, torch.float32, **settings)
-    after.load_state_dict(before.state_dict())
-    again = after.state_dict()
-    assert again["param_groups"] == before.state_dict()["param_groups"]
-    for number, kept in before.state_dict()["state"].items():
-        (name,) = kept
-        assert torch.equal(again["state"][number][name], kept[name])
 
 
 def rates(losses, config=None) -> tuple[list[float], list[str]]:
@@ -193,18 +113,6 @@ def test_a_spike_tightens_clipping_once_and_is_forgotten():
     assert 1.0 < found[31] < found[40] < 2.0 and found[-1] == 2.0
     assert said == ["spike: gradient norm 30, usual 1.01; clipped to 1"]
     assert limits([1.0, 500.0, 1.0]) == ([1.0] * 3, []), "not asked for"
-
-
-def test_spikes_hardly_move_the_usual_norm_and_leave_a_sixteenth_of_the_limit():
-    adaptation, config = Adaptation(), TrainConfig(spike=4.0)
-    for norm in [1.0] * 30 + [1e9]:
-        adaptation.record_norm(config, norm)
-    assert adaptation.usual_norm < 1.1
-    before = dataclasses.replace(adaptation)
-    for norm in (math.nan, math.inf):  # what is not finite changes nothing
-        adaptation.record_norm(config, norm)
-    assert adaptation == before
-    assert min(limits([1.0] + [1000.0] * 40, spike=3.0)[0]) >= 1 / 16
 
 
 def model() -> nn.Module:
@@ -258,15 +166,6 @@ def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
     assert all(map(torch.equal, ema.shadow.values(), average))
 
 
-def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
-    module = model().bfloat16()
-    ema, own = ema_of(module, 0.9), snapshot(module)
-    ema.update()
-    with ema.swapped_in():
-        assert all(s.dtype == torch.float32 for s in ema.shadow.values())
-    assert all(map(torch.equal, module.parameters(), own))
-
-
 def drift(module, averages: list[EMA], steps: int) -> None:
     """Weights that move on with some noise, as in training, seen by each of `averages`."""
     way = [torch.randn_like(p) for p in module.parameters()]
@@ -277,7 +176,7 @@ def drift(module, averages: list[EMA], steps: int) -> None:
             ema.update()
 
 
-@pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05), (3003, 0.02)])
+@pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05)])
 def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
     """It differs by a share of its distance from the weights, less the more steps it remembers."""
     module = model()
@@ -287,6 +186,120 @@ def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
     assert wanted["updates"] == found["updates"] == steps
     for name, weights in module.named_parameters():
         assert (found[name] - wanted[name]).norm() < near * (weights - wanted[name]).norm()
+
+
+# 8-bit AdamW: the same loss, and what happens without its package.
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason=f"bitsandbytes is not installed ({optim.INSTALL})",
+)
+WIDE = {"width": 64, "heads": 2}  # its matrices have more than 4,096 entries
+
+
+@pytest.fixture
+def fresh():
+    optim._runs_on.cache_clear()
+    yield
+    optim._runs_on.cache_clear()
+
+
+def state(config: TrainConfig = TRAIN, **switches) -> Trainer:
+    torch.manual_seed(0)
+    return Trainer(tiny_model(**WIDE), config, SpeedConfig(**switches), CPU)
+
+
+def losses(s: Trainer, batches=None) -> list[float]:
+    return [event.loss for event in train(s, batches or random_batches(s.model.config))]
+
+
+def test_without_the_package_the_run_starts_with_a_message(monkeypatch, fresh):
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(optim, "version", version)
+    s = state(adamw_8bit=True, fused_adamw=True)
+    (note,) = s.applied.notes
+    assert note == f"8-bit AdamW is off: bitsandbytes is not installed ({optim.INSTALL})"
+    assert s.applied.on("fused_adamw") and isinstance(s.optimizers[0], torch.optim.AdamW)
+
+
+@needs_package
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
+    """Six batches again and again, almost memorised: the mean of the curve within 1 %."""
+    config = TrainConfig(max_steps=60, warmup_steps=10, schedule="linear", optimizer=optimizer)
+    few = list(itertools.islice(random_batches(GPT), 6))
+    plain, small = (
+        losses(state(config, adamw_8bit=on), itertools.cycle(few)) for on in (False, True)
+    )
+    apart = [abs(a - b) / b for a, b in zip(small, plain)]
+    assert plain[-1] < 0.8 * plain[0]
+    assert max(apart) < 0.05 and sum(apart) / 60 < 0.01
+
+
+@pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
+def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
+    config = TrainConfig(max_steps=1000, warmup_steps=10, schedule=schedule)
+    rates = [optim.lr_factor(config, step) for step in (0, 5, 10, 1000, 5000)]
+    assert rates == pytest.approx([0, 0.5, 1.0, end, end])
+
+
+def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
+    with pytest.raises(KitError, match="choose one of constant, linear, cosine"):
+        TrainConfig(schedule="square")
+    monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
+    check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
+    config = TrainConfig(max_steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
+    rates = [optim.lr_factor(config, step) for step in (5, 10, 20, 30)]
+    assert rates == pytest.approx([0.5, 1.0, 0.4, 0.2])
+
+
+def test_adamw_that_is_not_fused_is_torchs_default():
+    [adamw] = optim.make_optimizers(tiny_model(), TRAIN, fused=False)
+    assert adamw.defaults["foreach"] is None and adamw.defaults["fused"] is None
+    [fused] = optim.make_optimizers(tiny_model(), TRAIN, fused=True)
+    assert fused.defaults["fused"] and not fused.defaults["foreach"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 0.03)]
+)
+@pytest.mark.parametrize("iterations", [1, 3, 5, 8])
+def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype, near):
+    a, b, c = 3.4445, -4.7750, 2.0315
+    matrices = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0))
+    wanted = matrices.double() / matrices.double().norm(dim=(1, 2), keepdim=True)
+    for _ in range(iterations):
+        u, s, v = torch.linalg.svd(wanted, full_matrices=False)
+        wanted = u * (a * s + b * s**3 + c * s**5)[:, None] @ v
+    for turned in (matrices, matrices.mT):
+        found = optim.orthogonalize(turned, iterations, dtype).double()
+        found = found if turned is matrices else found.mT
+        assert (found - wanted).norm() < near * wanted.norm()
+
+
+def test_muon_resumes_from_a_checkpoint_of_torchs():
+    mine, theirs = matrices_with_gradients(), matrices_with_gradients()
+    settings = {"lr": 0.1, "weight_decay": 0.1}
+    before = torch.optim.Muon(theirs, **settings)
+    before.step()
+    after = Muon(mine, torch.float32, **settings)
+    after.load_state_dict(before.state_dict())
+    again = after.state_dict()
+    assert again["param_groups"] == before.state_dict()["param_groups"]
+    for number, kept in before.state_dict()["state"].items():
+        (name,) = kept
+        assert torch.equal(again["state"][number][name], kept[name])
+
+
+def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
+    module = model().bfloat16()
+    ema, own = ema_of(module, 0.9), snapshot(module)
+    ema.update()
+    with ema.swapped_in():
+        assert all(s.dtype == torch.float32 for s in ema.shadow.values())
+    assert all(map(torch.equal, module.parameters(), own))
 
 
 def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(monkeypatch):
@@ -319,61 +332,7 @@ def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
     assert all(map(torch.equal, own, snapshot(module)))
 
 
-# 8-bit AdamW: a quarter of the state, the same loss, an exact resume, and what happens without.
-
-
-needs_package = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None,
-    reason=f"bitsandbytes is not installed ({optim.INSTALL})",
-)
-WIDE = {"width": 64, "heads": 2}  # its matrices have more than 4,096 entries
 ON = {"ema": True, "adamw_8bit": True}
-
-
-@pytest.fixture
-def fresh():
-    optim._runs_on.cache_clear()
-    yield
-    optim._runs_on.cache_clear()
-
-
-def state(config: TrainConfig = TRAIN, **switches) -> Trainer:
-    torch.manual_seed(0)
-    return Trainer(tiny_model(**WIDE), config, SpeedConfig(**switches), CPU)
-
-
-def losses(s: Trainer, batches=None) -> list[float]:
-    return [event.loss for event in train(s, batches or random_batches(s.model.config))]
-
-
-def test_without_the_package_the_run_starts_with_a_message(monkeypatch, fresh):
-    def version(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(optim, "version", version)
-    s = state(adamw_8bit=True, fused_adamw=True)
-    (note,) = s.applied.notes
-    assert note == f"8-bit AdamW is off: bitsandbytes is not installed ({optim.INSTALL})"
-    assert s.applied.on("fused_adamw") and isinstance(s.optimizers[0], torch.optim.AdamW)
-
-
-def broken(groups, **settings):
-    raise OSError("libcudart.so.12: cannot open shared object file")
-
-
-@pytest.mark.parametrize(
-    ("version", "why"),
-    [
-        ("0.49.2", "bitsandbytes 0.49.2 is too old (pip install"),
-        ("0.49rc1", "bitsandbytes 0.49rc1 is too old (pip install"),
-        ("0.50.2", "does not run here: libcudart.so.12"),
-    ],
-)
-def test_a_package_that_does_not_run_here_says_why(monkeypatch, fresh, version, why):
-    monkeypatch.setattr(optim, "version", lambda name: version)
-    monkeypatch.setattr(optim, "adamw_8bit", broken)
-    choice = optim.eight_bit_adamw(CPU)
-    assert choice.value == "no" and why in choice.reason
 
 
 def test_state_bytes_are_counted_by_hand():
@@ -381,21 +340,6 @@ def test_state_bytes_are_counted_by_hand():
     assert optim.eight_bit_bytes(4096) == 2 * (4096 + 4 * 16)
     assert optim.eight_bit_bytes(4097) == 2 * (4097 + 4 * 17)
     assert optim.eight_bit_bytes(10**8) / 10**8 == pytest.approx(2 * (1 + 4 / 256))
-
-
-@needs_package
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
-    """Six batches again and again, almost memorised: the mean of the curve within 1 %."""
-    config = TrainConfig(max_steps=60, warmup_steps=10, schedule="linear", optimizer=optimizer)
-    few = list(itertools.islice(random_batches(GPT), 6))
-    plain, small = (
-        losses(state(config, adamw_8bit=on), itertools.cycle(few)) for on in (False, True)
-    )
-    apart = [abs(a - b) / b for a, b in zip(small, plain)]
-    print(f"{optimizer}: at most {max(apart):.2%}, on average {sum(apart) / 60:.2%}")
-    assert plain[-1] < 0.8 * plain[0]
-    assert max(apart) < 0.05 and sum(apart) / 60 < 0.01
 
 
 @needs_package
@@ -412,7 +356,7 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
         data=DataConfig(),
         hw=CPU,
     )
-    planned = plan_bytes(work).parts["optimizer"]
+    planned = moment_bytes(work)
     assert sum(t.nbytes for t in kept) == planned
     whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
     assert planned < whole * count_parameters(s.model.config)
@@ -446,22 +390,6 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
             else:
                 assert value == other == 5
     assert kinds == {torch.uint8, torch.float32}
-
-
-@needs_package
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path, optimizer):
-    config = dataclasses.replace(TRAIN, max_steps=30, save_steps=1, optimizer=optimizer)
-    whole = train_in(tmp_path / "whole", config, ON)
-    folder = tmp_path / "killed"
-    child = processes.Process(target=train_in, args=(str(folder), config, ON))
-    helpers.start_and_kill(child, folder / "train.jsonl", 6)
-    assert child.exitcode == -9
-    rest = train_in(folder, config, ON)
-    assert rest and "resumed from step" in rest[0].note
-    assert [e.loss for e in rest] == [e.loss for e in whole][-len(rest) :]
-    for name in ("model-raw.safetensors", "model-ema.safetensors"):
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @needs_package

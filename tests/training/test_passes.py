@@ -15,7 +15,6 @@ from kit.settings import FinetuneConfig, SpeedConfig
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
-from kit.training.switches import switches
 from kit.training.trainer import Trainer
 
 GUIDED = {"guided_attention_weight": 1.0, "guided_attention_steps": 8}
@@ -127,6 +126,16 @@ def test_where_a_pass_cannot_be_recorded_training_continues_without(monkeypatch)
     assert events[FIRST_RECORDING].note == note
 
 
+def test_another_phase_of_finetuning_is_recorded_again(captured):
+    base = tiny_model(dropout=0.1, max_text=20)
+    config = FinetuneConfig(method="lora", tables="all", tables_first=8)
+    finetuning = Finetuning(config=config, base=Base(config=base.config, sha256=""))
+    wanted = [e.loss for e in run(trainer(False, finetuning))]
+    made = trainer(True, finetuning)
+    assert [e.loss for e in run(made)] == wanted
+    assert len(captured) == 4 and len(made.graphs.recorded) == 2
+
+
 def test_memory_that_runs_out_frees_the_graphs(captured):
     made = trainer(True)
     forward = made.model.forward
@@ -142,21 +151,3 @@ def test_memory_that_runs_out_frees_the_graphs(captured):
     events += run(made, batches(8, lengths=(54, 57)))
     assert made.micro_rows == 2 and made.graphs and len(events) == 14
     assert {shape[0] for shape in made.graphs.recorded} == {2}, "those of four rows are gone"
-
-
-def test_another_phase_of_finetuning_is_recorded_again(captured):
-    base = tiny_model(dropout=0.1, max_text=20)
-    config = FinetuneConfig(method="lora", tables="all", tables_first=8)
-    finetuning = Finetuning(config=config, base=Base(config=base.config, sha256=""))
-    wanted = [e.loss for e in run(trainer(False, finetuning))]
-    made = trainer(True, finetuning)
-    assert [e.loss for e in run(made)] == wanted
-    assert len(captured) == 4 and len(made.graphs.recorded) == 2
-
-
-def test_anomalies_are_not_looked_for_in_graphs():
-    config = dataclasses.replace(TRAIN, detect_anomaly=True)
-    speed = SpeedConfig(cuda_graphs=True)
-    gpu = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
-    assert {s.name: s.available for s in switches(speed, gpu)}["cuda_graphs"]
-    assert Trainer(tiny_model(), config, speed, CPU).graphs is None

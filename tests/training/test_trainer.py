@@ -13,7 +13,6 @@ from helpers import BASE, CPU, GPT, TRAIN, finetune_in, finetune_session, random
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
-from kit.base.tensor_file import checksum
 from kit.model.lora import TABLES, adapted_layers, is_adapter, merged
 from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
@@ -31,7 +30,6 @@ PHASES = Finetuning(config=FinetuneConfig(tables_first=5))
 BOTH = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables_first=5))
 WAYS = {"lora": LORA, "two phases": PHASES, "lora in two phases": BOTH}
 OFTEN = dataclasses.replace(TRAIN, save_steps=1)
-each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def figures(event) -> tuple:
@@ -53,8 +51,14 @@ def whole(tmp_path_factory):
     return found
 
 
-@each_way
-@pytest.mark.parametrize("at", [2, 7])
+KILLS = [
+    ("lora in two phases", 7),
+    pytest.param("lora", 2, marks=pytest.mark.long),
+    pytest.param("two phases", 7, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("way", "at"), KILLS)
 def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
@@ -62,14 +66,6 @@ def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
     assert [figures(e) for e in rest] == [figures(e) for e in events][len(events) - len(rest) :]
     assert left(tmp_path) == left(folder)
-
-
-def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
-    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
-    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
-    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
-    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
-    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
 
 
 @pytest.fixture
@@ -109,17 +105,6 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
     assert written == left(tmp_path / "plain")
 
 
-def test_a_base_that_has_gone_is_reported(tmp_path, bf16):
-    events = rounded(tmp_path).run(ON | {"mixed_precision": True}, Event())
-    next(events)
-    (tmp_path / "start.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"start\.safetensors is gone.*resumes from"):
-        list(events)
-    save_model(tiny_model(**vars(BASE)), tmp_path / "start.safetensors")
-    list(rounded(tmp_path).run(ON | {"mixed_precision": True}, Event()))
-    assert (tmp_path / "model-ema.safetensors").exists()
-
-
 def test_of_a_grown_model_adapters_and_new_rows_learn_and_nothing_else(whole):
     folder, events = whole["lora"]
     assert events[-1].loss < events[0].loss
@@ -144,17 +129,6 @@ def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
     assert sizes[0] < sizes[1] / 2
 
 
-def test_all_of_the_tables_train_when_they_are_set_to(tmp_path):
-    finetune_in(str(tmp_path), TRAIN, ALL_TABLES)
-    base = tiny_model(**vars(BASE))
-    trained = load_model(tmp_path / "model-raw.safetensors").state_dict()
-    for name in TABLES:
-        old = base.state_dict()[name]
-        assert not torch.equal(trained[name][: len(old)], old)
-    found = load_adapters(tmp_path / "adapters-raw.safetensors", base).state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.items())
-
-
 def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
     session = finetune_session(tmp_path, TRAIN, PHASES)
     for event in session.run(ON, Event()):
@@ -167,9 +141,10 @@ def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
     assert moved == set(before)
 
 
-@pytest.mark.parametrize("way", ["lora", "two phases"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+CASES = [("lora", "fp32", "adamw"), ("lora", "fp16", "muon"), ("two phases", "bf16", "adamw")]
+
+
+@pytest.mark.parametrize(("way", "precision", "optimizer"), CASES)
 def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, optimizer):
     choice = Choice(value=precision, reason="test")
     monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
@@ -207,14 +182,6 @@ def test_compiled_it_is_the_same(monkeypatch):
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_a_checkpoint_holds_what_trains_and_no_more(whole):
-    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
-    names = set(tree["model"])
-    adapters = {name for name in names if is_adapter(name)}
-    assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
-    assert set(tree["ema"]) - {"updates"} == names
-
-
 ALL_TABLES = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all"))
 RANK_8 = dataclasses.replace(LORA, lora=LoRAConfig(rank=8))
 OTHERS = {"method lora -> full": Finetuning(), "rank 4 -> 8, alpha 8.0 -> 32.0": RANK_8}
@@ -232,18 +199,6 @@ def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path):
     session.finetuning = dataclasses.replace(LORA, base=Base(config=BASE, sha256="another"))
     with pytest.raises(KitError, match=r"base_sha256 .* -> another"):
         list(session.run(ON, Event()))
-
-
-def test_a_run_without_a_base_of_its_own_names_the_model_it_began_with(tmp_path):
-    session = helpers.tiny_session(tmp_path)
-    session.finetuning = LORA
-    session.first_model = lambda config: tiny_model(**vars(config))
-    list(session.run(ON, Event()))
-    base = tiny_model(dropout=0.1)
-    found = load_adapters(tmp_path / "adapters-ema.safetensors", base)
-    voice = load_model(tmp_path / "model-ema.safetensors").state_dict()
-    assert all(torch.equal(tensor, voice[n]) for n, tensor in found.state_dict().items())
-    assert session.state.finetuning.base.sha256 == checksum(base.state_dict())
 
 
 def test_the_gate_evaluates_plain_weights(tmp_path):
@@ -265,25 +220,32 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
     assert len(evaluated) == 3 and not torch.equal(evaluated[0][name], evaluated[2][name])
 
 
-WRONG = [("method", "qlora", "choose full, lora or auto"), ("tables", "none", "choose new or all")]
-WRONG += [("tables_first", -1, "must be 0 or more"), ("methd", "lora", "Did you mean .*method")]
+REFUSALS = [
+    (lambda: build(FinetuneConfig, {"method": "qlora"}), "qlora.*full, lora or auto"),
+    (lambda: build(FinetuneConfig, {"methd": "lora"}), "method"),
+    (lambda: Trainable(tiny_model(), BOTH), r"finetune\.tables=all"),
+    (lambda: PHASES.require_steps(5), "5 steps"),
+    (LORA.require_voice, "from scratch.*BASE_MODEL"),
+]
 
 
-@pytest.mark.parametrize(("field", "value", "fix"), WRONG)
-def test_settings_that_cannot_be_are_refused(field, value, fix):
-    with pytest.raises(KitError, match=fix):
-        build(FinetuneConfig, {field: value})
+@pytest.mark.parametrize(("call", "facts"), REFUSALS)
+def test_what_cannot_be_finetuned_is_refused(call, facts):
+    with pytest.raises(KitError, match=facts):
+        call()
 
 
-def test_a_first_phase_must_train_something_and_end():
-    with pytest.raises(KitError, match=r"no row of an embedding .* finetune\.tables=all"):
-        Trainable(tiny_model(), BOTH)
-    with pytest.raises(KitError, match="of 5 steps none is left in which everything trains"):
-        PHASES.require_steps(5)
+def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
+    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
+    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
+    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
+    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
+    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
 
 
-def test_only_a_voice_is_frozen():
-    for way in (LORA, PHASES):
-        with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL.*or leave `finetune`"):
-            way.require_voice()
-        dataclasses.replace(way, base=Base(config=BASE, sha256="")).require_voice()
+def test_a_checkpoint_holds_what_trains_and_no_more(whole):
+    tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
+    names = set(tree["model"])
+    adapters = {name for name in names if is_adapter(name)}
+    assert len(adapters) == 2 * 2 * 4 and names - adapters <= set(TABLES)
+    assert set(tree["ema"]) - {"updates"} == names

@@ -4,11 +4,11 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -117,25 +117,17 @@ def test_a_gpu_is_read_whole():
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
-def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> BaseException | None:
-    """A real run in a thread of its own, as under the panel; what it raised."""
+def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> None:
+    """A real run, which raises at a step."""
     config = dataclasses.replace(TRAIN, max_steps=steps)
-
-    def ask(event):
-        if event.step == ask_at:
-            profiler.request()
-        if event.step == breaks_at:
-            raise ValueError("broken")
-
-    def work():
-        state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
-        with profiler:
-            for event in train(state, random_batches(GPT)):
-                ask(event)
-                profiler(event)
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(work).exception()
+    state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
+    with profiler:
+        for event in train(state, random_batches(GPT)):
+            if event.step == ask_at:
+                profiler.request()
+            if event.step == breaks_at:
+                raise ValueError("broken")
+            profiler(event)
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +141,11 @@ def test_it_waits_warms_up_and_records_six_steps(done):
     first = 2 + WAIT + WARMUP + 1
     assert f"Profile of steps {first} to {first + ACTIVE - 1}: " in done.status
     assert (done.folder / STATUS).read_text() == done.status
-    (path,) = done.folder.glob("*.operators.json")
-    found = json.loads(path.read_text())
-    assert found["steps"] == [first, first + ACTIVE - 1]
-    rows = {o["name"]: o for o in found["operators"]}
-    assert rows["Optimizer.step#AdamW.step"]["calls"] == ACTIVE
-    assert {"aten::addmm", "aten::mm"} <= rows.keys()
-    times, shares, sizes = (
-        [o[n] for o in rows.values()] for n in ("self_ms", "share", "memory_bytes")
-    )
-    assert times == sorted(times, reverse=True) and times[0] > 0
-    assert 0.5 < sum(shares) <= 1 + 1e-9 and max(sizes) > 0
-    with gzip.open(done.folder / found["trace"]) as file:
+    (table,) = done.folder.glob("*.operators.txt")
+    assert "aten::addmm" in table.read_text() and "Optimizer.step#AdamW.step" in table.read_text()
+    assert len(re.findall(r" \d+%", done.status)) == 3, "the operators that cost most"
+    (trace,) = done.folder.glob("*.json.gz")
+    with gzip.open(trace) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in names) == ACTIVE
     assert "aten::addmm" in names
@@ -178,32 +163,18 @@ def test_a_run_that_ends_before_its_profile_does_says_so(tmp_path, more, recwarn
 def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
     profiler = StepProfiler(tmp_path)
     for _ in range(2):  # and another one can begin
-        error = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
-        assert str(error) == "broken" and "no profile" in profiler.status
+        with pytest.raises(ValueError, match="broken"):
+            run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
+        assert "no profile" in profiler.status
 
 
 def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)
-    assert run(profiler, steps=WHOLE + 4) is None
+    run(profiler, steps=WHOLE + 4)
     assert profiler.status.startswith("The profile failed.")
     monkeypatch.setattr("kit.tuning.monitor.schedule", lambda **_: 1 / 0)
     profiler = StepProfiler(tmp_path / "profile")
-    assert run(profiler, steps=5) is None
+    run(profiler, steps=5)
     assert (tmp_path / "profile" / STATUS).read_text().startswith("The profile failed.")
-
-
-@pytest.mark.long
-def test_nothing_alarming_is_printed(tmp_path):
-    """Profiled outside the thread that imported torch, kineto writes ERROR under the cell."""
-    body = (
-        "import sys; from test_monitor import *\n"
-        "from pathlib import Path\n"
-        "profiler = StepProfiler(Path(sys.argv[1])); profiler.request()\n"
-        "run(profiler, steps=WHOLE + 4, ask_at=0); print(profiler.status)"
-    )
-    paths = {"PYTHONPATH": python_path(__file__), "KIT_RUNS": str(tmp_path)}
-    command = [sys.executable, "-c", body, str(tmp_path)]
-    done = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=120)
-    assert "Profile of steps" in done.stdout and "ERROR" not in done.stderr

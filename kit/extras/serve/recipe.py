@@ -36,7 +36,7 @@ from kit.inference.candidates import READER
 from kit.inference.export import load_export, read_card
 from kit.notebook.result import Result
 from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases
-from kit.recipes.exports import current_export, export_folder
+from kit.recipes.exports import current_export, export_folder, require_evaluated
 from kit.settings import GenerateConfig
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
@@ -391,6 +391,7 @@ def push(
     owner, _, name = to.removeprefix(HUB).partition("/")
     if not owner or not name or "/" in name:
         raise KitError(f"`to` is {to!r}: write OWNER/NAME, OWNER being your name on the hub.")
+    require_evaluated(run)
     folder = current_export(run)
     if space and not install:
         raise KitError("A Space installs the kit: `install` names it, such as git+https://...")

@@ -122,15 +122,15 @@ def read_ids(tokenizer: dict) -> dict[str, int]:
 class XTTSTokenizer(BaseTokenizer):
     """Text to ids: the tag of a language, such as `[en]`, and words with [SPACE] between.
 
-    `tag` is the language whose tag is used, where it is not `language`; `pt-br` and `pt` share one.
+    `pt-br` and `pt` share a tag.
     `tokenize` and growing do without the tag; `encode` needs it. Raises KitError for a file that is
     missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
     """
 
-    def __init__(self, path: Path, language: str, tag: str = ""):
+    def __init__(self, path: Path, language: str):
         self.path = Path(path)
         self.language = language
-        self.tag = tag_of(tag or language)
+        self.tag = tag_of(language)
         self.vocabulary = load_vocabulary(self.path)
         self.model = _read(self.vocabulary, self.path)
         self.start = self.vocabulary.start
@@ -399,4 +399,4 @@ def _add_pieces(described: dict, pieces: list[str]) -> None:
 def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
     read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
     write_atomic(Path(path), json.dumps(described, ensure_ascii=False, indent=2))
-    return XTTSTokenizer(path, base.language, base.tag)
+    return XTTSTokenizer(path, base.language)

@@ -3,12 +3,9 @@
 The release is a tiny one at random weights; what it says means nothing, that every step ends does.
 """
 
-import math
 import re
 import subprocess
 import sys
-from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 import soundfile
@@ -16,14 +13,12 @@ import torch
 from helpers import corpus, unchecked
 from hub import serving
 from released_sound import spoken
-from torch.nn.functional import cosine_similarity
 from xtts_texts import write_readers_release
 
-from kit.audio.clip import load_wave
 from kit.base.errors import KitError
 from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER
-from kit.extras.finetune.recipe import FineTune, compared_rows, mean_cosine
+from kit.extras.finetune.recipe import FineTune
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.extras.xtts_v2.model import load_xtts
 from kit.inference.export import load_export
@@ -63,24 +58,6 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
     return tune, found
 
 
-def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    hub.asked.clear()
-    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{XTTS_V2.revision}"
-    folder.parent.mkdir()
-    code = (
-        "from kit.recipes.base_model import RELEASE, folder_of; "
-        "from kit.recipes.start import start; folder_of(start('waits', 'tiny'), RELEASE, 'CPML')"
-    )
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    command = [sys.executable, "-u", "-c", code]
-    with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
-        other = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
-        assert "is in use" in other.stdout.readline() and not hub.asked
-    other.communicate(timeout=120)
-    assert other.returncode == 0 and (folder / "model.pth").is_file()
-
-
 def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     tune, found = tuned
     spelling, grown = str(found["spelling"]), str(found["grow"])
@@ -92,78 +69,18 @@ def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     first = [sound.caption for sound in found["before"].sounds]
     assert first[0] == f"am, before: {tune.sentence}" and first[1].startswith("en: the weather")
     captions = [sound.caption for sound in found["after"].sounds]
-    assert captions[0] == first[0]
     assert {"after step 1", "after step 4", f"am, after: {tune.sentence}"} <= set(captions)
-    assert "before, en: the weather" in str(captions) and "after, en: the weather" in str(captions)
     assert all(len(sound.wave) for sound in found["after"].sounds)
     forgotten = tune.training.active.report()["finetune"]["forgotten_nats"]
     assert set(forgotten) == set(tune.base_languages.texts)
     assert "en" in forgotten and "am" not in forgotten and "ru" not in forgotten
     assert all(nats > 1e-3 for nats in forgotten.values()), "at such a rate it moves"
-    assert len(found["forgetting"].pictures) == 1
-    itself = tune.base_languages.divergences(tune.base_languages.model)
-    assert all(abs(each.forgotten) < 1e-4 for each in itself.values())
+    assert len(found["forgetting"].pictures) == len(found["similarity"].pictures) == 1
+    similar = tune.training.active.report()["finetune"]["speaker_similarity"]
+    assert {"before", "after"} <= set(similar) and all(-1 <= x <= 1 for x in similar.values())
 
 
-def test_similarity_to_recordings_is_measured_between_different_sentences(tuned):
-    tune, found = tuned
-    figures = tune.training.active.report()["finetune"]["speaker_similarity"]
-    assert all(-1 <= cosine <= 1 for cosine in figures.values())
-    rows = compared_rows(tune.training.data.held_out_sentences(12))
-    codec = tune.prepare.codec
-    waves = [load_wave(row.audio, codec.input_sample_rate) for row in rows]
-    vectors = [codec.speaker_embedding(wave, codec.input_sample_rate) for wave in waves]
-    pairs = {"same_person": [], "two_people": []}
-    for (row, vector), (other, vector_too) in combinations(zip(rows, vectors), 2):
-        kind = "same_person" if row.speaker == other.speaker else "two_people"
-        pairs[kind].append(float(cosine_similarity(vector, vector_too, dim=0)))
-    for kind, cosines in pairs.items():
-        assert figures[kind] == pytest.approx(sum(cosines) / len(cosines), abs=1e-4)
-    assert len(found["similarity"].pictures) == 1
-    assert f"{figures['before']:.2f}" in str(found["similarity"])
-
-
-def test_a_spoken_sentence_counts_only_beside_another_one_of_the_same_person():
-    here, there = torch.eye(2)
-    missing = torch.full((2,), math.nan)
-    spoken_vectors = torch.stack([here, missing, there, there])
-    recorded = torch.stack([there, here, there, here])
-    people = ["a", "a", "b", "b"]
-    # a: the first beside the second recording, 1. b: 0 and 1. The one without a voice: none.
-    assert mean_cosine(spoken_vectors, recorded, people) == pytest.approx(2 / 3)
-    assert math.isnan(mean_cosine(spoken_vectors, recorded, list("abcd")))
-
-
-def test_people_with_several_held_out_sentences_are_compared_and_a_few_of_each():
-    def compared(people):
-        rows = [SimpleNamespace(speaker=person) for person in people]
-        return "".join(sorted(row.speaker for row in compared_rows(rows)))
-
-    assert compared("a" * 50) == "a" * 12
-    assert compared("x" + "ab" * 20) == "aaaaaabbbbbb", "x has one alone"
-    assert compared("abcdefg" * 9) == "aaaabbbbcccc"
-    assert compared("abc") == ""
-
-
-def test_a_base_model_without_a_speaker_encoder_has_no_similarity():
-    codec = SimpleNamespace(decodes=True, speaker_width=0)
-    result = FineTune.similarity(SimpleNamespace(prepare=SimpleNamespace(codec=codec)))
-    assert "no speaker encoder" in str(result) and not result.pictures
-
-
-def test_a_voice_that_sounds_like_the_recordings_is_as_similar_as_they_are(tuned, monkeypatch):
-    tune, _ = tuned
-    rows = compared_rows(tune.training.data.held_out_sentences(12))
-    rate_hz = tune.prepare.codec.sample_rate
-    said = [SimpleNamespace(wave=load_wave(row.audio, rate_hz)) for row in rows]
-    monkeypatch.setattr(tune, "speak_once", lambda *_: said)
-    tune.similarity()
-    figures = tune.training.active.report()["finetune"]["speaker_similarity"]
-    for when in ("before", "after"):
-        assert figures[when] == pytest.approx(figures["same_person"], abs=0.02)
-
-
-def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path, monkeypatch):
+def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
     tune, _ = tuned
     wave, rate_hz = soundfile.read(tune.made_recording())  # where the corpus is espeak-ng's
     assert len(wave) > 3 * rate_hz
@@ -174,20 +91,9 @@ def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path, m
     assert len(recording.wave) == 6 * 22_050
     assert tune.sentence in before.caption and tune.sentence in after.caption
 
-    def imitate(voice, texts, speakers):
-        (vector,) = (voice.vectors[name] for name in speakers)
-        own = tune.vectors([torch.as_tensor(recording.wave)], 22_050)[0]
-        assert torch.allclose(vector, own, atol=1e-4), "in that person's voice"
-        return [SimpleNamespace(text=texts[0], wave=torch.as_tensor(recording.wave))]
-
-    monkeypatch.setattr(tune, "speak_once", imitate)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    itself = str(tune.unseen_speaker("~/stranger.wav"))
-    assert all(float(cosine) > 0.9 for cosine in re.findall(r"0\.\d\d|1\.00", itself))
-
 
 def test_what_it_exports_is_read_again_by_both(tuned, release):
-    tune, found = tuned
+    tune, _ = tuned
     run = tune.training.active
     voice = load_export(run.folder / "export")
     assert voice.language == "am" and voice.can_speak(tune.sentence)
@@ -197,14 +103,11 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert written.config["languages"] == ["en", "am"]
     longest = base.model.config.max_text
     assert written.model.config.max_text >= longest, "texts as long as before can be said"
-    assert torch.equal(written.sound["mel_stats"], base.sound["mel_stats"])
     ours = tune.tuned.code_head.weight.cpu()
     assert torch.allclose(written.model.code_head.weight, ours, atol=1e-3)
     message = (folder / "README.md").read_text()
     assert 'teach_language(model.tokenizer, "am")' in message and "reference.wav" in message
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
-    assert f"{folder}: the voice" in str(found["export"])
-    assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
 @pytest.mark.long
@@ -223,3 +126,21 @@ def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monk
     other.recordings()
     assert "covered" not in str(other.spelling()) and "unknown" in str(other.spelling())
     assert "0 characters, 0 longer pieces" in str(other.grow()), "it has learnt these texts"
+
+
+def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    hub.asked.clear()
+    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{XTTS_V2.revision}"
+    folder.parent.mkdir()
+    code = (
+        "from kit.recipes.base_model import RELEASE, folder_of; "
+        "from kit.recipes.start import start; folder_of(start('waits', 'tiny'), RELEASE, 'CPML')"
+    )
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    command = [sys.executable, "-u", "-c", code]
+    with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
+        assert "is in use" in other.stdout.readline() and not hub.asked
+    other.communicate(timeout=120)
+    assert other.returncode == 0 and (folder / "model.pth").is_file()

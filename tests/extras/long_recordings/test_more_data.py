@@ -1,7 +1,6 @@
 """Long recordings become clips, with transcripts or by a stand-in for Whisper; more text."""
 
 import csv
-import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -12,13 +11,11 @@ import pytest
 import soundfile
 import torch
 from helpers import RATE, corpus, manifest, speech, spoken_by_espeak, trained_codec, usable, world
-from tones import CODEC, ToneRecognizer, noisy, say
 
 from kit.audio.clip import load_wave
 from kit.audio.recognizer import Recognizer, alphabet_of, save_recognizer
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
-from kit.dataset.manifest import Utterance
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
 from kit.extras.long_recordings import recipe as more_data
 from kit.extras.long_recordings.recipe import CUTS, LongRecordings, MoreText, proofread, transcribe
@@ -80,43 +77,6 @@ def test_more_text_is_compared_on_the_held_out_text(run, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     with pytest.raises(KitError, match="run 01_data_prep first"):
         MoreText(start("nothing"))
-
-
-def test_a_damaged_recording_is_shown_and_reported(run, tmp_path):
-    (tmp_path / "a.mp3").write_bytes(b"no sound at all" * 9)
-    (tmp_path / "a.txt").write_text("ሰላም", encoding="utf-8")
-    recordings = LongRecordings(run, str(tmp_path))
-    assert recordings.show().grid[1] == ("a.mp3", "0.0", "1")
-    assert "cannot be read as audio" in recordings.cut().grid[1][3]
-
-
-def test_what_is_understood_is_cut_and_played_and_the_next_step_named(run, tmp_path, monkeypatch):
-    rows = []
-    for text in ("abc def ghi", "lmk jih", "fed cba mlk abc"):
-        audio = str(tmp_path / f"{text}.wav")
-        soundfile.write(audio, noisy(say(text)), RATE)
-        rows.append(Utterance(id=text, audio=audio, text=text, speaker="", split="train", line=1))
-    gone = dataclasses.replace(rows[0], id="gone", audio=str(tmp_path / "gone.wav"))
-    monkeypatch.setattr(more_data, "load_recognizer", lambda _: ToneRecognizer().eval())
-    monkeypatch.setattr(more_data, "load_codec", lambda _: CODEC)
-    more_data.write_example([gone, *rows], tmp_path / "long", RATE)
-    with pytest.raises(DatasetError, match="None of the run's recordings"):
-        more_data.write_example([gone], tmp_path / "none", RATE)
-    recordings = LongRecordings(run, str(tmp_path / "long"), max_clip_seconds=3.0)
-    assert recordings.cuts.max_s == 3.0
-    recordings.language = "en"
-    recordings.cuts = dataclasses.replace(recordings.cuts, min_s=0.5)
-    found = recordings.cut()
-    table = (run.folder / "cut" / "metadata.csv").read_text(encoding="utf-8").splitlines()
-    captions = [line.partition("|")[2] for line in table]
-    assert [sound.caption for sound in found.sounds] == captions[:2]
-    assert captions[0].startswith("abc def ghi.")
-    losses = [json.loads(line) for line in (run.folder / "cut/losses.jsonl").open()]
-    rows = {(x["file"], f"{x['start_s']:.1f}", f"{x['end_s']:.1f}", x["reason"]) for x in losses}
-    assert rows and set(found.grid[1:]) == rows
-    lost_s = sum(loss["end_s"] - loss["start_s"] for loss in losses)
-    assert f"{len(table)} clips in " in str(found) and f"; {lost_s:.0f} s are in none" in str(found)
-    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
 
 
 TEXTS = (
@@ -201,18 +161,6 @@ def test_clips_have_texts_and_every_second_is_accounted_for(talks, out, tmp_path
         clip = load_wave(str(out / "wavs" / f"{name}.wav"), RATE).numpy()
         cut, whole = (np.ptp(np.flatnonzero(np.abs(each) > 0.02)) for each in (clip, wave))
         assert cut == pytest.approx(whole, abs=0.01 * RATE), "no sound of it is lost"
-
-
-def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, out, whisper):
-    folder = tmp_path / "odd"
-    folder.mkdir()
-    pause = np.zeros(2 * RATE)
-    parts = [speech(0.5), pause, speech(CUTS.max_s + 1), pause, 0.03 * speech(3.0)]
-    soundfile.write(folder / "odd.wav", np.concatenate(parts), RATE)
-    transcribe(folder, out, whisper())
-    losses = (out / "losses.jsonl").read_text()
-    assert "13.5 s of sound" in losses and "no speech" in losses
-    assert read_texts(out) == {}
 
 
 def test_after_a_kill_finished_clips_are_not_repeated(talks, out, whisper, monkeypatch):

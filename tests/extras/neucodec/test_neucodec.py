@@ -3,8 +3,6 @@
 import dataclasses
 import importlib.metadata
 import itertools
-import json
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -13,8 +11,8 @@ import torch
 from hub import serving
 from torch import nn
 
-from kit.audio.codec import AudioStream, codec_config, load_codec, make_codec, save_codec
-from kit.base.errors import DiskError, KitError
+from kit.audio.codec import AudioStream, load_codec, save_codec
+from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.extras.neucodec import codec as neucodec
 from kit.extras.neucodec.codec import WEIGHTS_FILE, NeuCodec, NeuCodecConfig
@@ -72,24 +70,15 @@ def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
     assert (*figures, codec.context, codec.lookahead) == (65_536, 50.0, 24_000, 16_000, 101, 61)
 
 
-def test_every_code_has_digits_of_its_own_and_they_say_which():
-    codes = torch.arange(65_536)
-    digits = neucodec.code_digits(codes)
-    assert digits.unique().tolist() == [-1.0, -0.5, 0.0, 0.5]
-    places = 4 ** torch.arange(8)
-    assert torch.equal(((digits * 2 + 2).long() * places).sum(-1), codes)
-
-
 def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
     assert codec.decode(random_codes(20, rows=2)).shape == (2, codec.samples(20)) == (2, 9600)
-    assert codec.decode(random_codes(1)).shape == (1, 480)
     assert codec.decode(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0)
     for code in (-1, 65_536):
         with pytest.raises(KitError, match=r"must be in 0\.\.65535"):
             codec.decode(torch.tensor([[code]]))
 
 
-@pytest.mark.parametrize("size", [1, 7, 30])
+@pytest.mark.parametrize("size", [1, 30])
 def test_a_stream_is_the_whole(codec, size):
     codes = random_codes(97)
     whole = codec.decode(codes)[0]
@@ -100,15 +89,6 @@ def test_a_stream_is_the_whole(codec, size):
     torch.testing.assert_close(again, whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
 
 
-def test_no_code_has_effect_beyond_the_context(codec):
-    codes = random_codes(97)
-    other = codes.clone()
-    other[0, 48] = (other[0, 48] + 30_000) % 65_536
-    moved = (codec.decode(codes) - codec.decode(other))[0].unflatten(0, (97, 480)).abs().amax(-1)
-    first, *_, last = moved.nonzero()[:, 0].tolist()
-    assert 48 - codec.lookahead <= first < 48 < last <= 48 + codec.context
-
-
 def test_it_is_saved_without_the_encoder(codec, tmp_path):
     codec.config = dataclasses.replace(SMALL, sha256="ab" * 32)
     save_codec(codec, tmp_path / "codec.safetensors")
@@ -117,20 +97,6 @@ def test_it_is_saved_without_the_encoder(codec, tmp_path):
     assert again.config.sha256 == "ab" * 32 and again.config == SMALL
     assert torch.equal(again.decode(codes), codec.decode(codes))
     codec.config = SMALL
-
-
-def test_settings_are_checked():
-    assert isinstance(make_codec(codec_config({"kind": "neucodec", **SIZES})), NeuCodec)
-    for over, message in (
-        ({"width": 100}, "width = 100: must divide by 32 and by 16 heads"),
-        ({"semantic_width": 20}, "semantic_width = 20: must divide by 16"),
-        ({"block": 0}, "block = 0"),
-        ({"repository": "neucodec"}, "write OWNER/NAME"),
-        ({"revision": ""}, "write main, or a commit"),
-        ({"frames_per_code": 2}, "no setting `frames_per_code`"),
-    ):
-        with pytest.raises(KitError, match=message):
-            codec_config({"kind": "neucodec", **over})
 
 
 @pytest.fixture
@@ -166,12 +132,10 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
     whole = safetensors.torch.load_file(path)
     without = {name: t for name, t in whole.items() if name != "acoustic_decoder.fc.bias"}
     misshapen = {**whole, "quantizer.project_out.bias": torch.zeros(3)}
-    unknown = {**whole, "generator.head.out.bias": torch.zeros(3)}
     damaged = {**whole, "acoustic_decoder.norm.bias": torch.full((64,), torch.nan)}
     wrong = {
         r"missing: acoustic_decoder\.fc\.bias": without,
         r"misshapen: quantizer\.project_out\.bias \(3,\), not \(128,\)": misshapen,
-        r"unknown: generator\.head\.out\.bias": unknown,
         r"acoustic_decoder\.norm\.bias is not finite": damaged,
     }
     for message, tensors in wrong.items():
@@ -180,9 +144,6 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
             taking(folder)
     path.write_bytes(b"<html>")
     with pytest.raises(KitError, match="damaged or no safetensors file"):
-        taking(folder)
-    path.unlink()
-    with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
         taking(folder)
 
 
@@ -210,30 +171,13 @@ def test_it_is_fetched_once_from_a_hub(folder, tmp_path, monkeypatch):
             taking("", revision="gone")
     kept = home / "voicekit" / "neuphonic--neucodec@main"
     assert str(kept) in taken.release_line
-    card = json.loads((kept / "download.json").read_text())
-    assert card["files"][WEIGHTS_FILE]["sha256"] == taken.config.sha256
 
 
-def test_without_a_network_or_room_it_says_what_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with serving(folder, "neuphonic/neucodec", "main") as hub, monkeypatch.context() as full:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        full.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
-        with pytest.raises(DiskError):
-            taking("")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(KitError, match=r"could not be reached.*name their folder"):
-        taking("")
-
-
-@pytest.mark.parametrize("version", [None, "5.16.4"])
-def test_without_transformers_it_says_how_to_install_it(version, codec, monkeypatch):
+def test_without_transformers_it_says_how_to_install_it(codec, monkeypatch):
     missing = importlib.metadata.PackageNotFoundError("transformers")
-    reported = Mock(side_effect=None if version else missing, return_value=version)
-    monkeypatch.setattr(neucodec.importlib.metadata, "version", reported)
-    why = "5.16.4 has no NeuCodec yet" if version else "is not installed"
+    monkeypatch.setattr(neucodec.importlib.metadata, "version", Mock(side_effect=missing))
     for asked in (lambda: codec.encode(torch.zeros(1, 16_000)), lambda: taking("/nowhere")):
-        with pytest.raises(KitError, match=rf'{why}.*pip install "transformers>=5\.17"'):
+        with pytest.raises(KitError, match=r'pip install "transformers>=5\.17"'):
             asked()
 
 
@@ -250,17 +194,6 @@ def library(tmp_path_factory):
 
 
 @with_transformers
-def test_the_names_are_those_of_transformers():
-    tensors = neucodec.library_tensors(NeuCodecConfig())
-    assert sum(tensor.numel() for tensor in tensors.values()) == 629_937_706
-    speaks = ("acoustic_decoder.", "quantizer.project_out.")
-    half = {name: tuple(t.shape) for name, t in tensors.items() if name.startswith(speaks)}
-    assert half == released_names()
-    others = "semantic_encoder semantic_adapter acoustic_encoder fc_encoder quantizer"
-    assert {name.split(".")[0] for name in tensors.keys() - half.keys()} == {*others.split()}
-
-
-@with_transformers
 def test_it_sounds_as_transformers_does(library):
     model, released = library
     codec = taking(released, block=100)
@@ -272,7 +205,7 @@ def test_it_sounds_as_transformers_does(library):
 
 
 @with_transformers
-@pytest.mark.parametrize("samples", [100, 320, 16_000, 16_001, 40_123])
+@pytest.mark.parametrize("samples", [100, 16_001])
 def test_it_transcribes_as_transformers_does(library, samples):
     from transformers import NeuCodecFeatureExtractor
 
@@ -282,7 +215,6 @@ def test_it_transcribes_as_transformers_does(library, samples):
     codes = codec.encode(wave[None])
     assert codes.shape == (1, max(1, samples // 320)) and not codec.quantizer.training
     assert codes.ge(0).all() and codes.lt(65_536).all()
-    assert not any("encoder" in name for name in codec.state_dict())
     if samples < 320:
         return  # theirs has no frame of so short a clip
     extractor = NeuCodecFeatureExtractor(padding_value=1.0)
@@ -292,14 +224,4 @@ def test_it_transcribes_as_transformers_does(library, samples):
     with torch.no_grad():
         theirs = model.encode(features["input_values"], features["input_features"])
     assert torch.equal(codes, theirs.audio_codes[:, 0].long())
-    assert len(codes.unique()) > 3 or samples == 320
     assert torch.equal(neucodec.encode_clip(model, wave), codes[0])
-
-
-@with_transformers
-def test_a_release_without_the_encoder_is_rejected(library, tmp_path):
-    tensors = safetensors.torch.load_file(library[1] / WEIGHTS_FILE)
-    del tensors["fc_encoder.weight"]
-    safetensors.torch.save_file(tensors, tmp_path / WEIGHTS_FILE)
-    with pytest.raises(KitError, match=r"missing: fc_encoder\.weight"):
-        taking(tmp_path)

@@ -15,6 +15,7 @@ from kit.base.run import Run
 from kit.extras.serve.recipe import push
 from kit.inference.export import CARD, export_voice, load_export
 from kit.recipes.base_model import voice_folder
+from kit.recipes.exports import made_from
 from kit.settings import GenerateConfig
 
 NAME = "someone/a-voice"
@@ -34,7 +35,7 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Run:
+def run(tmp_path) -> Run:
     folder = tmp_path / "runs" / "mine"
     for each in (tmp_path / "parts", folder / "samples"):
         each.mkdir(parents=True, exist_ok=True)
@@ -89,15 +90,7 @@ def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run
         push(run, NAME, space=True)
 
 
-def test_another_licence_of_the_base_model_is_named_in_the_card(hub, run):
-    run.record(start_from={"licence": "bilibili, accepted: its conditions go with the model"})
-    push(run, NAME, license="mit")
-    assert header_of(hub.folder)["license_name"] == "bilibili"
-    text = (hub.folder / "README.md").read_text(encoding="utf-8")
-    assert "Coqui" not in text and "mit" not in text.split()
-
-
-def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monkeypatch):
+def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, monkeypatch):
     push(run, NAME)
     with serving(hub.folder, NAME, "main") as other:
         hub.elsewhere = other.address
@@ -110,18 +103,14 @@ def test_the_token_goes_to_the_hub_alone_and_is_needed(hub, run, tmp_path, monke
             ask()
 
 
-@pytest.mark.parametrize("to", ["", "alone", "a/b/c", "/x"])
-def test_a_name_that_is_no_repository(run, to):
-    with pytest.raises(KitError, match="OWNER/NAME"):
-        push(run, to)
-
-
 def test_what_is_no_voice_is_said(hub, run, tmp_path):
     (hub.folder / "config.json").write_text("{}")
     with pytest.raises(KitError, match=r"config\.json"):
         voice_folder(f"hf://{NAME}@main")
     with pytest.raises(KitError, match="no exported voice"):
         voice_folder(str(tmp_path))
+    with pytest.raises(KitError, match="OWNER/NAME"):
+        push(run, "a/b/c")
     (run.folder / "export" / CARD).unlink()
     with pytest.raises(KitError, match="04_inference"):
         push(run, NAME)
@@ -136,3 +125,20 @@ def test_a_voice_of_the_hub_speaks_from_the_command_line(hub, run, tmp_path, cap
     assert main([*words, "--dtype", "int8"]) == 2
     assert main(["speak", "--voice", f"hf://{NAME}"]) == 2
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "releases"]
+
+
+def test_figures_of_other_weights_are_not_pushed(hub, run):
+    (run.folder / "model-ema.safetensors").write_bytes(b"trained further")
+    run.record(export={"made_from": made_from(run)})
+    run.record(eval={"weights": "ema", "weights_sha256": "0" * 64})
+    with pytest.raises(KitError, match="kit evaluate --run mine"):
+        push(run, NAME)
+    assert not hub.created
+
+
+def test_another_licence_of_the_base_model_is_named_in_the_card(hub, run):
+    run.record(start_from={"licence": "bilibili, accepted: its conditions go with the model"})
+    push(run, NAME, license="mit")
+    assert header_of(hub.folder)["license_name"] == "bilibili"
+    text = (hub.folder / "README.md").read_text(encoding="utf-8")
+    assert "Coqui" not in text and "mit" not in text.split()

@@ -1,12 +1,13 @@
 """Texts that arrive together are spoken together, and each sounds as it would alone."""
 
-import dataclasses
+import asyncio
 
 import pytest
 import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
 from kit.base.errors import SpeechError
+from kit.extras.serve.recipe import RequestError, read_body
 from kit.extras.serve.speech_queue import SpeechQueue
 from kit.settings import GenerateConfig
 
@@ -82,20 +83,6 @@ def test_an_uploaded_voice_speaks_and_is_then_forgotten(voice, queue):
     assert queue.voice.speakers == voice.speakers
 
 
-def test_an_uploaded_voice_is_not_offered_to_others(voice, queue, monkeypatch):
-    offered = []
-    generate_parts = type(voice).generate_parts
-
-    def record(self, *arguments):  # while the upload is being spoken
-        offered.append((self.speakers, queue.speakers))
-        return generate_parts(self, *arguments)
-
-    monkeypatch.setattr(type(voice), "generate_parts", record)
-    wave = torch.from_numpy(speech(1.0)).float()
-    assert chunks_of(queue.submit(LINES[0], "", CONFIG, reference=(wave, RATE)))
-    assert offered == [([*voice.speakers, "upload 1"], voice.speakers)]
-
-
 @pytest.mark.parametrize(("text", "speaker"), [("", "alma"), ("xyz", "alma"), (LINES[0], "nobody")])
 def test_what_cannot_be_spoken_is_refused_at_once(queue, text, speaker):
     with pytest.raises(SpeechError):
@@ -111,14 +98,6 @@ def test_an_error_ends_one_text_and_the_next_is_spoken(voice, queue, monkeypatch
     assert chunks_of(queue.submit(LINES[0], "alma", CONFIG))
 
 
-def test_texts_of_other_settings_are_not_mixed_and_cancelled_ones_end(queue):
-    cold = dataclasses.replace(CONFIG, temperature=0.0)
-    jobs = [queue.submit(STORY, "alma", config) for config in (CONFIG, cold, CONFIG)]
-    jobs[2].cancel()
-    assert chunks_of(jobs[0]) and chunks_of(jobs[1])
-    assert len(chunks_of(jobs[2])) < len(jobs[0].parts) * 2
-
-
 def test_who_waits_when_the_server_stops_gets_an_error(voice):
     queue = SpeechQueue(voice)
     job = queue.submit(STORY * 20, "alma", CONFIG)
@@ -127,3 +106,24 @@ def test_who_waits_when_the_server_stops_gets_an_error(voice):
         list(job)
     with pytest.raises(SpeechError, match="stopped"):
         queue.submit(LINES[0], "alma", CONFIG)
+
+
+class Request:
+    def __init__(self, data: bytes):
+        self.data = data
+
+    async def stream(self):
+        yield self.data
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[1]", b"[" * 60_000, b'{"input": "\\ud83d"}'])
+def test_what_is_no_request_is_refused_with_a_status_that_clients_do_not_repeat(data):
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(read_body(Request(data)))
+    assert caught.value.status == 400 and str(caught.value).encode()
+
+
+def test_a_request_is_read():
+    text = "\\ud83d\\ude00 ሰላም"  # both halves of a pair make a character
+    data = f'{{"input": "{text}"}}'.encode()
+    assert asyncio.run(read_body(Request(data))) == {"input": "😀 ሰላም"}

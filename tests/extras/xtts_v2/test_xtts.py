@@ -13,7 +13,7 @@ import pytest
 import released_xtts
 import torch
 from helpers import GPT, random_rows
-from released_xtts import TINY, random_model, settings, tensors_of, vocabulary, write_tensors
+from released_xtts import TINY, random_model, settings, tensors_of, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.extras.xtts_v2 import model as xtts_v2
@@ -46,9 +46,6 @@ def require_equal(found: dict, wanted: dict) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-# --- names ----------------------------------------------------------------------------------
-
-
 def test_names_and_layouts_are_the_releases():
     weights = random_model().state_dict()
     names = {
@@ -70,9 +67,6 @@ def test_names_and_layouts_are_the_releases():
         assert released[f"gpt.{name}.weight"].shape == shape
 
 
-# --- reading --------------------------------------------------------------------------------
-
-
 def test_a_release_is_read(release, tensors):
     xtts = load_xtts(release)
     assert xtts.model.config == TINY and not xtts.model.training
@@ -81,45 +75,8 @@ def test_a_release_is_read(release, tensors):
     require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
     assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
-    assert xtts.vocabulary.start == 7
     assert xtts.notes == () and xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
-
-
-def test_what_was_read_trains_and_speaks(release):
-    model = load_xtts(release).model
-    texts, codes, _ = random_rows(GPT, 2)
-    mels = torch.randn(2, 80, 12)
-    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
-    assert all(p.grad is not None for p in model.parameters())
-    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
-    assert all(len(row.codes) == 5 for row in spoken)
-
-
-def test_nothing_holds_on_to_the_files(folder):
-    xtts = load_xtts(folder)
-    before = {n: t.clone() for n, t in (xtts.model.state_dict() | xtts.sound | xtts.dvae).items()}
-    for file in folder.iterdir():
-        file.write_bytes(bytes(file.stat().st_size))
-    require_equal(xtts.model.state_dict() | xtts.sound | xtts.dvae, before)
-
-
-def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors):
-    before = load_xtts(folder).source
-    after = load_xtts(write_tensors(folder, dict(reversed(tensors.items())))).source
-    assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
-    changed = tensors | {"mel_stats": tensors["mel_stats"] + 1e-6}
-    other = load_xtts(write_tensors(folder, changed)).source
-    assert other.tensors_sha256 != before.tensors_sha256
-
-
-def test_weights_alone_carry_their_configuration_and_are_recognised(folder, monkeypatch):
-    (folder / "config.json").unlink()
-    monkeypatch.setitem(xtts_v2.RELEASES, load_xtts(folder).source.sha256, "revision 1")
-    xtts = load_xtts(folder)
-    assert xtts.source.release == "revision 1"
-    assert xtts.config["model_args"] == settings()["model_args"]
-    assert xtts.config["datasets"] == [{"path": "somewhere"}]
 
 
 def test_a_trainers_checkpoint_is_read(folder, tensors):
@@ -187,25 +144,17 @@ def spoilt(tensors: dict, name: str, tensor) -> dict:
 
 
 NAN = float("nan")
-UPS = "hifigan_decoder.waveform_decoder.ups.2.bias"
 H = "gpt.gpt.h."
 WRONG_TENSORS = {
-    "missing: gpt.final_norm.bias.": ("gpt.final_norm.bias", None),
     "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
-    f"missing: {UPS}": (UPS, None),
     "missing: mel_stats": ("mel_stats", None),
-    r"misshapen: gpt.mel_head.bias \(35,\), not \(34,\)": ("gpt.mel_head.bias", torch.zeros(35)),
     r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
-    r"misshapen: mel_stats \(100,\), not \(80,\)": ("mel_stats", torch.ones(100)),
-    "unknown: gpt.gpt.h.2.ln_1.bias": (f"{H}2.ln_1.bias", torch.zeros(96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
-    "of another type: mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
-    "is damaged: final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
-    "is damaged: mel_stats is not finite": ("mel_stats", torch.ones(80) * NAN),
-    "text_head.bias twice, with and without `x": ("xtts.gpt.text_head.bias", torch.zeros(41)),
+    "mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
+    "final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
+    "text_head.bias twice": ("xtts.gpt.text_head.bias", torch.zeros(41)),
     "its file holds less": ("mel_stats", torch.ones(1).expand(80)),
     "no plain tensor": ("mel_stats", torch.ones(80).to_sparse()),
-    "gpt.final_norm.bias is str, not a tensor": ("gpt.final_norm.bias", "zeros"),
 }
 
 
@@ -218,37 +167,18 @@ def test_every_tensor_is_accounted_for(message, folder, tensors):
     assert "model.pth" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_all_faults_are_reported_at_once_also_a_vocabulary_of_another_model(folder, tensors):
-    fewer = spoilt(tensors, "gpt.final_norm.bias", None)
-    wrong = fewer | {"wings": torch.ones(1), "mel_stats": torch.ones(3)}
-    with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
-        load_xtts(write_tensors(folder, wrong))
-    (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
-    with pytest.raises(KitError, match=r"text_embedding\.weight \(41, 96\), not \(45, 96\)"):
-        load_xtts(folder)
-
-
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"gpt_use_perceiver_resampler": False}, "is XTTS v1 .* Get XTTS-v2"),
+        ({"gpt_use_perceiver_resampler": False}, "XTTS v1"),
         ({"gpt_layers": 3}, r"missing: gpt\.gpt\.h\.2\."),
-        ({"gpt_layers": None}, r"`model_args.gpt_layers` = None, which must be a whole number"),
-        ({"gpt_n_heads": "16"}, r"`model_args.gpt_n_heads` = '16'"),
-        ({"gpt_n_heads": 5}, r"describes no model: GPTConfig\.width = 96: must divide by 5"),
-        ({"gpt_layers": 10**9}, r"describes no model: GPTConfig\.layers"),
-        ({"gpt_start_audio_token": 34}, r"describes no model: GPTConfig\.start_code_id"),
-        ({"gpt_num_audio_tokens": 40}, r"misshapen: gpt\.mel_embedding\.weight \(34, 96\), not"),
-        ({"gpt_max_text_tokens": 402}, r"text_pos_embedding\.emb\.weight \(32, 96\), not \(404"),
-        ({"decoder_input_dim": 64}, r"conv_pre\.weight \(16, 96, 7\), not \(16, 64, 7\)"),
-        (
-            {"decoder_input_dim": -1},
-            r"`model_args.decoder_input_dim` = -1, which must be between 1",
-        ),
-        ({"d_vector_dim": 10**30}, r"`model_args.d_vector_dim` = 10{30}, which must be between 1"),
-        *((b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "is not XTTS's")),
+        ({"gpt_layers": None}, "gpt_layers` = None"),
+        ({"gpt_n_heads": 5}, r"GPTConfig\.width = 96"),
+        ({"gpt_layers": 10**9}, r"GPTConfig\.layers"),
+        ({"gpt_num_audio_tokens": 40}, r"gpt\.mel_embedding\.weight \(34, 96\), not"),
+        ({"d_vector_dim": 10**30}, "d_vector_dim` = 10{30}"),
+        (b"{", "not valid JSON"),
         (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
-        (b'{"model_args": 3}', "is not XTTS's"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
@@ -277,11 +207,9 @@ def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
 
 WRONG_FILES = [
     ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
-    ("dvae.pth", {"epoch": 3}, r"dvae\.pth is of another kind: epoch"),
-    ("model.pth", [1, 2], "holds no dict, where `model`"),
-    ("model.pth", {"weights": {}, "epoch": 3}, r"of \['epoch', 'weights'\], where `model`"),
-    ("model.pth", {}, "holds a dict of .*where `model`"),
-    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "carries no configuration"),
+    ("model.pth", [1, 2], "`model`"),
+    ("model.pth", {"weights": {}, "epoch": 3}, r"\['epoch', 'weights'\].*`model`"),
+    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "configuration"),
 ]
 
 
@@ -298,21 +226,14 @@ def test_other_and_missing_files_are_named(folder):
         load_xtts(folder)
 
 
-# --- writing --------------------------------------------------------------------------------
-
-
 def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     xtts = load_xtts(release)
     again = load_xtts(save_xtts(xtts, tmp_path / "new"))
-    for file in save_xtts(xtts, tmp_path / "two").iterdir():
-        assert (tmp_path / "new" / file.name).read_bytes() == file.read_bytes(), file.name
     require_equal(tensors_of(tmp_path / "new"), tensors)
     require_equal(again.dvae, xtts.dvae)
-    assert again.source.tensors_sha256 == xtts.source.tensors_sha256
     assert again.model.config == xtts.model.config and again.notes == ()
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
-    assert again.config["model_args"]["gpt_start_text_token"] == 7
     config = dataclasses.replace(TINY, max_text=48)
     trained = dataclasses.replace(xtts, model=random_model(config, seed=5))
     again = load_xtts(save_xtts(trained, tmp_path / "trained"))
@@ -328,29 +249,12 @@ def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path)
     require_equal(read, random_model().half().float().state_dict())
 
 
-def test_weights_that_a_format_cannot_hold_are_reported(release, tmp_path):
-    xtts = load_xtts(release)
-    xtts.model.final_norm.weight.data[0] = 1e6
-    with pytest.raises(KitError, match=r"final_norm\.weight is not finite as torch\.float16"):
-        save_xtts(xtts, tmp_path / "new", dtype=torch.float16)
-    assert not (tmp_path / "new").exists()
-
-
-def test_what_was_read_is_not_overwritten(folder):
-    with pytest.raises(KitError, match="holds what this model was read from"):
-        save_xtts(load_xtts(folder), folder)
-    with pytest.raises(KitError, match="is a file: name a folder"):
-        save_xtts(load_xtts(folder), folder / "model.pth")
-
-
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"latents": 8}, "XTTS-v2 has latents = 32, this model 8: coqui-tts could not load it"),
-        ({"cond_blocks": 1}, "has cond_blocks = 6"),
-        ({"width": 64, "heads": 2}, "at least 65 are needed"),
-        ({"start_text_id": 8}, "START 8 and STOP 0, the vocabulary 41, 7 and 0"),
-        ({"text_vocab": 50}, "has 50 text ids"),
+        ({"latents": 8}, "latents = 32, this model 8"),
+        ({"width": 64, "heads": 2}, "at least 65"),
+        ({"text_vocab": 50}, "50 text ids"),
     ],
 )
 def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, tmp_path):
@@ -358,6 +262,29 @@ def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, 
     with pytest.raises(KitError, match=message):
         save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_path, monkeypatch):
+    xtts = load_xtts(folder)
+    with pytest.raises(KitError, match="was read from"):
+        save_xtts(xtts, folder)
+    new = save_xtts(xtts, tmp_path / "new")
+    before = {file.name: file.read_bytes() for file in new.iterdir()}
+    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
+    with pytest.raises(DiskError, match="could not write"):
+        save_xtts(dataclasses.replace(xtts, model=random_model(seed=5)), new)
+    assert {file.name: file.read_bytes() for file in new.iterdir()} == before
+
+
+def test_what_was_read_trains_and_speaks(release):
+    model = load_xtts(release).model
+    texts, codes, _ = random_rows(GPT, 2)
+    mels = torch.randn(2, 80, 12)
+    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
+    assert all(len(row.codes) == 5 for row in spoken)
 
 
 def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch):

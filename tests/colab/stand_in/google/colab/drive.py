@@ -25,9 +25,9 @@ def mount(mountpoint: str) -> None:
     if not place.is_symlink():
         place.symlink_to(FOLDER)
     shutil.copyfile = copyfile
-    import kit.recipes.open_run
+    import kit.recipes.run_copy
 
-    kit.recipes.open_run.COPY_EVERY_S = 0.3  # a tiny run lasts for seconds
+    kit.recipes.run_copy.COPY_EVERY_S = 0.3  # a tiny run lasts for seconds
     print(f"Mounted at {mountpoint}")
 
 

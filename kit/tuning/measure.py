@@ -1,18 +1,15 @@
-"""Measure which switches pay off on this device: none, each alone, cumulatively, and all.
+"""Measure the switches on this device: none, each alone, each beside those before it.
 
-Every variant trains on the same batches from the same seed in its own process, so its peak memory
-is its own, and one that runs out of memory or crashes is a row with its reason. Rounds are
+Every variant trains on the same batches from the same seed in a process of its own, so its peak
+memory is its own, and one that runs out of memory or crashes is a row with its reason. Rounds are
 interleaved, so that a noisy machine affects all variants alike, and the median round counts. Each
-result is one line of a file, so an interrupted benchmark resumes. recommend.py compares them.
+result is a file, so an interrupted benchmark resumes. choose.py compares them.
 """
 
 import dataclasses
 import functools
 import itertools
-import json
 import math
-import os
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch.autograd.profiler import profile
 
 from kit.base import hardware
-from kit.base.config import build, load_preset, merge
+from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.files import append_lines, digest, disk_errors, make_folder
-from kit.base.hardware import ATTENTION_KERNELS, MATMUL_SHAPES, Hardware, silence_profiler
+from kit.base.files import cached_result, digest
+from kit.base.hardware import MATMUL_SHAPES, Hardware
 from kit.base.processes import run_in_process
 from kit.batches import batching
 from kit.model.gpt import SpeechGPT
@@ -39,8 +35,7 @@ from kit.training.loop import train
 from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
 from kit.tuning.cards import token_flop
-from kit.tuning.checks import step_shares
-from kit.tuning.recommend import LEFT_OUT, Trial, compare
+from kit.tuning.choose import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 SAVINGS = ("gradient_checkpointing", "adamw_8bit")  # they save memory, and cost time
@@ -88,18 +83,11 @@ def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
     return figures["seconds"] / figures["steps"]
 
 
-def published_task(hw: Hardware, threads: int) -> Task:
-    """The released XTTS-v2's size on the rows of the published tables."""
-    eight = {"effective_batch": 8, "micro_batch": 8, "effective_tokens": 0}
-    preset = merge(load_preset("xtts_v2"), {"data": eight})
-    return preset_task(preset, hw, threads, some_rows((60, 200), (200, 600)))
-
-
 def variants(task: Task, config: TrialConfig) -> list[Trial]:
     """The baseline, each switch alone, and each for speed beside those before it.
 
-    Each that saves memory is beside all of these, so that no other pays for its time. Then EMA and
-    the attention kernels, among which nothing is chosen.
+    Each that saves memory is beside all of these, so that no other pays for its time. EMA comes
+    last: it is not chosen here.
     """
     offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
@@ -119,34 +107,7 @@ def variants(task: Task, config: TrialConfig) -> list[Trial]:
         listed.append(Trial(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
     for count, name in enumerate(COSTS, 1):
         add("cost", name, COSTS[:count])
-    return listed + attention_variants(task, refused)
-
-
-def attention_variants(task: Task, refused: dict[str, str]) -> list[Trial]:
-    """Attention written out, and each kernel of SDPA by itself; on a GPU in half precision."""
-    model = task.model
-    half = task.hw.device == "cuda" and "mixed_precision" not in refused
-    on = ("mixed_precision",) if half else ()
-    precision = hardware.choose_precision(task.hw).value if half else "fp32"
-    listed = [Trial(kind="extra", label="Attention: explicit", on=on)]
-    shape = (model.width // model.heads, model.heads, model.dropout)
-    for name in ATTENTION_KERNELS:
-        reason = refused.get("sdpa") or hardware.why_no_kernel(name, task.hw, precision, *shape)
-        chosen = (*on, "sdpa", f"attention_kernel={name}")
-        listed.append(Trial(kind="extra", label=f"Attention: {name}", on=chosen, reason=reason))
     return listed
-
-
-def speed_of(on: Sequence[str]) -> SpeedConfig:
-    """Switches from names of those that are on, and settings such as "recompute_every=2"."""
-    values = {}
-    for entry in on:
-        name, equals, value = entry.partition("=")
-        if not equals:
-            values[name] = True
-        else:
-            values[name] = int(value) if value.isdigit() else value
-    return SpeedConfig(**values)
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -204,7 +165,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
 
 
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
-    """Train with `on`, as `speed_of` reads it; returns the figures of the steps after the warm-up.
+    """Train with the switches `on`; return the figures of the steps after the warm-up.
 
     Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
     memory over what it held before the model was made.
@@ -223,7 +184,8 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         eval_steps=total + 1,
         warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
     )
-    trainer = Trainer(model, settings, speed_of(on), task.hw, task.finetuning.without_phases())
+    speed = SpeedConfig(**dict.fromkeys(on, True))
+    trainer = Trainer(model, settings, speed, task.hw, task.finetuning.without_phases())
     precision = trainer.applied.precision
     few_shapes = switches.wants_few_shapes(task.hw.device, precision, trainer.applied.names)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,
@@ -245,34 +207,19 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     timed = events[config.warmup_steps :]
     last = timed[-max(1, len(timed) // 4) :]
     notes = [*trainer.applied.notes, *(event.note for event in events if event.note)]
-    peak_bytes = hardware.peak_memory_bytes(task.hw.device)
     return {
         "seconds": sum(event.step_s for event in timed),
-        "shares": step_shares([dataclasses.asdict(event) for event in timed], skipped=0),
         "tokens": sum(event.tokens for event in timed),
         "steps": len(timed),
         "loss": sum(event.loss for event in last) / len(last),
         "skipped": sum(not math.isfinite(event.grad_norm) for event in events),
         "warmup_s": warmup_s,
-        "peak_memory_bytes": peak_bytes - idle_bytes,
-        "compilations": compiled,
+        "peak_memory_bytes": hardware.peak_memory_bytes(task.hw.device) - idle_bytes,
         "recompilations": trainer.compilations - compiled,
         "precision": precision,
-        "attention": profile_attention(trainer),
+        "attention": trainer.applied.ran("sdpa"),
         "notes": list(dict.fromkeys(notes)),
     }
-
-
-def profile_attention(trainer: Trainer) -> str:
-    """Run a layer's attention under the profiler; returns the name of the kernel that ran."""
-    device = trainer.hw.device
-    x = torch.randn(1, 128, trainer.model.config.width, device=device)
-    silence_profiler()
-    with hardware.autocast(device, trainer.applied.precision), profile() as record:
-        trainer.model.gpt.h[0].attn(x)
-    names = " ".join(event.name for event in record.function_events)
-    kernel = re.search(r"_scaled_dot_product_(?:attention_)?(flash|efficient|cudnn|math)", names)
-    return kernel[1] if kernel else switches.BASELINE["sdpa"]
 
 
 def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
@@ -299,27 +246,28 @@ def run_trials(
     folder: Path,
     wanted: Sequence[Trial],
     tick: Callable[[int, int, str], None] = lambda *_: None,
+    rounds: int = 0,  # 0: as `config` says
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.
 
-    The results of a task and number of steps are in one file under `folder`. What it holds is not
-    measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
+    Each result is a file in `folder`, and is not measured again; more `rounds` add to them.
+    `tick(done, total, label)` shows progress.
     """
     trained = dataclasses.asdict(task)
     for name in ("boards", "gate_epochs"):  # they change no measurement
         del trained["train"][name]
     measured = (config.steps, config.warmup_steps, hardware.versions(), STEP_INCLUDES)
-    path = Path(folder) / f"{digest(trained, *measured)}.jsonl"
-    results = read_results(path)
+    results = {}
     possible = [v for v in wanted if not v.reason]
-    jobs = [(number, variant) for number in range(config.rounds) for variant in possible]
+    jobs = [(number, v) for number in range(rounds or config.rounds) for v in possible]
     for done, (number, variant) in enumerate(jobs):
         tick(done, len(jobs), variant.label)
-        earlier = [r for r in results if tuple(r["on"]) == variant.on]
-        if len(earlier) <= number and not any("error" in r for r in earlier):
-            result = {"on": list(variant.on)} | measure_variant(task, config, variant.on)
-            append_result(path, result)
-            results.append(result)
+        earlier = results.setdefault(variant.on, [])
+        if any("error" in result for result in earlier):
+            continue
+        key = digest(trained, *measured, variant.on, number)
+        measure = functools.partial(measure_variant, task, config, variant.on)
+        earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
     tick(len(jobs), len(jobs), "")
     return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
 
@@ -338,25 +286,3 @@ def peak_tokens_per_s(task: Task) -> float:
     """Tokens a second if the device did nothing but this model's matmuls."""
     length = statistics.fmean(map(sum, task.rows))
     return peak_flops(task.hw, task.threads) / token_flop(task.model, length)
-
-
-def read_results(path: Path) -> list[dict]:
-    """The lines of a results file; one that is damaged or cut short by a kill is passed over."""
-    rows = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-            continue
-        if isinstance(row, dict) and isinstance(row.get("on"), list):
-            rows.append(row)
-    return rows
-
-
-def append_result(path: Path, result: dict) -> None:
-    """Add one line to a results file, on disk when this returns."""
-    make_folder(path.parent)
-    with disk_errors(path), append_lines(path) as file:
-        file.write(json.dumps(result).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
