@@ -255,7 +255,7 @@ def test_the_script_trains_a_voice(tmp_path):
 
 
 @pytest.mark.long
-def test_a_script_without_its_guard_is_told_so_without_a_traceback(tmp_path):
+def test_a_script_without_its_guard_gets_a_sentence_and_no_traceback(tmp_path):
     head, body = SCRIPT.split('if __name__ == "__main__":\n')
     done = run_script(tmp_path, head + textwrap.dedent(body))
     assert done.returncode != 0 and 'if __name__ == "__main__"' in done.stderr

@@ -91,7 +91,9 @@ def words(results: list[Result]) -> str:
 
 
 def titles(results: list[Result]) -> list[str]:
-    axes = [axes for result in results for figure in result.pictures for axes in figure.axes]
+    pictures = [picture for result in results for picture in result.pictures]
+    figures = [picture() if callable(picture) else picture for picture in pictures]
+    axes = [axes for figure in figures for axes in figure.axes]
     return [each.get_title(loc="left") or each.get_title() for each in axes]
 
 
@@ -172,10 +174,11 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
 @pytest.mark.parametrize("card", ["T4"], indirect=True)
 @pytest.mark.parametrize("forbidden", [False, True])
 def test_02_recomputes_what_a_t4_cannot_hold_unless_that_is_forbidden(card, forbidden):
-    started_run(card)
     sizes = {"layers": 30, "width": 1152, "heads": 18}
     speed = {"gradient_checkpointing": False} if forbidden else {}
-    training = Training(start(settings={"model": sizes, "speed": speed}))
+    start(settings={"model": sizes, "speed": speed})
+    started_run(card)
+    training = Training(start())
     fit = str(training.fits())
     assert fit.startswith("It does not fit.") and "It fits." in fit
     on = training.switches().figures["Gradient checkpointing"].startswith("on")

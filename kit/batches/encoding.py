@@ -111,6 +111,7 @@ def build_cache(
     they must change when a recording does, and be of one kind from run to run. The rest is as for
     `encode_missing`.
     """
+    folder = Path(folder)
     names = clip_names(rows, digests, speed)
     clips = dict(zip(names, rows))
     encoded = encode_missing(clips, codec, front_end, folder, key, config, progress, speed)

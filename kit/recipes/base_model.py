@@ -171,7 +171,7 @@ def too_few_hours(run: Run, hours: float) -> str:
         return ""
     return (
         f"{hours:.2f} hours of recordings are few for a voice trained from scratch. With 1.66 "
-        "hours of one person, Whisper got 19 % of the letters wrong (preset cpu, "
+        "hours of one person, Whisper got 15 % of the letters wrong (preset cpu, "
         "docs/measurements.md); fewer were not measured. Record more, or begin a new run and set "
         "BASE_MODEL (--base-model): "
         f"{RELEASE} by 07_finetune_xtts (its licence is non-commercial), or another voice's export "

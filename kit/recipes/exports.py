@@ -47,7 +47,7 @@ def write_export(run: Run, voice: Voice, weights: str = "fp16") -> Path:
 
 
 def current_export(run: Run) -> Path:
-    """The folder of the exported voice of `run`; written anew if the run has changed since.
+    """The folder of the exported voice of `run`; written again if the run has changed since.
 
     Raises KitError where there is neither an export nor a trained voice.
     """

@@ -242,7 +242,7 @@ def require_changeable(run: Run, settings: dict) -> None:
     if changes:
         free = next(n for n in runs.numbered(run.name) if not (run.folder.parent / n).exists())
         raise KitError(
-            f"The run `{run.name}` has begun to train and keeps what its weights were made with: "
+            f"The run `{run.name}` was trained and keeps what its weights were made with: "
             f"{'; '.join(sorted(changes))}. Leave the setting out, or begin a new run: RUN = "
             f'"{free}" (--run {free}).'
         )

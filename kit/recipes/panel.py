@@ -19,9 +19,14 @@ from kit.notebook.result import sound_html
 from kit.notebook.train_panel import TrainPanel
 from kit.notebook.widgets import Field
 from kit.recipes.open_run import ActiveRun, section_for_run
-from kit.recipes.train import PROFILES, SPOKEN, Training, verdict_figures
-from kit.recipes.training_listeners import spoken_samples
-from kit.recipes.training_plan import EPOCHS, in_process, steps_asked
+from kit.recipes.training_listeners import PROFILES, SPOKEN, spoken_samples
+from kit.recipes.training_plan import (
+    EPOCHS,
+    TrainingPlan,
+    in_process,
+    steps_asked,
+    verdict_figures,
+)
 from kit.settings import DataConfig, SpeedConfig, TrainConfig
 from kit.training.run import finished_steps
 from kit.tuning.checks import short_lines
@@ -51,8 +56,8 @@ TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval
 MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_every")
 
 
-def show_panel(training: Training) -> TrainPanel:
-    """Show settings, Start, Stop and Profile of a planned `training`."""
+def show_panel(training: TrainingPlan) -> TrainPanel:
+    """Show settings, Start, Stop and Profile of `training`, a `Training` whose checks are made."""
     folder = training.active.folder
     settings = PanelSettings(training)
     sentences = training.data.held_out_sentences(1)
@@ -77,7 +82,7 @@ def show_panel(training: Training) -> TrainPanel:
 class PanelSettings:
     """What a panel offers for `training`; `values` are its switches and fields by name."""
 
-    def __init__(self, training: Training):
+    def __init__(self, training: TrainingPlan):
         self.training = training
 
     def fields(self) -> list[Field]:

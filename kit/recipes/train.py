@@ -23,13 +23,16 @@ from kit.recipes.after_training import learn_reader, learn_sound
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.run_parts import first_model
 from kit.recipes.training_listeners import (
+    ATTENTION,
+    PROFILES,
+    SPOKEN,
     AttentionLog,
     SampleLog,
     load_attention_maps,
     monitor_fields,
     spoken_samples,
 )
-from kit.recipes.training_plan import TrainingPlan
+from kit.recipes.training_plan import TrainingPlan, verdict_figures
 from kit.settings import EvaluateConfig
 from kit.training import logs
 from kit.training import run as training_runs
@@ -47,14 +50,10 @@ from kit.tuning.checks import (
 )
 from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import Monitor, StepProfiler
-from kit.tuning.preflight import Verdict, limit_memory
+from kit.tuning.preflight import limit_memory
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
-# Folders in that of a run.
-ATTENTION = "attention"
-SPOKEN = "training-samples"
-PROFILES = "profile"
 
 
 class Training(TrainingPlan):
@@ -351,15 +350,3 @@ class TrainAlong:
         training.job = training.training_run(validation, evaluate=gate)
         for _ in training.job.events():
             pass
-
-
-def verdict_figures(verdict: Verdict) -> dict:
-    """What a check of the longest step measured, for the record."""
-    figures = {
-        "planned": verdict.planned_bytes,
-        "measured": verdict.measured_bytes,
-        "limit": verdict.limit_bytes,
-    }
-    if verdict.reserved_bytes is not None:
-        figures["reserved"] = verdict.reserved_bytes
-    return figures

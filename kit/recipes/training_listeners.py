@@ -24,6 +24,11 @@ from kit.training.config import StepEvent
 from kit.training.run import TrainingRun
 from kit.tuning.monitor import Monitor
 
+# Folders in that of a run.
+ATTENTION = "attention"
+SPOKEN = "training-samples"
+PROFILES = "profile"
+
 
 @dataclasses.dataclass
 class AttentionLog:

@@ -385,6 +385,18 @@ def in_process(function: Callable, *arguments):
     return run_in_process(function, *arguments, preload=(__name__,))
 
 
+def verdict_figures(verdict: Verdict) -> dict:
+    """What a check of the longest step measured, for the record."""
+    figures = {
+        "planned": verdict.planned_bytes,
+        "measured": verdict.measured_bytes,
+        "limit": verdict.limit_bytes,
+    }
+    if verdict.reserved_bytes is not None:
+        figures["reserved"] = verdict.reserved_bytes
+    return figures
+
+
 def measured_effects(run: ActiveRun) -> dict[str, str]:
     """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
 

@@ -354,7 +354,7 @@ class TrainingRun:
             f"This run was trained to step {reached:,}, and its checkpoints are gone: training "
             f"would begin at step 1 and overwrite its voice. Bring {self.checkpoints} back, begin "
             f"another run with its voice (BASE_MODEL or --base-model {self.folder}), or delete "
-            f"{self.log} and {self.folder / FINISHED} to train this one anew."
+            f"{self.log} and {self.folder / FINISHED} to train this one again from its first step."
         )
 
     def load_newest(self) -> SpeechGPT:

@@ -105,7 +105,7 @@ def test_silence_before_within_and_after(tmp_path):
     assert figures == pytest.approx((0.5, 0.2, 1.0, 0.3), abs=0.03)
 
 
-def test_two_people_in_two_channels_are_told_from_one_in_stereo(tmp_path):
+def test_two_people_in_two_channels_differ_and_one_in_stereo_does_not(tmp_path):
     first, second = speech(1), speech(1)[::-1]
     turns = np.stack([np.r_[first, 0.01 * second], np.r_[0.01 * first, second]], 1)
     assert measure_clip(at(tmp_path, encoded(turns))).differs

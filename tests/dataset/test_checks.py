@@ -139,7 +139,8 @@ def test_warnings_keep_the_row():
     rows = [row(0, "ሀ ሁ"), row(1, "ለ ሉ"), row(2), row(3, split="held_out", speaker="w")]
     clipped = dataclasses.replace(SOUND, clipped=0.005)
     inverted = dataclasses.replace(SOUND, channels=2, cancels=True)
-    kept, refused, warned = judged(rows, {0: changed(trailing_s=1.5), 1: clipped, 2: inverted})
+    silent = changed(seconds=2.5, trailing_s=1.5)
+    kept, refused, warned = judged(rows, {0: silent, 1: clipped, 2: inverted})
     assert len(kept) == 4 and not refused
     kinds = {"c0": "edge silence", "c1": "clipped", "c2": "opposite phase"}
     assert {w.id: w.kind for w in warned} == kinds | {"c3": "also in training"}

@@ -138,7 +138,7 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert set(stamps(machine("b").folder.parent / "codes")) == belong
 
 
-def test_a_packed_run_goes_on_where_it_is_unpacked(tmp_path, monkeypatch):
+def test_a_packed_run_resumes_where_it_is_unpacked(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path / "here"))
     run = start("mine", "tiny")
     belong = with_codes(run)

@@ -325,7 +325,7 @@ def test_trial_steps_leave_no_trace(whole, tmp_path):
 
 def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
+    with pytest.raises(DiskError, match=r"train\.jsonl was deleted or moved"):
         for event in tiny_session(folder).run(ON, Event()):
             if event.step == 4:
                 shutil.rmtree(folder)

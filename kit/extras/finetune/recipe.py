@@ -38,8 +38,8 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import describe_spelling
 from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import megabytes, sound_of
-from kit.recipes.train import SPOKEN, Training
-from kit.recipes.training_listeners import spoken_samples
+from kit.recipes.train import Training
+from kit.recipes.training_listeners import SPOKEN, spoken_samples
 from kit.settings import SPEAKERS, GenerateConfig
 from kit.text.espeak import run_module
 from kit.text.train_tokenizer import tokenizer_report
