@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import helpers
 import pytest
 import torch
-from helpers import CPU, GPT, opinionated_voice, real_voice, trained_codec
+from helpers import CPU, DATA, GPT, opinionated_voice, real_voice, trained_codec
 from released_xtts import random_dvae, random_sound, settings
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,9 +22,11 @@ from kit.audio.mel_codec import MelCodec
 from kit.audio.recognizer import Recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.hardware import on_device, set_cuda_defaults
+from kit.batches.encoding import encode
 from kit.extras.long_recordings import recipe as more_data
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.inference.candidates import READER, CodeReader, pad_codes, save_reader
+from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
@@ -194,6 +196,35 @@ def test_the_codec_visits_for_a_sample_and_modules_return_after_an_error(tmp_pat
     with pytest.raises(ZeroDivisionError), on_device("meta", codec, None, without_weights):
         assert 1 / 0
     assert codec.weight.device.type == "meta"
+
+
+def test_at_the_gate_codec_and_recogniser_visit_the_models_device(tmp_path, moves, monkeypatch):
+    seen = []
+    found = SimpleNamespace(figures=lambda: {"cer": 0.5})
+    score = lambda *_: seen.extend(moves) or (found, [])  # noqa: E731
+    monkeypatch.setattr("kit.inference.evaluate.score", score)
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
+    gate = gate_evaluator(opinionated_voice(tmp_path), [], recognizer, GenerateConfig())
+    model = nn.Module()  # of which only its device is asked
+    model.final_norm = SimpleNamespace(weight=SimpleNamespace(device="cuda"))
+    assert gate(model) == {"cer": 0.5}
+    assert seen == [("MelCodec", "cuda"), ("Recognizer", "cuda")]
+    assert moves[2:] == [("MelCodec", "cpu"), ("Recognizer", "cpu")]
+
+
+def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypatch):
+    class OnGPU:
+        """A tensor whose values cannot be read where they are."""
+
+        def __init__(self, tensor: Tensor):
+            self.cpu = lambda: tensor
+
+    found = [[OnGPU(torch.randn(80, 30 + i)) for i in range(3)]]
+    found.append([OnGPU(torch.arange(10 + i)) for i in range(3)])
+    monkeypatch.setattr("kit.batches.encoding.mels_and_codes", lambda *_: found)
+    rows = [row for row in helpers.manifest() if row.split == "train"][:3]
+    shard = encode(rows, trained_codec()[0], Mel(), DATA)
+    assert shard["code_counts"].sum() == 33 and shard["references"].shape == (3, 80, 20)
 
 
 @pytest.fixture

@@ -187,3 +187,13 @@ def test_the_command_runs_away_from_the_repository(wheel, tmp_path):
     without = f"import sys, {module}; sys.modules['yaml'] = None; sys.exit({speaks})"
     ended = subprocess.run([python, "-c", without], **there)
     assert ended.returncode == 2 and b"`yaml`" in ended.stderr and b"pip" in ended.stderr
+
+
+def test_the_supported_pythons_are_the_same_everywhere():
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8")
+    python = next(e for e in yaml.safe_load(text)["dependencies"] if e.startswith("python="))
+    assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert WHOLE["tool"]["ruff"]["target-version"] == "py311"
+    assert "(3, 11) <= v <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,6 +11,8 @@ from kit.base.config import CONFIGS, build, load_preset, merge
 from kit.base.errors import KitError
 from kit.recipes import open_run
 from kit.settings import MelCodecConfig, MelConfig
+from kit.tuning.estimate import stored_bytes
+from kit.tuning.memory_plan import count_parameters
 
 SECTIONS = open_run.SECTIONS | {"codec": MelCodecConfig, "front_end": MelConfig}
 PLAIN = {"memory", "recordings", "base_model"}  # read key by key
@@ -185,6 +187,14 @@ def test_a_card_that_fits_is_returned_with_its_dataclasses_built_and_a_fault_is_
     for over, facts in BAD:
         with pytest.raises(KitError, match=facts):
             config.checked(GOOD | over, CARD, "card")
+
+
+@pytest.mark.parametrize("name", ["t4", "8gb", "12gb", "24gb"])
+def test_checkpoints_leave_room_on_a_free_drive(name):
+    preset = load_preset(name)
+    model, train = (build(SECTIONS[section], preset[section]) for section in ("model", "train"))
+    parameters = count_parameters(model)
+    assert stored_bytes(train, parameters, 8 * parameters, ema=True) < 12e9
 
 
 INFINITE = {"ManifestConfig.pace_deviations"}  # fields whose infinity means "off"
