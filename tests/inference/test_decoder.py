@@ -304,6 +304,7 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     assert decoder.memory.rows_that_fit() == 2  # that are there already
 
 
+@pytest.mark.long
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
     wanted = said(Decoder(one_layer), texts, cond)
