@@ -223,20 +223,6 @@ def until_none() -> None:
     until(lambda: not any(t.name.startswith("batches") for t in threading.enumerate()))
 
 
-def test_everything_comes_once_in_order_and_an_error_where_its_batch_would_have():
-    assert list(prefetched(range(100))) == list(range(100))
-
-    def broken():
-        yield 1
-        raise ValueError("The shard is damaged.")
-
-    stream = prefetched(broken())
-    assert next(stream) == 1
-    with pytest.raises(ValueError, match="shard is damaged"):
-        next(stream)
-    until_none()
-
-
 def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatch):
     """Stopped in the middle, too: what was made ahead is made again."""
     train_in(str(tmp_path / "plain"))
