@@ -106,9 +106,14 @@ def test_every_import_is_declared(path):
     assert not undeclared(imported(path), DECLARED), "add to an extra in pyproject.toml"
 
 
+def presets() -> list[Path]:
+    """All files of configs/."""
+    return [path for path in (ROOT / "configs").rglob("*") if path.is_file()]
+
+
 def test_every_room_is_in_the_package():
     rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    folders = {path.parent.relative_to(ROOT) for path in presets()}
     names = {".".join(folder.parts) for folder in rooms | {Path("kit", each) for each in folders}}
     assert set(WHOLE["tool"]["setuptools"]["packages"]) == names
 
@@ -156,8 +161,7 @@ def test_it_holds_what_it_needs_and_names_its_licence(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         metadata = file.read(next(n for n in names if n.endswith("/METADATA"))).decode()
-    presets = {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {f"kit/configs/{path.as_posix()}" for path in presets} <= names
+    assert {f"kit/{path.relative_to(ROOT).as_posix()}" for path in presets()} <= names
     assert "License-Expression: MIT" in metadata
     assert any(name.endswith("licenses/NOTICE") for name in names)
 

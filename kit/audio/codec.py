@@ -171,8 +171,8 @@ def make_codec(config: CodecConfig) -> Codec:
     return extras.load("CODECS", config.kind, CODECS)(config)
 
 
-def save_codec(codec: Codec, path: Path) -> None:
-    save_module(path, codec, config=dataclasses.asdict(codec.config))
+def save_codec(codec: Codec, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    save_module(path, codec, dtype, config=dataclasses.asdict(codec.config))
 
 
 def load_codec(path: Path, fix: str = "run notebook 01_data_prep.") -> Codec:

@@ -36,10 +36,12 @@ MAX_SIZE = 2**40  # numbers in a tensor
 SHA256 = (str, 64, 64)  # the schema of one
 
 
-def save_module(path: Path, module: nn.Module, **header) -> None:
-    """Write `module`'s weights, in fp32, and `header` to `path`; KitError if not finite."""
+def save_module(
+    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
+) -> None:
+    """Write `module`'s weights as `dtype`, and `header`, to `path`; KitError if not finite."""
     state = module.state_dict().items()
-    weights = {name: w.detach().to("cpu", torch.float32).contiguous() for name, w in state}
+    weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
     for name, weight in weights.items():
         if not is_finite(name, weight):
             raise KitError(

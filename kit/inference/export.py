@@ -128,7 +128,7 @@ def export_voice(
     """Write `voice` to `folder`, the GPT's weights as fp32, fp16, bf16 or int8.
 
     int8 quantises the linear layers of trunk and heads as `linear_formats.int8` does; the rest is
-    fp16. `sampling` are the recommended settings (None: the defaults), `licence` that of the base
+    fp16, the codec, too. `sampling` are the recommended settings (None: the defaults), `licence` that of the base
     model, if it binds this voice, too. An existing README.md stays.
     Raises SpeechError for an unknown format, weights that overflow it, and if `folder` is a file.
     """
@@ -145,7 +145,8 @@ def export_voice(
     with atomic_folder(prepare(folder), (READER, CARD)) as new:
         with atomic_path(new / "model.safetensors") as file:
             save_tensors(tensors, file)
-        save_codec(voice.codec, new / "codec.safetensors")
+        codec_dtype = torch.float16 if weights == "int8" else torch.float32
+        save_codec(voice.codec, new / "codec.safetensors", codec_dtype)
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         path = new / "references.safetensors"
         mel = voice.front_end.config

@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.audio.codec import Codec, save_codec
 from kit.base import extras
-from kit.base.config import build, merge
+from kit.base.config import CONFIGS, build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.formatting import join_names
@@ -32,6 +32,7 @@ from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
 from kit.tuning.memory_plan import count_parameters
 
 HUB = "hf://"
+SAMPLE = "sample"  # the voice in configs/: that of `make demo`, in int8
 EXPORT_FILES = (*FILES, CARD)
 BESIDE_THEM = (READER, "README.md")  # where the voice has them
 RELEASE = "hf://coqui/XTTS-v2"
@@ -242,11 +243,11 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
 def voice_folder(name: str) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    Downloads it once for all runs; a commit that is there needs no network. Raises KitError if
-    there is none, and DiskError if the download fails.
+    SAMPLE is the demo's voice, which comes with the kit. Downloads once for all runs; a commit that
+    is there needs no network. Raises KitError if there is none, DiskError if the download fails.
     """
     if not name.startswith(HUB):
-        folder = Path(name).expanduser()
+        folder = CONFIGS / SAMPLE if name == SAMPLE else Path(name).expanduser()
         if not (folder / CARD).is_file():
             raise KitError(f"There is no exported voice in {folder}: {FIX}{trainer_hint(folder)}")
         return folder

@@ -475,7 +475,7 @@ def speak(
     text: str | None = None,  # say only this (measure every way to speak, and export)
     file: Path | None = None,  # say its lines, a sentence each; finished ones stay
     out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav); with --file a folder
-    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's)
+    voice: str = "",  # an exported voice, hf://OWNER/NAME, or "sample", the kit's own (the run's)
     dtype: str = "",  # the run's voice in this number format: fp32, bf16, int8 (fp32)
     speaker: str = "",  # who says it (the first)
     reference: str = "",  # a recording of another person, to sound like that
