@@ -22,7 +22,7 @@ from kit.dataset.data_report import Finding
 from kit.dataset.manifest import Utterance
 from kit.dataset.tables import Row
 from kit.settings import ManifestConfig
-from kit.text.normalize import language_code, letters, normalize
+from kit.text.normalize import language_code, letters, normalize, text_changes
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
 KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
@@ -332,6 +332,7 @@ def check_row(
         return Finding(
             file=place.file, line=row.line, id=as_utf8(name), kind=kind, reason=reason, cure=fix
         )
+    is_changed = text_changes(written_text, text, config.language)
     return Utterance(
         id=as_utf8(name),
         audio=audio,
@@ -340,6 +341,7 @@ def check_row(
         split=canonical_split(cell("split")) or place.split or "train",
         line=row.line,
         file=place.file,
+        written=written_text if is_changed else "",
     )
 
 

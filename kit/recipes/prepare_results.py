@@ -30,12 +30,16 @@ def check_result(
     too_long_s = sum(finding.seconds for finding in report.too_long)
     speakers = data_report.hours_of(kept, "speaker")
     splits = data_report.hours_of(kept, "split")
+    changed, examples = report.changed_texts(source.language)
+    run.record(data={"changed_texts": changed, "changed_examples": examples})
     spotless = not (report.refused or report.warned)
     lines = [
         source_line,
         f"recordings in {folder}: {report.layout}",
         *report.summary(),
         f"speakers: {speakers}; splits: {splits}; language: {source.language}",
+        f"Texts changed before training: {changed}" if changed else "",
+        *(f"  {example}" for example in examples),
         "No clip was refused, and there are no warnings." if spotless else "",
         script_warning(kept, source.language),
         too_few_hours(run, (report.kept_s + too_long_s) / 3600),

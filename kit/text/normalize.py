@@ -6,7 +6,7 @@ the removal of invisible characters, quotes and brackets. What one language adds
 needs one function `normalize(text) -> str` (docs/extending.md). That is given composed lower-case
 text without quotes, brackets or spaces before punctuation, and must not change its own output
 again. EXAMPLE, a text that shows what it does, is tested when the file is loaded; `lower` is for
-languages whose lower case is not Python's.
+languages whose lower case is not Python's, `respell` for those with several letters of one sound.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
 `read_signs` reads it. A − that is left is removed.
@@ -56,6 +56,7 @@ _FORMS = re.compile(
     "[\u0132\u0133\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc\uff00-\uffef"
     "\U0001d400-\U0001d7ff]"
 )
+_REMOVED = {sign for sign, replaced in _PUNCTUATION.items() if replaced == " "}
 _DOTLESS = {"az", "kk"}  # languages in which I is the capital of ı, as in Turkish
 # A minus precedes a figure and follows nothing that it could join to it: it is none in A-5,
 # 10-15, 10 -15, 5%-10%, 5 €-10 € and (555) -1234, nor before the zero of a telephone number.
@@ -100,6 +101,21 @@ def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False)
         text = text.replace("−", " ")
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
+
+
+def text_changes(written: str, text: str, language: str) -> list[str]:
+    """What normalising changed of `written`, which became `text`, beside capitals and spaces."""
+    respell = getattr(language_rules(language), "respell", str)
+    respelt = (c for c in set(written) - set(text) if respell(c) != c)
+    removed = (c for c in set(written) - set(text) if ord(c) in _REMOVED)
+    has_figures = re.search(r"\d", written) and not re.search(r"\d", text)
+    signs = {
+        "letters in another form": _FORMS.search(written),
+        "letters respelt": any(respelt),
+        "signs removed": any(removed) or _UNSEEN.search(written),
+        "figures in words": has_figures,
+    }
+    return [kind for kind, is_it in signs.items() if is_it]
 
 
 def _tidy(text: str) -> str:

@@ -221,6 +221,21 @@ def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         taken(prep, "check", "require_usable")
 
 
+def test_texts_that_normalising_changed_are_counted_and_shown(tmp_path):
+    texts = ["ሠላም ለሁሉም", "ዛሬ “ጥሩ” ቀን", "በ2017 ዓለም", "ነገ ወደ ቤት።"]
+    clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    preparation = Preparation(start("changed"), str(dataset(tmp_path / "data", table, clips)))
+    shown = str(preparation.check())
+    assert "letters respelt 2, signs removed 1, figures in words 1" in shown
+    assert "'ሠላም ለሁሉም' -> 'ሰላም ለሁሉም'" in shown and "ነገ ወደ ቤት" not in shown
+    run = preparation.active_run
+    recorded = run.report()["data"]
+    assert recorded["changed_texts"].startswith("letters respelt 2")
+    assert len(recorded["changed_examples"]) == 3
+    assert "ዛሬ “ጥሩ” ቀን" in (run.folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_texts_in_another_script_are_reported_and_shown_as_the_language_spells_them(tmp_path):
     texts = ["good morning to all", "at noon today we eat", "the bread is warm again"]
     clips = {f"c{i}": speech(2.0 + i) for i in range(3)}

@@ -84,6 +84,22 @@ def test_every_language_shares(raw, wanted):
     assert normalize(raw, "zxx") == wanted
 
 
+CHANGES = [
+    ("ﬁne Ａ", "en", ["letters in another form"]),
+    ("ሠላም ፀሐይ", "am", ["letters respelt"]),
+    ("«so» it\u200b is", "en", ["signs removed"]),
+    ("5 ሠላም (ሀ)", "am", ["letters respelt", "signs removed", "figures in words"]),
+    ("As it  is, well-known.", "en", []),
+]
+
+
+@pytest.mark.parametrize(("written", "language", "changes"), CHANGES)
+def test_what_normalising_changed_is_told_by_kind(written, language, changes):
+    once = normalize(written, language)
+    assert text.text_changes(written, once, language) == changes
+    assert text.text_changes(once, once, language) == []
+
+
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
 @pytest.mark.parametrize("language", ["az", "kk", "azerbaijani"])
 def test_the_dotless_i_of_a_language_without_a_file_stays_one(language):
