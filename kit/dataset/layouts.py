@@ -146,7 +146,8 @@ def _read_tables(
             split="" if alone else _split_of(table.path, files),
             prefix=f"{parent.name}/" if is_below and len(files.tables) > 1 else "",
         )
-        recordings = Recordings(list(roots))
+        guessed = [root for root in roots if root not in bases]
+        recordings = Recordings(list(roots), guessed)
         for number, row in enumerate(table.rows()):
             result = check_row(row, table.columns, recordings, config, place)
             is_missing = isinstance(result, Finding) and result.kind == "missing"

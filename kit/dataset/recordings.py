@@ -7,6 +7,7 @@ where there is c0.wav, `café` in composed letters where the disk has decomposed
 import dataclasses
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -15,7 +16,7 @@ from pathlib import Path
 import soundfile
 
 from kit.audio.container import SUFFIXES
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
 from kit.dataset.columns import Columns
 from kit.dataset.data_report import Finding
@@ -61,16 +62,22 @@ OLD_CODES = {"jp": "ja", "cn": "zh"}  # of languages, which GPT-SoVITS and other
 
 
 class Recordings:
-    """The recordings in the folders `roots`; a path starts from the first that has it."""
+    """The recordings in the folders `roots`; a path starts from the first that has it.
 
-    def __init__(self, roots: Sequence[Path]):
+    `guessed` are those of `roots` that neither the table nor a setting names.
+    """
+
+    def __init__(self, roots: Sequence[Path], guessed: Sequence[Path] = ()):
         self.roots = list(roots)
+        self.guessed = list(guessed)
         self._names = cache(_names_in)
+        self._folders = cache(_folders_in)
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the path of the recording `name` and its id, the path in its root; "" for none.
 
-        A full path of another machine counts by its file's name, and the folder it is in.
+        A full path of another machine counts by its file's name, and the folder it is in. Raises
+        DatasetError where a folder beside a guessed root has a recording of this name, too.
         """
         parts = _parts(name)
         if not parts or len(name) > MAX_PATH_CHARACTERS or "\0" in name or ".." in parts:
@@ -82,10 +89,30 @@ class Recordings:
             ways[:0] = [(root, _parts(os.path.relpath(name, root))) for root in inside]
         for root, tail in ways:
             path = self._find_in(root, tail)
+            if path and root in self.guessed and not is_absolute(name):
+                self._require_no_twin(path, root, tail)
             if path:
                 stem = os.path.splitext(os.path.relpath(path, root))[0]
                 return path, _nfc(Path(stem).as_posix())
         return "", ""
+
+    def _require_no_twin(self, path: str, root: Path, parts: list[str]) -> None:
+        """Raise DatasetError where another folder beside `root` has a recording of this name."""
+        own_name = os.path.basename(path)
+        for folder in self._folders(root.parent):
+            if folder == root:
+                continue
+            inside = os.path.join(folder, *parts[:-1])
+            for name in filter(has_suffix, self._same_name(inside, parts[-1])):
+                twin = os.path.join(inside, name)
+                fits = name == own_name or not has_suffix(parts[-1])
+                if fits and not os.path.samefile(path, twin):
+                    raise DatasetError(
+                        f"Two recordings fit {'/'.join(parts)!r} of the table: {path} and {twin}. "
+                        f"Name the folder that is meant, {root} or {folder}: --set "
+                        f"manifest.audio_root={shlex.quote(str(root))}, in a notebook "
+                        f'start(RUN, settings={{"manifest": {{"audio_root": {str(root)!r}}}}}).'
+                    )
 
     def _find_in(self, root: Path, parts: list[str]) -> str:
         plain = os.path.join(root, *parts)
@@ -134,6 +161,12 @@ def _names_in(folder: str) -> dict[str, list[str]]:
     for name in sorted(names, key=lambda name: (order.get(_suffix(name), len(order)), name)):
         by_key.setdefault(_key(name), []).append(name)
     return by_key
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return a folder, and those in it that are not hidden."""
+    below = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    return [folder, *filter(Path.is_dir, below)]
 
 
 def _nfc(name: str) -> str:
