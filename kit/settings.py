@@ -119,6 +119,7 @@ class ManifestConfig:
     # Of a table without names: in their order, "audio|text|speaker", or as a form that has a name:
     columns: str = ""  # coqui, piper, gpt-sovits or nemo
     speakers: str = ""  # "folder": folders are speakers; "": a column says who speaks, or it is one
+    respell: bool = True  # as in the section text, which sets it
     other_languages: bool = False  # train on rows whose `language` is not the run's, too
     min_clip_s: float = 0.2
     max_clip_s: float = 14.0  # what the model's code positions hold
@@ -164,6 +165,7 @@ class TokenizerConfig:
     seed: int = 0  # of that draw
     threads: int = 1  # of the unigram trainer
     phonemes: str = ""  # learn from phonemes of espeak-ng's language "am", "en-us" ...; "": letters
+    respell: bool = True  # one spelling for letters of one sound, as ሀ for ሐ; off: as they are
 
     def __post_init__(self):
         require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")

@@ -290,7 +290,9 @@ class WindowReader(contextlib.ExitStack):
         )
 
 
-def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
+def read_tokens(
+    text: str, recognizer: SpeechRecognizer, language: str, respell: bool = True
+) -> list[Token]:
     """Split a transcript into words; in one without full stops, every line is a sentence."""
     has_stops = any(SENTENCE_END.search(word) for word in text.split())
     tokens = []
@@ -298,7 +300,7 @@ def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[
     for part in re.split(r"\n\s*\n" if has_stops else r"\n", text):
         words = part.replace("|", " ").split()
         for number, word in enumerate(words, 1):
-            ids = recognizer.encode(letters(normalize(word, language))).tolist()
+            ids = recognizer.encode(letters(normalize(word, language, respell))).tolist()
             ends = number == len(words) or bool(SENTENCE_END.search(word))
             tokens.append(Token(text=word, ids=tuple(ids), ends_sentence=ends))
     return tokens

@@ -333,7 +333,7 @@ def check_row(
     name = cell("id") if cell("audio") and cell("id") else own_id or path
     name = _nfc(place.prefix + name)
     written_text = cell("text")
-    text = normalize(written_text, config.language)
+    text = normalize(written_text, config.language, config.respell)
     speaker = speaker_folder(audio, place.folder) if config.speakers else cell("speaker")
     speaker = clean_name("" if speaker.lower() in NO_VALUE else speaker)
     kind = "row"

@@ -268,6 +268,7 @@ class Segmenter:
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
     language: str
+    respell: bool = True  # see kit/text/normalize.py
 
     def segment_folder(
         self, folder: Path, into: Path, progress: Callable = lambda *_: None
@@ -313,7 +314,12 @@ class Segmenter:
 
     def _segment(self, sources: list[tuple], into: Path, progress: Callable) -> list[dict]:
         """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
-        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
+        settings = (
+            self.recognizer.fingerprint(),
+            self.cuts,
+            self.language,
+            self.respell,
+        )
         recordings = []
         for audio, name, text in sources:
             content = file_state(audio.with_suffix(".txt")) if text is None else text
@@ -360,7 +366,7 @@ class Segmenter:
                 if text is None:
                     text = _read_transcript(audio.with_suffix(".txt"))
                 reader = stack.enter_context(WindowReader(audio, self.recognizer))
-                tokens = alignment.read_tokens(text, self.recognizer, self.language)
+                tokens = alignment.read_tokens(text, self.recognizer, self.language, self.respell)
                 aligned = alignment.LongAligner(reader, tokens).run(progress)
                 clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
                 losses += missing_audio(reader)

@@ -177,7 +177,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         "speakers": voice.speakers,
         "sample_rate": voice.codec.sample_rate,
         "weights": weights,
-        "habits": dataclasses.asdict(voice.habits),
+        "habits": voice.habits.to_save(),
         "model": dataclasses.asdict(voice.model.config),
         "sampling": dataclasses.asdict(sampling),
         "files": {name: size_and_digest(folder / name) for name in names},

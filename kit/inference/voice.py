@@ -49,10 +49,18 @@ class Habits:
     pace: float = 0.0  # codes a text id, of slow recordings; 0: unknown
     alignment_layer: int = -1  # of the head that follows the text; -1: unknown
     alignment_head: int = -1  # in that layer
+    respell: bool = True  # whether texts were respelt: see kit/text/normalize.py
 
     def __post_init__(self):
         require_least(self, 0, "longest_text", "pace")
         require_least(self, -1, "alignment_layer", "alignment_head")
+
+    def to_save(self) -> dict:
+        """The fields for a file; one that older kits do not know only where it is no default."""
+        fields = dataclasses.asdict(self)
+        if self.respell:
+            del fields["respell"]
+        return fields
 
     @property
     def head(self) -> AlignmentHead | None:
@@ -165,7 +173,7 @@ class Voice:
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of `text`. Raises SpeechError for unknown letters or no text."""
-        return self.tokenizer.encode_checked(normalize(text, self.language))
+        return self.tokenizer.encode_checked(normalize(text, self.language, self.habits.respell))
 
     def parts(self, text: str) -> list[SpokenPart]:
         """Split `text` into parts that fit the model. Raises SpeechError for a word too long."""

@@ -213,7 +213,7 @@ def save_references(
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    header = dataclasses.asdict(habits or Habits())
+    header = (habits or Habits()).to_save()
     header["front_end"] = dataclasses.asdict(front_end)
     if vectors:
         header["vectors"] = sorted(vectors)

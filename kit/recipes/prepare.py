@@ -132,6 +132,7 @@ class Preparation:
         self.data_config = build(DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
+        limits["respell"] = self.pieces.respell
         if max_rejected_percent is not None:
             limits["max_rejected_percent"] = max_rejected_percent
         if columns:
@@ -251,7 +252,7 @@ class Preparation:
         example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),
-            (example, normalize(example, language)),
+            (example, normalize(example, language, self.rules.respell)),
             (lines[0], " | ".join(self.tokenizer.pieces(lines[0]))),
         ]
         return Result(line=line, grid=grid, figures=report)
@@ -315,6 +316,7 @@ class Preparation:
             recognizer=self.recognizer,
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             language=self.rules.language,
+            respell=self.rules.respell,
         )
         rows = read_dataset(self.folder, self.rules).rows if too_long else []
         rows = [row for row in rows if row.id in too_long]

@@ -144,7 +144,11 @@ class TrainingData:
 
     @property
     def habits(self) -> Habits:
-        return Habits(longest_text=longest_text(self.cache), pace=slowest_pace(self.cache))
+        return Habits(
+            longest_text=longest_text(self.cache),
+            pace=slowest_pace(self.cache),
+            respell=section_for_run(self.run, "text").get("respell", True),
+        )
 
     def voice(self) -> Voice:
         """A voice that waits for its model."""

@@ -12,6 +12,7 @@ A minus before a figure is − (U+2212) in that text, however it was typed (-5, 
 `read_signs` reads it. A − that is left is removed.
 """
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -64,19 +65,24 @@ _MINUS = re.compile(
     rf"(?<![\w.,/)\]-])(?<!\d.)(?<!\d.[%°{CURRENCY_SIGNS}])(?<!\d[%°{CURRENCY_SIGNS})\]]\s)"
     rf"[-‐‑–](?=[%{CURRENCY_SIGNS}]?\d)(?!0\d)"
 )
+_WORD = re.compile(r"[^\W\d_]+")
 _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something between letters only
 
 
-def normalize(text: str, language: str = "am") -> str:
+def normalize(text: str, language: str = "am", respell: bool = True) -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
-    Warns once of a language without a file of its own; SpeechError for one whose file does not fit.
+    Without `respell`, letters of one sound stay as they are written. Warns once of a language
+    without a file of its own; SpeechError for one whose file does not fit.
     """
     rules = language_rules(language)
-    return _normalize(text, rules, rules is None and language_code(language) in _DOTLESS)
+    dotless = rules is None and language_code(language) in _DOTLESS
+    return _normalize(text, rules, dotless, respell)
 
 
-def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False) -> str:
+def _normalize(
+    text: str, rules: types.ModuleType | None, dotless: bool = False, respell: bool = True
+) -> str:
     text = _FORMS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     if rules:
         text = _MINUS.sub("−", text)
@@ -93,14 +99,30 @@ def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False)
     text = re.sub(r"[፡:](?:\s*[፡:])+|።", "። ", text)  # ፡፡ is typed more often than ።
     text = _tidy(text.replace("፡", " "))
     if rules:
+        written = text
         text = rules.normalize(text)
         if not isinstance(text, str):
             raise SpeechError(
                 f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
             )
+        if not respell and hasattr(rules, "respell"):
+            text = _as_written(text, written, rules.respell)
         text = text.replace("−", " ")
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
+
+
+def _as_written(text: str, written: str, respell: Callable[[str], str]) -> str:
+    """`text`, whose words are respelt, with those of `written` in their own letters."""
+    spellings = collections.defaultdict(list)  # of each word, in their order
+    for word in _WORD.findall(written):
+        spellings[respell(word)].append(word)
+
+    def own_spelling(match: re.Match) -> str:
+        own = spellings.get(match[0], [match[0]])
+        return own.pop(0) if len(own) > 1 else own[0]
+
+    return _WORD.sub(own_spelling, text)
 
 
 def text_changes(written: str, text: str, language: str) -> list[str]:

@@ -66,6 +66,17 @@ def test_fp32_is_the_same_voice_to_the_bit(voice, folder):
         assert torch.equal(one.codes, two.codes) and torch.equal(one.wave, two.wave)
 
 
+def test_a_voice_whose_texts_were_not_respelt_reads_letters_as_they_are(voice, tmp_path):
+    assert voice.ids("ሰላም") == voice.ids("ሠላም")
+    card = export_voice(voice, tmp_path / "usual", "fp32") / "voice.json"
+    assert "respell" not in json.loads(card.read_bytes())["habits"], "for older kits"
+    as_written = dataclasses.replace(voice, habits=dataclasses.replace(voice.habits, respell=False))
+    again = load_export(export_voice(as_written, tmp_path / "voice", "fp32"))
+    assert again.habits == as_written.habits
+    with pytest.raises(SpeechError, match="had no ሠ"):
+        again.ids("ሠላም")
+
+
 def test_a_voice_of_phonemes_is_given_phonemes_wherever_it_is_taken(tmp_path):
     made = opinionated_voice(tmp_path, phonemes="am")
     again = load_export(export_voice(made, tmp_path / "export", "fp32"))

@@ -325,6 +325,28 @@ def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path)
     assert not preparation.active_run.path("tokenizer.model").exists()
 
 
+def test_a_tokenizer_of_texts_as_they_are_is_told_of_the_respelling(tmp_path):
+    texts = ["ሠላም ለሁሉም ሠዎች", "ፀሐይ ዛሬ ወጣች", "ዓለም ሠፊ ናት", "የፀሐይ ዓመት"]
+    own = sentencepiece(tmp_path / "amharic.model", texts * 9, vocab_size=30)
+    clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    folder = str(dataset(tmp_path / "data", table, clips))
+
+    refused = Preparation(start("respelt"), folder, tokenizer=str(own))
+    with pytest.raises(KitError, match=r"cannot spell.*texts\.txt.*text\.respell=false"):
+        taken(refused, "check", "train_tokenizer")
+    written = refused.active_run.path("texts.txt").read_text(encoding="utf-8").splitlines()
+    trained_on = [row.text for row in refused.checked.kept if row.split == "train"]
+    assert written == trained_on and "ሠ" not in "".join(written)
+    again = sentencepiece(tmp_path / "again.model", written * 9, vocab_size=30)
+    taken(Preparation(start("respelt-2"), folder, tokenizer=str(again)), "check", "train_tokenizer")
+
+    run = start("as-written", settings={"text": {"respell": False}})
+    kept = Preparation(run, folder, tokenizer=str(own))
+    taken(kept, "check", "train_tokenizer")
+    assert {row.text for row in kept.checked.kept} == set(texts)
+
+
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
     """Of a dataset of the hub (its rows here, no network) and of an archive."""
     rows = [

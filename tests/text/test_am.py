@@ -104,3 +104,15 @@ def test_ethiopic_numerals_have_their_value():
     for number in wanted:
         assert ethiopic_numeral(in_ethiopic(number)) == number
     assert value(normalize(in_ethiopic(123_456))) == 123_456
+
+
+def test_letters_of_one_sound_can_stay_as_they_are():
+    pairs = {
+        "ሠላም! ፀሐይ በ2017 ዓ.ም. ኃ/ማርያም": "ሠላም! ፀሐይ በሁለት ሺህ አስራ ሰባት አመተ ምህረት ሀይለ ማርያም",
+        "ሠላም ሰላም ሠላም": "ሠላም ሰላም ሠላም",
+        "3:30 ሰዓት": "ሶስት ሰዓት ተኩል",
+    }
+    for raw, wanted in pairs.items():
+        assert normalize(raw, respell=False) == wanted
+        assert normalize(wanted, respell=False) == wanted
+        assert normalize(wanted) == normalize(raw)

@@ -46,6 +46,9 @@ def test_any_string_is_taken_and_nothing_is_left_to_do(language):
         raw = "".join(signs)
         once = normalize(raw, language)
         assert normalize(once, language) == once, ascii(raw)
+        as_written = normalize(raw, language, respell=False)
+        assert normalize(as_written, language, respell=False) == as_written, ascii(raw)
+        assert normalize(as_written, language) == once, ascii(raw)
         assert once == " ".join(once.split()) and "\u2581" not in once
         once.encode()  # no half characters
 

@@ -99,7 +99,10 @@ class LongRecordings:
     def cut(self) -> Result:
         """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
         cutter = segmentation.Segmenter(
-            recognizer=self.recognizer, cuts=self.cuts, language=self.language
+            recognizer=self.recognizer,
+            cuts=self.cuts,
+            language=self.language,
+            respell=self.active_run.section("text").get("respell", True),
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         clips = list(transcripts.read_texts(self.into).items())

@@ -253,7 +253,7 @@ def tag_of(language: str) -> str:
     return "zh-cn" if code == "zh" else code
 
 
-def teach_language(coqui, language: str) -> None:
+def teach_language(coqui, language: str, respell: bool = True) -> None:
     """Make coqui-tts's tokenizer `coqui` (an Xtts's `tokenizer`) accept texts in `language`.
 
     Without it, `encode` raises NotImplementedError for an unknown tag. `synthesize` also needs the
@@ -263,7 +263,7 @@ def teach_language(coqui, language: str) -> None:
     clean_known = coqui.preprocess_text
 
     def preprocess_text(txt: str, lang: str) -> str:
-        return normalize(txt, language) if lang == tag else clean_known(txt, lang)
+        return normalize(txt, language, respell) if lang == tag else clean_known(txt, lang)
 
     coqui.preprocess_text = preprocess_text
     coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
