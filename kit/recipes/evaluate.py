@@ -34,6 +34,7 @@ from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.base_model import package_speaker
 from kit.recipes.open_run import ActiveRun, sampling_of
+from kit.recipes.training_data import TrainingData
 from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
 from kit.tuning.checks import (
@@ -89,6 +90,12 @@ class EvaluationData:
         self.read_once = dataclasses.replace(self.sampling, best_of=1)
         rows = {split: rows_in_split(self.rows, split) for split in ("held_out", *HARDER)}
         rows["held_out"] = rows["held_out"][:sentences]
+        speakers = {row.speaker for split_rows in rows.values() for row in split_rows}
+        if not speakers <= set(self.voices["raw"].speakers):  # some are not in training
+            known = TrainingData(run).voice()
+            for voice in self.voices.values():
+                voice.references = known.references | voice.references
+                voice.vectors = known.vectors | voice.vectors
         can_speak = self.voices["raw"].can_speak
         self.splits = {}
         for split, split_rows in rows.items():

@@ -284,10 +284,12 @@ class RunSource:
     text: str = ""  # a file of more text than the recordings'; "": theirs alone
     phonemes: str = ""  # a language by espeak-ng's name; "": letters
     tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
+    eval_data: str = ""  # like `data`, held out as a whole; "": some of the recordings are
 
     def __str__(self) -> str:
         parts = [self.data or "the built-in corpus", f"language {self.language}"]
         more = {"pieces of": self.text, "phonemes of": self.phonemes, "tokenizer": self.tokenizer}
+        more["evaluated on"] = self.eval_data
         return ", ".join(parts + [f"{what} {value}" for what, value in more.items() if value])
 
     def begin(self, run: ActiveRun) -> None:

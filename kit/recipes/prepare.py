@@ -27,7 +27,7 @@ from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
 from kit.dataset.alignment import align_clips_cached
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.layouts import hold_out, read_dataset
+from kit.dataset.layouts import EVALUATION, hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
 from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.model.sequence import collate
@@ -77,7 +77,9 @@ class Preparation:
     DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
     run's settings).
     `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
-    `speakers` "folder", folders are speakers.
+    `speakers` "folder", folders are speakers. All recordings of `eval_data`, a folder, table,
+    archive or hf:// name of its own, are held out, and of `data` none are chosen for that; a
+    speaker may be new there.
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
     size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
@@ -102,6 +104,7 @@ class Preparation:
         accept_license: str = "",  # CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)
         columns: str = "",  # audio|text|speaker, coqui, piper ... (as its first line says)
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
+        eval_data: str = "",  # recordings of their own to evaluate on (some of data)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
         shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
         until: str = "",  # stop after this step, such as fit_positions (make_batches)
@@ -119,6 +122,7 @@ class Preparation:
             text=text,
             phonemes=phonemes or pieces.get("phonemes", ""),
             tokenizer=tokenizer,
+            eval_data=eval_data,
         )
         self.source, self.source_line = open_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
@@ -139,6 +143,8 @@ class Preparation:
             limits["columns"] = columns
         if speakers:
             limits["speakers"] = speakers
+        if self.source.eval_data:
+            limits["held_out_percent"] = 0.0
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
@@ -197,7 +203,10 @@ class Preparation:
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
         self.folder = parts.fetch_recordings(self.source, run, self.rules)
-        self.checked = check_dataset(self.folder, self.rules, run.folder, Ticker("checked"))
+        evaluation = parts.fetch_evaluation(self.source, run, self.rules)
+        self.checked = check_dataset(
+            self.folder, self.rules, run.folder, Ticker("checked"), evaluation
+        )
         run.set_permanent("data", str(self.source))  # only once its recordings were found
         return check_result(run, self.source, self.source_line, self.folder, self.checked)
 
@@ -213,8 +222,9 @@ class Preparation:
                 f"One recording can be used, {rows[0].id} ({rows[0].file}, line {rows[0].line}), "
                 "and training needs two: one of them is held out. Add recordings."
             )
-        fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
-        line = f"The {len(rows):,} clips that are kept: {fixed}"
+        own = [row for row in rows if not row.id.startswith(EVALUATION)]
+        fixed = write_fixed(own, self.active_run.path("fixed.jsonl"), root=self.folder)
+        line = f"The {len(own):,} clips that are kept: {fixed}"
         too_long = self.checked.too_long
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60

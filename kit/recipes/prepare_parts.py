@@ -63,6 +63,16 @@ def fetch_recordings(
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
+def fetch_evaluation(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path | None:
+    """Download or unpack the recordings of `source.eval_data`; return their folder, or None."""
+    if not source.eval_data:
+        return None
+    archive = build(ArchiveConfig, run.section("archive"))
+    hub = build(HubConfig, run.section("hub"))
+    folder, ticker = run.path("unpacked-eval"), Ticker("bytes unpacked")
+    return fetch_dataset(source.eval_data, folder, archive, hub, ticker, rules)
+
+
 def train_or_load_tokenizer(
     run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
 ) -> BaseTokenizer:

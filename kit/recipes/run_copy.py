@@ -29,7 +29,7 @@ from kit.settings import DataConfig
 COPY_EVERY_S = 10.0
 LITTER_AGE_S = 900.0  # age of a partial copy from which its machine is gone
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
-NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
+NOT_COPIED = ("corpus", "unpacked", "unpacked-eval", "long", "clips", "requests", "download")
 CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
 

@@ -151,12 +151,12 @@ class TrainingData:
         )
 
     def voice(self) -> Voice:
-        """A voice that waits for its model."""
+        """A voice that waits for its model; speakers of held-out recordings alone speak, too."""
         return Voice(
             model=None,
             codec=self.codec,
             tokenizer=self.tokenizer,
-            references=speaker_references(self.cache),
+            references=speaker_references(self.cache, "held_out") | speaker_references(self.cache),
             front_end=self.front_end,
             language=self.language,
             habits=self.habits,
@@ -174,8 +174,10 @@ class TrainingData:
         recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
         rate_hz = self.codec.input_sample_rate
         vectors = {}
+        rows = code_cache.reference_rows(self.cache, "held_out")
+        rows |= code_cache.reference_rows(self.cache)
         with on_device(self.run.hw.device, self.codec):
-            for speaker, i in code_cache.reference_rows(self.cache).items():
+            for speaker, i in rows.items():
                 wave = load_reference(recordings[self.cache.rows[i]["id"]], rate_hz)
                 vectors[speaker] = self.codec.speaker_embedding(wave, rate_hz).cpu()
         return vectors
@@ -190,12 +192,14 @@ class TrainingData:
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
         """Save what goes with the voice: reference clips, habits, the `head` that follows text."""
+        references = speaker_references(self.cache)
+        vectors = self.speaker_vectors
         voice_files.save_references(
-            speaker_references(self.cache),
+            references,
             self.run.path("references.safetensors"),
             self.habits.with_alignment_head(head),
             self.front_end.config,
-            self.speaker_vectors,
+            {name: vector for name, vector in vectors.items() if name in references},
         )
 
 

@@ -11,6 +11,7 @@ from helpers import leave_voice_files, real_voice
 from kit.base.config import merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
+from kit.dataset.manifest import read_manifest, write_manifest
 from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
@@ -176,6 +177,21 @@ def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path)
     assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
     run.record(judges={"weights": "of before"})
     assert "Of other weights" in str(Evaluation(run).judges())
+
+
+def test_a_speaker_of_held_out_recordings_alone_speaks_from_one_of_them(tmp_path, monkeypatch):
+    run = trained_run(tmp_path)
+    rows = read_manifest(run.folder)
+    first = next(row for row in rows if row.split == "held_out")
+    changed = [dataclasses.replace(row, speaker="new") if row is first else row for row in rows]
+    write_manifest(changed, run.folder)
+    mel = next(iter(real_voice().references.values()))
+    known = SimpleNamespace(references={"new": mel}, vectors={})
+    made = SimpleNamespace(voice=lambda: known)
+    monkeypatch.setattr("kit.recipes.evaluate.TrainingData", lambda run: made)
+    data = Evaluation(run).data
+    speech = data.voices["raw"].speak([first.text], "new", data.read_once)
+    assert len(speech) == 1 and set(data.voices["ema"].speakers) > {"new"}
 
 
 def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):

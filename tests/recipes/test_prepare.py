@@ -221,6 +221,31 @@ def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         taken(prep, "check", "require_usable")
 
 
+def test_evaluation_data_of_its_own_is_held_out_and_never_trained(tmp_path):
+    texts = ["ሰላም ለሁሉም ሰዎች", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እሄዳለሁ", "ቤት ውስጥ ነኝ", "እኔ ደህና ነኝ"]
+    clips = {f"c{i}": speech(2.0 + i / 4) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    data = dataset(tmp_path / "data", table, clips)
+    table = "id,speaker,text,split\nc0,new,ሰላም ነው,train\nc1,new,ጥሩ ቤት ነው,test\n"
+    other = dataset(tmp_path / "other", table, {"c0": speech(1.6), "c1": speech(1.7)})
+
+    preparation = Preparation(start("eval"), str(data), eval_data=str(other))
+    shown = str(preparation.check())
+    assert f"2 recordings of {other}, all held out" in shown
+    splits = {row.id: row.split for row in preparation.checked.kept}
+    held_out = dict.fromkeys(("eval-data/c0", "eval-data/c1"), "held_out")
+    assert splits == dict.fromkeys(clips, "train") | held_out
+    preparation.require_usable()
+    fixed = preparation.active_run.path("fixed.jsonl").read_text(encoding="utf-8")
+    assert len(fixed.splitlines()) == len(texts)
+    again = Preparation(start("eval"))
+    assert again.source.eval_data == str(other) and "evaluated on" in again.source_line
+    assert again.active_run.report()["data"]["source"]["eval_data"] == str(other)
+    for wrong, message in {data: "evaluation data.*same recording", tmp_path / "no": "no"}.items():
+        with pytest.raises(DatasetError, match=message):
+            Preparation(start("eval-2"), str(data), eval_data=str(wrong)).check()
+
+
 def test_texts_that_normalising_changed_are_counted_and_shown(tmp_path):
     texts = ["ሠላም ለሁሉም", "ዛሬ “ጥሩ” ቀን", "በ2017 ዓለም", "ነገ ወደ ቤት።"]
     clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}
