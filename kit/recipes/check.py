@@ -72,7 +72,10 @@ def check(
         return
     work = workload(run, finetuning=finetuning_of(run))
     lengths = f"{work.rows} rows of {work.longest_text} text ids and {work.longest_codes} codes"
-    yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
+    line = f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass"
+    if work.finetuning.adapters:
+        line += f", adapters of rank {work.finetuning.lora.rank}"
+    yield Result(line=line)
     try:
         verdict, free_bytes = check_step(work, int(run.threads.value))
     except KitError as error:
@@ -102,7 +105,7 @@ def describe_card(run: ActiveRun) -> str:
     return (
         f"{hw.name}, {format_gib(hw.memory_bytes)}, of which a run may use "
         f"{format_gib(limit_bytes)}; compute capability {format_capability(hw.capability)}: preset "
-        f"{run.preset_name}, {run.precision.value}."
+        f"{run.preset_name}, {run.precision.value}, adapters of rank {run.section('lora')['rank']}."
     )
 
 

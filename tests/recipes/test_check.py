@@ -79,18 +79,20 @@ def test_a_t4_can_train_all_weights_of_both_released_models(on_card):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "preset_name", "precision"),
+    ("gpu", "preset_name", "precision", "rank"),
     [
-        ("8 GiB, 7.5", "8gb", "fp16"),
-        ("H200", "80gb", "bf16"),
+        ("8 GiB, 7.5", "8gb", "fp16", 8),
+        ("T4", "t4", "fp16", 16),
+        ("RTX 4090", "24gb", "bf16", 32),
+        ("H200", "80gb", "bf16", 64),
     ],
 )
-def test_the_card_decides_preset_and_precision(on_card, gpu, preset_name, precision):
+def test_the_card_decides_preset_precision_and_rank(on_card, gpu, preset_name, precision, rank):
     run = on_card(gpu)
     assert (run.preset_name, run.precision.value) == (preset_name, precision)
     text = "\n".join(map(str, check(run, gpu)))
     assert all(each["fits"] == "yes" for what, each in planned(run).items() if "scratch" in what)
-    assert "measured)" in text
+    assert "measured)" in text and f"adapters of rank {rank}." in text
 
 
 def test_settings_count_and_a_preset_that_does_not_fit_is_refused(on_card):
