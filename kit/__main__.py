@@ -203,6 +203,13 @@ COMMANDS = [  # in the order in which they are used
         takes="name",
     ),
     Command(
+        "preset",
+        "recipes.reports:preset",
+        "a run's settings as a preset, for other runs",
+        "nothing: the YAML goes to stdout (> mine.yaml), for --preset mine.yaml",
+        takes="preset",
+    ),
+    Command(
         "pack",
         "recipes.run_copy:pack",
         "a run as one file, for another machine",

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kit.base.config import merge
 from kit.base.errors import KitError
 from kit.base.run import Run, find_run
 from kit.recipes import reports
 from kit.recipes.base_model import MIN_HOURS, RELEASE
+from kit.recipes.open_run import RunSource
 from kit.recipes.reports import Checklist, Compare, write_comparison
 from kit.recipes.run_parts import START_FROM
 from kit.tuning.checks import Check
@@ -43,6 +45,35 @@ def write_log(run: Run, **fault) -> None:
         newer = fault if step > 50 else {}
         lines.append(json.dumps(row | {"step": step, "loss": 5 - step / 50} | newer) + "\n")
     (run.folder / "train.jsonl").write_text("".join(lines))
+
+
+def test_a_runs_settings_are_a_preset_for_another_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("KIT_PRESET", raising=False)
+    run = find_run("cpu", "quality", name="first")
+    run.begin()
+    run.record(data={"positions": {"max_text": 50, "max_code": 60}})
+    run = find_run(name="first").save_settings(
+        {"train": {"max_steps": 70, "lr": 1e-4}, "data": {"workers": 1}}
+    )
+    speed = {name: not on for name, on in run.section("speed").items() if name == "tf32"}
+    lines = "".join(f"  {name}: {str(on).lower()}\n" for name, on in speed.items())
+    run.path("speed.yaml").write_text(f"speed:\n{lines}data:\n  micro_batch: 8\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text(str(reports.preset(find_run(name="first"))), encoding="utf-8")
+
+    again = find_run(str(path), name="second")
+    usual = find_run("cpu", "quality", name="third").preset
+    wanted = merge(usual, run.settings)
+    wanted = merge(wanted, {"speed": speed, "data": {"micro_batch": 8}})
+    for name in wanted.keys() - {"recordings", "base_model"}:
+        assert again.preset[name] == wanted[name], name
+    for source in (RunSource(), RunSource(data="clips")):
+        for name in ("train", "codec", "data"):
+            own = source.section(find_run(name="first"), name)
+            own = merge(own, {"micro_batch": 8}) if name == "data" else own
+            assert source.section(again, name) == own
+    assert json.loads(json.dumps(again.preset)) == again.preset, "plain values"
 
 
 def test_figures_curves_and_only_what_differs_in_the_settings(runs):
