@@ -294,10 +294,12 @@ class DataConfig:
     shard: int = 2000  # utterances per cache file
     max_cache_gib: float = 50.0  # of the cache's folder; the least recently used files are removed
     workers: int = 0  # processes that make training batches ahead; 0: the training process itself
+    prefetch_factor: int = 2  # batches that each of them makes ahead
     seed: int = 0
 
     def __post_init__(self):
         require_least(self, 1, "effective_batch", "micro_batch", "sort_window", "shard")
+        require_least(self, 1, "prefetch_factor")
         require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
         require_least(self, 0, "effective_tokens", "span_rows", "max_cache_gib", "workers")
         require_within(self, 50, 200, "speeds")

@@ -327,12 +327,17 @@ def validation_batches(stream: CodeStream) -> list:
     ]
 
 
-def prefetched(stream: CodeStream, workers: int) -> Iterable:
+def prefetched(stream: CodeStream, config: DataConfig) -> Iterable:
     """Return `stream`, its batches prefetched by `workers` processes: the same, in their order."""
-    if not workers:
+    if not config.workers:
         return stream
-    start = "spawn"  # not forked: threads and a CUDA context do not survive it
-    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
+    return DataLoader(
+        stream,
+        batch_size=None,
+        num_workers=config.workers,
+        prefetch_factor=config.prefetch_factor,
+        multiprocessing_context="spawn",  # not forked: threads and a CUDA context do not survive it
+    )
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:

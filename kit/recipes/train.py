@@ -88,7 +88,7 @@ class Training(TrainingPlan):
     def batches(self, position: dict | None = None):
         """Endless training batches from `position` on (None: the beginning)."""
         stream = self.data.stream("train", position, few_shapes=self.pads())
-        return prefetched(stream, self.data.config.workers)
+        return prefetched(stream, self.data.config)
 
     def pads(self) -> bool:
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""

@@ -254,6 +254,7 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
         fields[name].text.value = right
         assert not fields[name].problem.value and not view.start.disabled
     changed = {"lr": "1e-4", "micro_batch": "2", "effective_batch": "4", "ema_decay": "0.5"}
+    changed |= {"workers": "1", "prefetch_factor": "3"}
     for name, text in changed.items():
         fields[name].text.value = text
     view.start.click()
