@@ -3,6 +3,7 @@
 Each part is made once, when it is first asked for, under the session's temporary KIT_RUNS.
 """
 
+import ast
 import contextlib
 import dataclasses
 import itertools
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import soundfile
 import torch
@@ -463,3 +465,13 @@ def keep_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def run_shown(name: str, start: str, names: dict):
+    """Run the cells of a notebook whose ids begin with `start`; return what the last one shows."""
+    (path,) = (Path(__file__).parents[1] / "notebooks").glob(f"{name}_*.ipynb")
+    cells = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells
+    own = [c.source for c in cells if c.cell_type == "code" and c.id.split("-")[0] == start]
+    *body, last = ast.parse("\n".join(own)).body
+    exec(compile(ast.Module(body, []), start, "exec"), names)
+    return eval(compile(ast.Expression(last.value), start, "eval"), names)

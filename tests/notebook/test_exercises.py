@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
-from helpers import CPU
+from helpers import CPU, code_cache, manifest, run_shown, trained_codec
 
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.batches.batching import padding_waste
+from kit.dataset.manifest import write_manifest
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
@@ -84,6 +85,18 @@ def test_02_learns_in_twelve_steps():
     training = SimpleNamespace(batches=lambda: make_batches(task))
     guess = math.log(task.model.code_vocab)
     require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
+
+
+def test_02_compares_codes_from_the_cache_with_codes_made_in_every_step(tmp_path):
+    write_manifest(manifest(), tmp_path)
+    data = SimpleNamespace(codec=trained_codec()[0], cache=code_cache(), config=DataConfig())
+    training = SimpleNamespace(
+        data=data, batches=lambda: iter(range(9)), rows=lambda: [{"step_s": 0.5}]
+    )
+    names = {"training": training, "run": SimpleNamespace(folder=tmp_path)}
+    shown = run_shown("02", "fly", names)
+    cached, made = shown.grid[1:]
+    assert float(cached[1].split()[0]) < float(made[1].split()[0]) and "times as long" in str(shown)
 
 
 @pytest.mark.parametrize("transcript", ["", "a brown fox"])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import leave_voice_files, real_voice
+from helpers import leave_voice_files, real_voice, run_shown
 
 from kit.base.config import merge
 from kit.base.errors import KitError, SpeechError
@@ -16,6 +16,7 @@ from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
 from kit.model.weights import save_model
+from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
@@ -177,6 +178,14 @@ def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path)
     assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
     run.record(judges={"weights": "of before"})
     assert "Of other weights" in str(Evaluation(run).judges())
+
+
+def test_the_exercise_compares_three_frame_rates(run, evaluated):
+    names = {"evaluation": evaluated[0], "run": run, "torch": torch, "Result": Result}
+    shown = run_shown("03", "rates", names)
+    rates = [float(row[1]) for row in shown.grid[1:]]
+    assert rates == sorted(rates, reverse=True) and len(rates) == 3
+    assert all("iB" in row[2] and row[3].endswith("%") for row in shown.grid[1:])
 
 
 def test_a_speaker_of_held_out_recordings_alone_speaks_from_one_of_them(tmp_path, monkeypatch):
