@@ -176,6 +176,13 @@ COMMANDS = [  # in the order in which they are used
         "it has learnt nothing",
     ),
     Command(
+        "profile",
+        "recipes.train:profile",
+        "where ten steps of a running training spend their time",
+        "a trace for ui.perfetto.dev and a table of operators to the run's profile/",
+        takes="name",
+    ),
+    Command(
         "evaluate",
         "recipes.evaluate:Evaluation",
         "is it intelligible?",

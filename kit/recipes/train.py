@@ -6,12 +6,15 @@
 
 import dataclasses
 import os
+import shlex
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.formatting import text_grid
+from kit.base.run import read_run_file, require_run
 from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
@@ -49,10 +52,11 @@ from kit.tuning.checks import (
     training_checks,
 )
 from kit.tuning.memory_plan import count_parameters, trainable_of
-from kit.tuning.monitor import Monitor, StepProfiler
+from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import limit_memory
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
+POLL_S = 0.5  # between two looks whether a profile is there
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
 
 
@@ -350,3 +354,26 @@ class TrainAlong:
         training.job = training.training_run(validation, evaluate=gate)
         for _ in training.job.events():
             pass
+
+
+def profile(run: str) -> Result:
+    """Profile ten steps of the training of the run of this name, which another process runs.
+
+    Raises KitError where none does on this machine, and where it ends before.
+    """
+    folder = require_run(run)
+    process = training_runs.TrainingProcess(folder)
+    status = folder / PROFILES / STATUS
+    status.unlink(missing_ok=True)
+    command = f"python -m kit train --run {shlex.quote(folder.name)}"
+    if process.running:
+        process.request(training_runs.PROFILE)
+    while process.running:
+        done = read_run_file(status)
+        if done and not done.startswith("Profiling"):
+            return Result(line=f"{done} The operators that took most are in {status.parent}.")
+        time.sleep(POLL_S)
+    raise KitError(
+        f"No training of `{folder.name}` runs on this machine, or it ended before ten steps were "
+        f"profiled. Start it ({command}), and give this command beside it."
+    )

@@ -27,10 +27,12 @@ from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.panel import PanelSettings
 from kit.recipes.start import start
-from kit.recipes.train import Training
-from kit.recipes.training_listeners import load_attention_maps
+from kit.recipes.train import Training, profile
+from kit.recipes.training_listeners import PROFILES, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
+from kit.training.run import PROFILE, TrainingProcess, is_requested
+from kit.tuning.monitor import StepProfiler
 
 SMALL = {
     "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
@@ -294,6 +296,27 @@ def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, m
     with pytest.raises(KitError, match="num_train_epochs = -1") as raised:
         settings.workload_of(values | {"num_train_epochs": -1})
     assert raised.value.field == "num_train_epochs"
+
+
+def test_a_command_profiles_a_training_that_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "preset").write_text("tiny", encoding="utf-8")
+    with pytest.raises(KitError, match=r"No training of `mine` runs.*kit train --run mine"):
+        profile("mine")
+    statuses = ["Profiling: 10 steps from step 2 on.", "Profile of steps 5 to 10: aten::mm 40%."]
+    profiler = StepProfiler(folder / PROFILES)
+
+    def running(process) -> bool:
+        if is_requested(folder, PROFILE) and statuses:
+            profiler._report(statuses.pop(0))
+        return True
+
+    monkeypatch.setattr(TrainingProcess, "running", property(running))
+    monkeypatch.setattr("kit.recipes.train.POLL_S", 0.01)
+    profiler._report("Profile of an earlier training.")
+    assert str(profile("mine")).startswith("Profile of steps 5 to 10: aten::mm 40%.")
 
 
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
