@@ -100,11 +100,20 @@ def train_or_load_tokenizer(
 
 
 def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
-    """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use."""
+    """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use.
+
+    And where its phonemes are not those of the base voice.
+    """
+    base = load_base_tokenizer(run, source.language)
+    if base is not None and source.phonemes not in ("", base.phonemes):
+        raise KitError(
+            f"PHONEMES is {source.phonemes}, but the base voice "
+            f"{read_run_file(run.folder / START_FROM).partition(' ')[2]} spells in "
+            f"{base.phonemes or 'letters'}: leave it empty, or start from a voice of these phonemes."
+        )
     if not source.tokenizer:
         return
     others = {"TEXT": source.text, "PHONEMES": source.phonemes}
-    base = load_base_tokenizer(run, source.language)
     if base is not None and not base.replaceable:
         others["BASE_MODEL"] = read_run_file(run.folder / START_FROM)
     for name, value in others.items():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
-from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
+from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, tokenizer, unchecked
 
+from kit.__main__ import options_of
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
@@ -23,6 +24,7 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
     fetch_recordings,
+    require_own_tokenizer,
     train_or_load_codec,
     train_or_load_recognizer,
 )
@@ -370,6 +372,18 @@ def test_a_tokenizer_of_texts_as_they_are_is_told_of_the_respelling(tmp_path):
     kept = Preparation(run, folder, tokenizer=str(own))
     taken(kept, "check", "train_tokenizer")
     assert {row.text for row in kept.checked.kept} == set(texts)
+
+
+def test_phonemes_must_be_those_of_the_base_voice(monkeypatch):
+    run = start("phonetic")
+    monkeypatch.setattr("kit.recipes.prepare_parts.load_base_tokenizer", lambda *_: tokenizer())
+    run.path("start_from").write_text("0 ../runs/demo/export", encoding="utf-8")
+    for words in ({}, {"phonemes": ""}):
+        require_own_tokenizer(run, RunSource(**words))
+    with pytest.raises(KitError, match="en-us.*runs/demo/export spells in letters"):
+        require_own_tokenizer(run, RunSource(phonemes="en-us"))
+    finetune = options_of("extras.finetune.recipe:FineTune")
+    assert {"phonemes", "eval_data"} <= {name for name, *_ in finetune}
 
 
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
