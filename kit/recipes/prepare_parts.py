@@ -109,7 +109,7 @@ def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
         raise KitError(
             f"PHONEMES is {source.phonemes}, but the base voice "
             f"{read_run_file(run.folder / START_FROM).partition(' ')[2]} spells in "
-            f"{base.phonemes or 'letters'}: leave it empty, or start from a voice of these phonemes."
+            f"{base.phonemes or 'letters'}: leave it empty, or start from a voice of phonemes."
         )
     if not source.tokenizer:
         return

@@ -22,6 +22,7 @@ MIN_STEPS = 100  # before a trend is judged
 MIN_TIMED = 10  # before a diagnosis
 SKIPPED = 5  # steps at each start: compiling, filling caches
 RECENT = 100  # steps that count as the newest
+MAX_RAM = 0.9  # share of the machine's
 MIN_LOAD = 0.7  # of the device
 PATIENCE = 3  # validations that may all be worse than the lowest one
 MAX_OVERFIT = 1.5  # held-out loss over training loss
@@ -191,6 +192,11 @@ def diagnose(
         # A GPU that has less work queued waits for the CPU to start its kernels.
         figure, passed = f"for {share['sync']:.0%} of a step", share["sync"] >= 0.03
         checks.append(judged("work queued for the GPU", figure, "at least 3%", passed, fix))
+    ram = numbers(recent, "ram_bytes")
+    if ram:
+        fix = "set `workers` lower, or close other programs: without RAM the system ends a training"
+        text = "{:.0%} of this machine's"
+        checks.append(at_most("RAM", max(ram) / hw.ram_bytes, MAX_RAM, text, fix))
     peak_bytes, reserved_bytes = recent[-1]["memory_bytes"], recent[-1]["reserved_bytes"]
     if reserved_bytes > 0.8 * hw.memory_bytes:
         fix = "set `length_multiple` to 64, so that batches have fewer shapes"

@@ -380,7 +380,7 @@ def test_phonemes_must_be_those_of_the_base_voice(monkeypatch):
     run.path("start_from").write_text("0 ../runs/demo/export", encoding="utf-8")
     for words in ({}, {"phonemes": ""}):
         require_own_tokenizer(run, RunSource(**words))
-    with pytest.raises(KitError, match="en-us.*runs/demo/export spells in letters"):
+    with pytest.raises(KitError, match=r"en-us.*runs/demo/export spells in letters"):
         require_own_tokenizer(run, RunSource(phonemes="en-us"))
     finetune = options_of("extras.finetune.recipe:FineTune")
     assert {"phonemes", "eval_data"} <= {name for name, *_ in finetune}

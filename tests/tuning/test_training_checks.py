@@ -46,6 +46,7 @@ CASES = {
     "copying batches": ({"copy_s": 0.1}, {"copy_s": 0.04}, "Pinned memory"),
     "summing gradients": ({"reduce_s": 0.4}, {"reduce_s": 0.19}, "effective_batch"),
     "checkpoints and logs": ({"wall_s": 1.5}, {"wall_s": 1.15}, "save_steps"),
+    "RAM": ({"ram_bytes": 0.95 * GPU.ram_bytes}, {"ram_bytes": 0.85 * GPU.ram_bytes}, "workers"),
     "evaluation": ({"wall_s": 2.0, "eval_s": 0.95}, {"wall_s": 1.1}, "gate_every"),
     "fragmented memory": ({"reserved_bytes": 9e9}, {"reserved_bytes": 7.9e9}, "length_mu"),
 }
