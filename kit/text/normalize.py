@@ -135,7 +135,7 @@ def text_changes(written: str, text: str, language: str) -> list[str]:
         "letters in another form": _FORMS.search(written),
         "letters respelt": any(respelt),
         "signs removed": any(removed) or _UNSEEN.search(written),
-        "figures in words": has_figures,
+        "numbers spelt out": has_figures,
     }
     return [kind for kind, is_it in signs.items() if is_it]
 

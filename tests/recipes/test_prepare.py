@@ -254,7 +254,7 @@ def test_texts_that_normalising_changed_are_counted_and_shown(tmp_path):
     table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
     preparation = Preparation(start("changed"), str(dataset(tmp_path / "data", table, clips)))
     shown = str(preparation.check())
-    assert "letters respelt 2, signs removed 1, figures in words 1" in shown
+    assert "letters respelt 2, signs removed 1, numbers spelt out 1" in shown
     assert "'ሠላም ለሁሉም' -> 'ሰላም ለሁሉም'" in shown and "ነገ ወደ ቤት" not in shown
     run = preparation.active_run
     recorded = run.report()["data"]
@@ -352,7 +352,7 @@ def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path)
     assert not preparation.active_run.path("tokenizer.model").exists()
 
 
-def test_a_tokenizer_of_texts_as_they_are_is_told_of_the_respelling(tmp_path):
+def test_a_tokenizer_of_texts_as_they_are_is_refused_with_the_respelling(tmp_path):
     texts = ["ሠላም ለሁሉም ሠዎች", "ፀሐይ ዛሬ ወጣች", "ዓለም ሠፊ ናት", "የፀሐይ ዓመት"]
     own = sentencepiece(tmp_path / "amharic.model", texts * 9, vocab_size=30)
     clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}

@@ -91,13 +91,13 @@ CHANGES = [
     ("ﬁne Ａ", "en", ["letters in another form"]),
     ("ሠላም ፀሐይ", "am", ["letters respelt"]),
     ("«so» it\u200b is", "en", ["signs removed"]),
-    ("5 ሠላም (ሀ)", "am", ["letters respelt", "signs removed", "figures in words"]),
+    ("5 ሠላም (ሀ)", "am", ["letters respelt", "signs removed", "numbers spelt out"]),
     ("As it  is, well-known.", "en", []),
 ]
 
 
 @pytest.mark.parametrize(("written", "language", "changes"), CHANGES)
-def test_what_normalising_changed_is_told_by_kind(written, language, changes):
+def test_what_normalising_changed_is_named_by_kind(written, language, changes):
     once = normalize(written, language)
     assert text.text_changes(written, once, language) == changes
     assert text.text_changes(once, once, language) == []
