@@ -164,9 +164,14 @@ def _names_in(folder: str) -> dict[str, list[str]]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return a folder, and those in it that are not hidden."""
-    below = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-    return [folder, *filter(Path.is_dir, below)]
+    """Return a folder, and those in it that are not hidden and have no table of their own."""
+    folders = [folder]
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            suffixes = set(map(_suffix, os.listdir(path)))
+            if not suffixes & {".csv", ".tsv", ".jsonl"}:
+                folders.append(path)
+    return folders
 
 
 def _nfc(name: str) -> str:

@@ -308,7 +308,7 @@ class Segmenter:
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
-                values = {"id": clip_id, "audio": str(audio), "text": clip["text"]}
+                values = {"id": clip_id, "audio": str(audio), "text": clip["text"], "written": ""}
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 

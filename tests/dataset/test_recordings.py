@@ -91,6 +91,9 @@ def test_two_folders_with_recordings_of_one_name_need_a_word(tmp_path):
         folder = folder_of(tmp_path / kind, [*wavs(), *wavs(10, pattern)], **table)
         with pytest.raises(DatasetError, match="Two recordings fit 'c0'"):
             read(folder)
+    folder = folder_of(tmp_path / "other", [*wavs(), *wavs(3, "other/c{}.wav")], **table)
+    folder_of(folder / "other", [], **table)
+    assert len(read(folder).rows) == 10, "a folder with a table of its own is another dataset"
     # What names its folder or its suffix fits one; a link is the same recording.
     both = [*wavs(), *wavs(3, "raw/c{}.wav")]
     table = {"list.csv": "path,text\n" + lines("wavs/c{i}.wav,{t}")}
