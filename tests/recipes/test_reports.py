@@ -56,9 +56,9 @@ def test_a_runs_settings_are_a_preset_for_another_run(tmp_path, monkeypatch):
     run = find_run(name="first").save_settings(
         {"train": {"max_steps": 70, "lr": 1e-4}, "data": {"workers": 1}}
     )
-    speed = {name: not on for name, on in run.section("speed").items() if name == "tf32"}
-    lines = "".join(f"  {name}: {str(on).lower()}\n" for name, on in speed.items())
-    run.path("speed.yaml").write_text(f"speed:\n{lines}data:\n  micro_batch: 8\n")
+    speed = {"sdpa": not run.section("speed").get("sdpa", False)}
+    lines = f"speed:\n  sdpa: {str(speed['sdpa']).lower()}\ndata:\n  micro_batch: 8\n"
+    run.path("speed.yaml").write_text(lines)
     path = tmp_path / "mine.yaml"
     path.write_text(str(reports.preset(find_run(name="first"))), encoding="utf-8")
 
