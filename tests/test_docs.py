@@ -178,7 +178,7 @@ def test_every_path_and_command_that_is_named_is_there(page):
     for words in re.findall(r"python -m kit ([^`#\n]+)", message):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
-        options = parser().parse_args(shlex.split(words.split(" | ")[0]))
+        options = parser().parse_args(shlex.split(re.split(" [|>] ", words)[0]))
         known = {} if "one_minus_sqrt" in words else parse_settings(options.set)
         check_settings(known, load_preset("tiny"))
 
