@@ -288,6 +288,7 @@ class DataConfig:
     # Speeds, in percent, at which training also plays each recording, faster and higher or slower
     # and lower: further speakers (speed perturbation, Ko et al. 2015).
     speeds: tuple[int, ...] = ()
+    augment_max_hours: float = 10.0  # of speech: with more, neither runs of words nor other speeds
     grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
     length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
@@ -302,6 +303,7 @@ class DataConfig:
         require_least(self, 1, "prefetch_factor")
         require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
         require_least(self, 0, "effective_tokens", "span_rows", "max_cache_gib", "workers")
+        require_least(self, 0, "augment_max_hours")
         require_within(self, 50, 200, "speeds")
         require_within(self, 0, 1, "short_first")
         require_within(self, 0, MAX_SEED, "seed")
@@ -310,6 +312,10 @@ class DataConfig:
         require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
+
+    def speeds_for(self, hours: float) -> tuple[int, ...]:
+        """The speeds at which so many `hours` of speech are played besides their own."""
+        return self.speeds if hours <= self.augment_max_hours else ()
 
     @property
     def grad_accum(self) -> int:

@@ -95,13 +95,14 @@ class TrainingData:
     def at_speeds(self) -> list[CodeCache]:
         """The recordings at other speeds, for the section data's `speeds`."""
         indexes = self.run.figure("data", "at_speeds") or {}
-        lacking = [str(speed) for speed in self.config.speeds if str(speed) not in indexes]
+        speeds = [str(speed) for speed in self.config.speeds_for(self.run.figure("data", "hours"))]
+        lacking = [speed for speed in speeds if speed not in indexes]
         if lacking:
             raise KitError(
                 f"No recording was encoded at {', '.join(lacking)} % of its speed (`speeds` of the "
                 "section data): run notebook 01_data_prep again."
             )
-        return [CodeCache(self.run.folder / indexes[str(speed)]) for speed in self.config.speeds]
+        return [CodeCache(self.run.folder / indexes[speed]) for speed in speeds]
 
     @cached_property
     def spans(self) -> WordSpans | None:

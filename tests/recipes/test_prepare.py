@@ -113,6 +113,9 @@ def test_recordings_are_encoded_at_the_speeds_asked_for_and_no_other_can_be_trai
     assert list(run.figure("data", "at_speeds")) == [str(speed) for speed in data.config.speeds]
     assert data.stream().caches == [data.cache, *data.at_speeds]
     assert data.stream("held_out").caches == [data.cache], "judged as it was recorded"
+    much = TrainingData(run)
+    much.config = dataclasses.replace(data.config, speeds=(90, 80), augment_max_hours=0.0)
+    assert much.stream().caches == [data.cache], "there are more hours than that"
     other = TrainingData(run)
     other.config = dataclasses.replace(data.config, speeds=(90, 80))
     with pytest.raises(KitError, match="at 80 % of its speed"):
