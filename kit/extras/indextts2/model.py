@@ -16,10 +16,11 @@ from torch import Tensor
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
-from kit.base.tensor_file import checksum, describe_mismatch, fill_module, save_tensors
+from kit.base.tensor_file import checksum, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.extras.xtts_v2 import model as xtts
+from kit.extras.xtts_v2.tensor_names import GPT, INDEXTTS2_MARKS, released_name, to_released
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
@@ -68,7 +69,6 @@ class IndexTTS2:
     settings: dict  # config.yaml; `save_indextts2` updates the sizes of the GPT in it
     tokenizer: bytes  # the SentencePiece model, with the kit's mark
     source: xtts.Provenance
-    notes: tuple[str, ...] = ()
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
@@ -84,25 +84,18 @@ def load_indextts2(path: Path) -> IndexTTS2:
     if not isinstance(settings, dict):
         raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
     config = gpt_config(settings, file.parent / CONFIG_FILE)
-    data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
-    empty = xtts.empty_model(config)
-    problems = describe_mismatch(tensors, xtts.to_released(empty.state_dict(), file_name))
-    if problems:
-        raise KitError(
-            f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
-            "Take weights, configuration and vocabulary from one place."
-        )
-    model = fill_module(empty, xtts.from_released(tensors, config, file_name), file)
+    data = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
+    model = xtts.build_model(tensors, config, file, "IndexTTS2", file_name)
     source = xtts.provenance(file, tensors)
-    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
+    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source)
 
 
 def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not xtts.INDEXTTS2_MARKS.issubset(map(str, stored)):
-        missing = " and no ".join(sorted(xtts.INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not INDEXTTS2_MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
@@ -149,7 +142,7 @@ def save_indextts2(
             f"The model has {config.text_vocab} text ids, the tokenizer {size}: use the one that "
             "the model was trained with."
         )
-    weights = xtts.to_released(xtts.finite_weights(release.model, dtype), file_name)
+    weights = to_released(xtts.finite_weights(release.model, dtype), file_name)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     make_folder(folder)
     require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
@@ -205,7 +198,7 @@ def file_name(name: str) -> str:
     conditioner = "conditioner."
     if name.startswith(conditioner):
         return name.removeprefix(conditioner)
-    return xtts.released_name(name).removeprefix(xtts.GPT)
+    return released_name(name).removeprefix(GPT)
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:

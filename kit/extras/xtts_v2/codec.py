@@ -25,7 +25,7 @@ from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch, require_finite
 from kit.extras.xtts_v2 import vocoder
-from kit.extras.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name
+from kit.extras.xtts_v2.tensor_names import MEL_STATS, SPEAKER, VOCODER
 from kit.settings import MelConfig
 
 # Of the log-mels of the DVAE and of the speaker conditioning, in samples.
@@ -45,6 +45,11 @@ SIZES = {
     "channels": ("vocoder.conv_pre.weight", 0),
     "attention_width": ("speaker_encoder.attention.0.weight", 0),
 }
+# Norms and directions of a weight, by the names of today's torch and by older ones.
+WEIGHT_NORM = (
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+    ("weight_g", "weight_v"),
+)
 SAME_RELEASE = "Take all files from the same release."
 # {(section, name) of the configuration: what every XTTS-v2 has}
 RATES = {
@@ -346,7 +351,10 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     wanted = {n: t for n, t in codec.state_dict().items() if n.startswith(prefixes)}
     mismatch = describe_mismatch(tensors, wanted)
     if mismatch:
-        raise KitError(f"Its sound is not that of an XTTS-v2; {mismatch}. {SAME_RELEASE}")
+        raise KitError(
+            "Vocoder, speaker encoder and DVAE are not those of an XTTS-v2; "
+            f"{mismatch}. {SAME_RELEASE}"
+        )
     codes = settings.get("model_args", {}).get("gpt_start_audio_token")
     if codes not in (None, codec.vocab_size):
         raise KitError(
@@ -371,12 +379,13 @@ def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
 
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
-    folded = {current_name(name): tensor for name, tensor in tensors.items()}
-    for name in list(folded):
-        layer = name.removesuffix("parametrizations.weight.original1")
-        norms_name = f"{layer}parametrizations.weight.original0"
-        if layer != name and norms_name in folded:
-            norms = folded.pop(norms_name).float()
+    folded = dict(tensors)
+    for norms_name, direction_name in WEIGHT_NORM:
+        for name in tensors:
+            layer = name.removesuffix(direction_name)
+            if layer == name or f"{layer}{norms_name}" not in tensors:
+                continue
+            norms = folded.pop(f"{layer}{norms_name}").float()
             v = folded.pop(name).float()
             folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded

@@ -194,11 +194,11 @@ class XTTSTokenizer(BaseTokenizer):
     def file_bytes(self) -> bytes:
         return self.vocabulary.data
 
-    def grow(self, lines: list[str], path: Path, pieces: int = PIECES) -> "XTTSTokenizer":
+    def grow(self, lines: list[str], path: Path) -> "XTTSTokenizer":
         """Write the vocabulary, extended by the tokens of `lines` (normalised), to `path`.
 
-        New are the language tag, all characters that it lacks, and up to `pieces` longer tokens,
-        seen 100 times. Raises SpeechError without text, or for letters that the release romanises.
+        New are the language tag, all characters that it lacks, and up to PIECES longer tokens, seen
+        100 times. Raises SpeechError without text, or for letters that the release romanises.
         """
         lines = [self.spell(line) for line in lines if line.strip()]
         if not lines:
@@ -212,7 +212,7 @@ class XTTSTokenizer(BaseTokenizer):
         with TemporaryDirectory(prefix="pieces-") as folder:
             spelling_all = _saved(described, Path(folder) / "vocab.json", self)
             words = _words(spelling_all, lines)
-        merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
+        merges = learned_merges(words, PIECES, set(described["model"]["vocab"]))
         _add_pieces(described, ["".join(pair) for pair in merges])
         old_merges = described["model"]["merges"]
         as_lists = bool(old_merges) and isinstance(old_merges[0], list)
@@ -221,16 +221,16 @@ class XTTSTokenizer(BaseTokenizer):
         assert self.vocabulary.ids.items() <= grown.vocabulary.ids.items()
         return grown
 
-    def describe_growth(self, grown: "XTTSTokenizer", pieces: int = PIECES) -> str:
+    def describe_growth(self, grown: "XTTSTokenizer") -> str:
         new = [grown.piece(number) for number in range(self.vocab_size, grown.vocab_size)]
         tags = [piece for piece in new if TAG.fullmatch(piece)]
         letters = [piece for piece in new if len(piece) == 1]
         longer = len(new) - len(tags) - len(letters)
         line = f"{self.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer "
         line += f"pieces and the tag {tags[0]}." if tags else "pieces."
-        if longer < pieces:
+        if longer < PIECES:
             line += (
-                f" {pieces} longer ones were requested, but further ones would occur fewer than "
+                f" There is room for {PIECES} longer ones, but further ones would occur fewer than "
                 f"{OFTEN} times in this text, too few to learn how they sound."
             )
         return line
