@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.hardware import detect
-from kit.extras.xtts_v2.model import from_released, to_released
+from kit.extras.xtts_v2.tensor_names import from_released, to_released
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, pack
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig

@@ -12,7 +12,8 @@ import torch
 from coqui import FULL, VARIED, coqui_loaded, coqui_xtts, opinionated, write_coqui
 from torch import Tensor
 
-from kit.extras.xtts_v2.model import load_xtts, save_xtts, to_released
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tensor_names import to_released
 from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import torchaudio
 from released_sound import spoken, xtts_mels
-from released_xtts import random_dvae, random_sound, settings, write_release
+from released_xtts import random_dvae, random_sound, settings, sound_tensors, write_release
 from torch import Tensor
 
 from kit.audio import codec as codecs
@@ -25,7 +25,7 @@ from kit.extras.xtts_v2.codec import (
     XTTSMelConfig,
     xtts_codec,
 )
-from kit.extras.xtts_v2.model import load_xtts, sound_tensors
+from kit.extras.xtts_v2.model import load_xtts
 
 RATE = 24_000
 INPUT_RATE = 22_050
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_reported(codec, call, facts):
 
 def test_the_releases_sizes_are_the_defaults():
     """Tensor for tensor they are compared in tests/xtts, where coqui-tts is installed."""
-    tensors = sound_tensors({})
+    tensors = sound_tensors()
     assert len(tensors) == 537 and sum(t.numel() for t in tensors.values()) == 25_882_035
     with torch.device("meta"):
         dvae = DVAE()
