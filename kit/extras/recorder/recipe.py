@@ -6,7 +6,6 @@ row, and uploaded files whose names are taken go to a folder of their own.
 """
 
 import collections
-import filecmp
 import itertools
 import random
 import shutil
@@ -91,35 +90,27 @@ def add_files(folder: Path, files: list[Path]) -> str:
     """Copy recordings and tables, unpack archives under `folder`; return a line on where they are.
 
     batch-1/, batch-2/ ... hold what belongs together: files join the last one, so that a table may
-    follow its recordings, or begin the next if that has other files of their names. Raises
-    DatasetError for files of other kinds.
+    follow its recordings, or begin the next if that has one of their names. Raises DatasetError for
+    files of other kinds.
     """
     for file in files:
         if not archive_suffix(file) and file.suffix.lower() not in SUFFIXES + TABLES:
             kinds = ", ".join((*SUFFIXES, *TABLES, ".zip"))
             raise DatasetError(f"{file.name} is not a recording, table or archive: {kinds}.")
     number = max(len(list(folder.glob("batch-*"))), 1)
-    if any(is_taken(folder / f"batch-{number}", file) for file in files):
+    names = [file.name[: len(file.name) - len(archive_suffix(file))] for file in files]
+    if any((folder / f"batch-{number}" / name).exists() for name in names):
         number += 1
     batch = make_folder(folder / f"batch-{number}")
     for file in files:
-        target = batch / file.name
         if archive_suffix(file):
             unpack(file, batch, ArchiveConfig())
-        elif not target.exists() or is_taken(batch, file):
-            copy_as_new(file, target)
+        else:
+            copy_as_new(file, batch / file.name)
     return (
         f"{len(files)} uploaded into {batch}. With a table, set DATA in 01_data_prep to {folder}; "
         "without texts, set UNTRANSCRIBED in 06_more_data to it."
     )
-
-
-def is_taken(folder: Path, file: Path) -> bool:
-    """Return whether `folder` has another file, or a folder, of the name of `file`."""
-    if archive_suffix(file):
-        return (folder / file.name[: -len(archive_suffix(file))]).exists()
-    target = folder / file.name
-    return target.exists() and not filecmp.cmp(file, target, shallow=False)
 
 
 def copy_as_new(file: Path, target: Path) -> Path:

@@ -217,16 +217,13 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
             "from where the model was published."
         )
     try:
-        # As it will be saved.
-        text = beside.read_text(encoding="utf-8") if beside.is_file() else json.dumps(stored_config)
-        return json.loads(text)
-    except OSError as error:
-        raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        source = beside if beside.is_file() else f"The configuration in {file}"
+        if beside.is_file():
+            return json.loads(beside.read_bytes())
+        return json.loads(json.dumps(stored_config))  # as it will be saved
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise KitError(
-            f"{source} is not valid JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to "
-            f"{beside}."
+            f"The configuration of {file} cannot be read ({shorten(error)}): copy the release's "
+            f"{CONFIG_FILE} to {beside}."
         ) from error
 
 
