@@ -1,8 +1,8 @@
 """Streaming measured beside its peers, in one run on one machine: `make bench-data`.
 
 Contestants of a row take turns, so that a busy moment hits all; the best of the repeats counts, the
-median is printed too. Memory is measured in a process of its own for each. Prints the rows
-(rows.py) and writes them into runs/bench/data.json.
+median is printed too. Memory is measured in a process of its own for each. Prints a table and
+writes the rows (rows.py) into runs/bench/data.json.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import psutil
 import soundfile
-from rows import apart, record, result, take_turns
+from rows import apart, result, run_parts, take_turns
 
 from kit.audio.clip import measure_clip
 from kit.batches.batching import padding_waste
@@ -129,12 +129,6 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
     return {name: max(values) for name, values in results.items()}
 
 
-def in_own_process(function: str, *arguments):
-    """What `function` of this file returns in a process of its own."""
-    call = f"b.{function}(*{arguments!r})"
-    return json.loads(apart(f"import json, bench_data as b; print(json.dumps({call}))"))
-
-
 def growth_mb(kind: str, path: str, most: int) -> float:
     """How far memory grows between the 10,000th line and the last."""
     stream = TextLines(path, SHUFFLED) if kind == "kit" else hf_stream(Path(path))
@@ -162,14 +156,9 @@ def resume_ms(kind: str, path: str, at: int) -> dict:
     return {"ms": 1000 * (time.perf_counter() - started_s), "bytes": len(json.dumps(state))}
 
 
-def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio: float) -> dict:
-    print(f"{name}: {value:,.4g} {unit}; {peer}: {peer_value:,.4g}; ratio {ratio:.2f}", flush=True)
-    return result(name, value, unit, peer, peer_value, ratio)
-
-
 def against(name: str, kit: Callable, peer: str, read: Callable, repeats: int, unit="records/s"):
     own, other = rates({"kit": kit, peer: read}, repeats).values()
-    return row(name, own, unit, peer, other, own / other)
+    return result(name, own, unit, peer, other, own / other)
 
 
 def line_rows(folder: Path, options) -> list[dict]:
@@ -192,21 +181,21 @@ def datasets_rows(folder: Path, options) -> list[dict]:
 
 def memory_rows(folder: Path, options) -> list[dict]:
     path, few = text_file(folder, options.lines), min(options.lines, options.peer_lines)
-    kit = in_own_process("growth_mb", "kit", str(path), options.lines)
-    hf = in_own_process("growth_mb", "hf", str(path), few)
+    kit = apart("bench_data.growth_mb", "kit", path, options.lines)
+    hf = apart("bench_data.growth_mb", "hf", path, few)
     name = f"memory growth over {options.lines:,} lines"
-    return [row(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
+    return [result(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
 
 
 def resume_rows(folder: Path, options) -> list[dict]:
-    path, at = str(text_file(folder, options.lines)), options.lines * 9 // 10
+    path, at = text_file(folder, options.lines), options.lines * 9 // 10
     few = min(at, options.peer_lines)
-    kit = in_own_process("resume_ms", "kit", path, at)
-    hf = in_own_process("resume_ms", "hf", path, few)
+    kit = apart("bench_data.resume_ms", "kit", path, at)
+    hf = apart("bench_data.resume_ms", "hf", path, few)
     first, peer = f"first record after resuming at line {at:,}", f"datasets, at line {few:,}"
     names = {"ms": (first, peer), "bytes": ("saved position", "datasets")}
     return [
-        row(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
+        result(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
         for unit, (name, peer) in names.items()
     ]
 
@@ -242,7 +231,7 @@ def padding_rows(folder: Path, options) -> list[dict]:
     peer = "any order"
     random = share.pop(peer)
     return [
-        row(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
+        result(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
         for way, part in share.items()
     ]
 
@@ -275,9 +264,8 @@ def main() -> None:
     options = parser.parse_args()
     files = options.folder.resolve() / "files"
     files.mkdir(parents=True, exist_ok=True)
-    for part in options.only:
-        record(PARTS[part](files, options), options.folder / "data.json")
-    print(f"\nwritten: {options.folder / 'data.json'}")
+    parts = {name: functools.partial(PARTS[name], files, options) for name in options.only}
+    run_parts(parts, options.folder / "data.json", "requirements.txt")
 
 
 if __name__ == "__main__":

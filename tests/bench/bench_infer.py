@@ -170,9 +170,9 @@ def cache_rows(layers: int, lengths: tuple[int, ...]) -> list[dict]:
 
 def warm_up_row(layers: int) -> dict:
     """Seconds to compile, in a process that is the first to do so and in one that is the second."""
-    code = f"import bench_infer as b; print(b.warm_up_s({layers}, {torch.get_num_threads()}))"
+    call = ("bench_infer.warm_up_s", layers, torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
-        first, second = (float(apart(code, TORCHINDUCTOR_CACHE_DIR=folder)) for _ in range(2))
+        first, second = (apart(*call, TORCHINDUCTOR_CACHE_DIR=folder) for _ in range(2))
     row = "S, int8, compiled: warm-up of a second process"
     return result(row, second, "s", "the kit, first process", first, first / second)
 

@@ -110,8 +110,8 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
 
 
 def memory_rows() -> list[dict]:
-    code = "import bench_train as b; print(b.peak_mb({!r}, 3))"
-    kit, same, coqui = (float(apart(code.format(kind))) for kind in ("kit", "kit, 6 s", "coqui"))
+    kinds = ("kit", "kit, 6 s", "coqui")
+    kit, same, coqui = (apart("bench_train.peak_mb", kind, 3) for kind in kinds)
     rows = {"each as its users run it": kit, "reference of 6 s and dropout 0.1 in both": same}
     return [
         result(f"peak resident memory, fp32, 512: {how}", mb, "MB", COQUI, coqui, coqui / mb)
@@ -231,8 +231,7 @@ def full_size_memory_rows() -> list[dict]:
     rows, recomputed = [], {"bf16": True, "gradient_checkpointing": True}
     kinds = {"fp32": {}, "bf16": {"bf16": True}, "bf16, layers recomputed": recomputed}
     for how, speed in kinds.items():
-        code = f"import bench_train as b; print(b.peak_of({{}}, {speed}))"
-        whole, part = (float(apart(code.format(lora))) for lora in (False, True))
+        whole, part = (apart("bench_train.peak_of", lora, speed) for lora in (False, True))
         row = f"peak resident memory, {SIZE}, {how}: adapters, {part / whole:.2f} of the whole"
         rows.append(result(row, part, "MB", "the kit, the whole model", whole, whole / part))
         print(f"  {row} ({part:,.0f} of {whole:,.0f} MB)", flush=True)
