@@ -206,7 +206,7 @@ def room(tmp_path):
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.full_size
+@pytest.mark.full_size(gib=10)
 def test_the_released_size(room):
     """30 x 1024: parameters, the file's size, logits, gradients, latents, codes, both ways."""
     theirs = coqui_xtts(room / "coqui", FULL)
