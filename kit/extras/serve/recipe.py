@@ -108,7 +108,7 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
         from starlette.routing import Route
     except ImportError as error:
         raise KitError(PACKAGES) from error
-    api = SpeechAPI(speech, settings, name, api_key)
+    api = SpeechAPI(speech=speech, settings=settings, name=name, api_key=api_key)
     app = Starlette(
         routes=[
             Route("/v1/audio/speech", api.create_speech, methods=["POST"]),
@@ -124,14 +124,14 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeechAPI:
     """The routes of OpenAI's API that speak with one voice. Each raises KitError for its client."""
 
-    def __init__(self, speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str):
-        self.speech = speech
-        self.settings = settings
-        self.name = name
-        self.api_key = api_key
+    speech: SpeechQueue
+    settings: GenerateConfig
+    name: str  # of the voice
+    api_key: str  # "": none
 
     def is_key(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.api_key.encode())

@@ -45,11 +45,6 @@ SIZES = {
     "channels": ("vocoder.conv_pre.weight", 0),
     "attention_width": ("speaker_encoder.attention.0.weight", 0),
 }
-# Norms and directions of a weight, by the names of today's torch and by older ones.
-WEIGHT_NORM = (
-    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
-    ("weight_g", "weight_v"),
-)
 SAME_RELEASE = "Take all files from the same release."
 # {(section, name) of the configuration: what every XTTS-v2 has}
 RATES = {
@@ -276,14 +271,8 @@ class XTTSCodec(nn.Module, Codec):
         if states is None and speaker is None:
             mel = vocoder.to_frames(self.dvae.decode(codes), first)
             return self.griffin_lim(self.magnitude(mel), vocoder.frames_of(first))
-        sizes = ((*codes.shape, self.state_width), (len(codes), self.speaker_width))
-        for name, tensor, size in zip(("states", "speaker"), (states, speaker), sizes):
-            shape = "missing" if tensor is None else tuple(tensor.shape)
-            if shape != size:
-                raise KitError(
-                    f"XTTS decodes states and a speaker: `{name}` must be {size} for these codes, "
-                    f"it is {shape}."
-                )
+        assert states.shape == (*codes.shape, self.state_width)
+        assert speaker.shape == (len(codes), self.speaker_width)
         return self.vocoder(states.to(device), speaker.to(device), first)
 
     def magnitude(self, mel: Tensor) -> Tensor:
@@ -351,10 +340,7 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     wanted = {n: t for n, t in codec.state_dict().items() if n.startswith(prefixes)}
     mismatch = describe_mismatch(tensors, wanted)
     if mismatch:
-        raise KitError(
-            "Vocoder, speaker encoder and DVAE are not those of an XTTS-v2; "
-            f"{mismatch}. {SAME_RELEASE}"
-        )
+        raise KitError(f"Its sound is not that of an XTTS-v2; {mismatch}. {SAME_RELEASE}")
     codes = settings.get("model_args", {}).get("gpt_start_audio_token")
     if codes not in (None, codec.vocab_size):
         raise KitError(
@@ -379,13 +365,15 @@ def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
 
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
-    folded = dict(tensors)
-    for norms_name, direction_name in WEIGHT_NORM:
-        for name in tensors:
-            layer = name.removesuffix(direction_name)
-            if layer == name or f"{layer}{norms_name}" not in tensors:
-                continue
-            norms = folded.pop(f"{layer}{norms_name}").float()
+    today = "parametrizations.weight.original"  # older names are weight_g and weight_v
+    folded = {}
+    for name, tensor in tensors.items():
+        name = name.replace("weight_g", f"{today}0").replace("weight_v", f"{today}1")
+        folded[name] = tensor
+    for name in list(folded):
+        layer = name.removesuffix(f"{today}1")
+        if layer != name and f"{layer}{today}0" in folded:
+            norms = folded.pop(f"{layer}{today}0").float()
             v = folded.pop(name).float()
             folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded

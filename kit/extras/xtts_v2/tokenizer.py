@@ -16,6 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import tokenizers
+
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
@@ -72,12 +74,6 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    path = Path(path)
-    if not path.is_file():
-        raise KitError(
-            f"There is no {path}: copy vocab.json there from where the model was published, or "
-            "the one that it was trained with."
-        )
     data = path.read_bytes()
     try:
         return Vocabulary(data, read_ids(json.loads(data.decode("utf-8"))))
@@ -124,11 +120,11 @@ class XTTSTokenizer(BaseTokenizer):
 
     `pt-br` and `pt` share a tag.
     `tokenize` and growing do without the tag; `encode` needs it. Raises KitError for a file that is
-    missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
+    damaged or of another kind.
     """
 
     def __init__(self, path: Path, language: str):
-        self.path = Path(path)
+        self.path = path
         self.language = language
         self.tag = tag_of(language)
         self.vocabulary = load_vocabulary(self.path)
@@ -270,12 +266,6 @@ def teach_language(coqui, language: str) -> None:
 
 
 def _read(vocabulary: Vocabulary, path: Path):
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise SpeechError(
-            "XTTS vocabularies need the package tokenizers: pip install tokenizers."
-        ) from error
     model = json.loads(vocabulary.data)["model"]
     others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
     if others:
@@ -398,5 +388,5 @@ def _add_pieces(described: dict, pieces: list[str]) -> None:
 
 def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
     read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
-    write_atomic(Path(path), json.dumps(described, ensure_ascii=False, indent=2))
+    write_atomic(path, json.dumps(described, ensure_ascii=False, indent=2))
     return XTTSTokenizer(path, base.language)

@@ -20,7 +20,6 @@ from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import load_xtts, save_xtts
 from kit.extras.xtts_v2.tensor_names import from_released, released_name, to_released
 from kit.inference.generate import generate
-from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
@@ -150,7 +149,6 @@ WRONG_TENSORS = {
     r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
     "final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
-    "text_head.bias twice": ("xtts.gpt.text_head.bias", torch.zeros(41)),
     "its file holds less": ("mel_stats", torch.ones(1).expand(80)),
     "no plain tensor": ("mel_stats", torch.ones(80).to_sparse()),
 }
@@ -194,8 +192,9 @@ class Calls:
 
 
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
-def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
+def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, tensors, monkeypatch):
     monkeypatch.chdir(folder)
+    write_tensors(folder, spoilt(tensors, "mel_stats", None))  # mel_stats.pth is read where needed
     torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
     with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
@@ -216,11 +215,6 @@ def test_other_and_missing_files_are_named(folder):
         torch.save(content, folder / name)
         with pytest.raises(KitError, match=message):
             load_xtts(folder)
-    with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
-        load_xtts(folder / "nowhere")
-    (folder / "model.pth").rename(folder / "best_model_7.pth")
-    with pytest.raises(KitError, match=r"has no model\.pth\. It has best_"):
-        load_xtts(folder)
 
 
 def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
@@ -244,21 +238,6 @@ def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path)
         assert (tensor.dtype is torch.float16) == name.startswith("gpt."), name
     read = load_xtts(tmp_path / "new").model.state_dict()
     require_equal(read, random_model().half().float().state_dict())
-
-
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"latents": 8}, "latents = 32, this model 8"),
-        ({"width": 64, "heads": 2}, "at least 65"),
-        ({"text_vocab": 50}, "50 text ids"),
-    ],
-)
-def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, tmp_path):
-    model = SpeechGPT(dataclasses.replace(TINY, **over))
-    with pytest.raises(KitError, match=message):
-        save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_path, monkeypatch):
