@@ -92,10 +92,10 @@ def until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
         time.sleep(0.01)
 
 
-def start_and_kill(child, log: Path, lines: int, limit_s: float = 180) -> None:
+def start_and_kill(child, log: Path, lines: int) -> None:
     """Start the process `child` and end it with SIGKILL once its `log` has so many lines."""
     child.start()
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + 180
     while child.is_alive() and time.monotonic() < end_s:
         if log.exists() and log.read_bytes().count(b"\n") >= lines:
             break
@@ -120,11 +120,11 @@ def in_time(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
+def spoken_by_espeak(texts: list[str]) -> list[np.ndarray]:
     """Amharic `texts` as fp32 waveforms (T,) from an espeak-ng of their own."""
     rows = [(f"{i:03d}", text) for i, text in enumerate(texts)]
     with tempfile.TemporaryDirectory() as folder:
-        job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
+        job = {"folder": folder, "language": "am", "speaker": 0, "rows": rows}
         run_module("kit.dataset.synthetic", job).check_returncode()
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
@@ -153,10 +153,10 @@ def corpus() -> Path:
 
 
 def usable(
-    source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
+    source: Path, config: ManifestConfig, into: Path
 ) -> tuple[list[Utterance], list[Finding]]:
     """(kept rows, refusals) of a dataset that can be trained on, as 01 checks it."""
-    report = check_dataset(source, config, into, progress=progress)
+    report = check_dataset(source, config, into)
     report.require_usable(config, Path(into) / "ledger.jsonl")
     return report.kept, report.refused
 

@@ -360,7 +360,7 @@ def from_release(
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are.
 
-    `loaded` has the attributes `model`, `source` (a dataclass) and `notes`.
+    `loaded` has the attributes `model` and `source`, a dataclass.
     """
     return BaseModel(
         model=loaded.model,
@@ -368,11 +368,7 @@ def from_release(
         tokenizer=tokenizer,
         front_end=front_end,
         kept=TRAINED_WITH,
-        record={
-            "licence": accepted(release.licence),
-            **dataclasses.asdict(loaded.source),
-            "notes": list(loaded.notes),
-        },
+        record={"licence": accepted(release.licence), **dataclasses.asdict(loaded.source)},
         defaults=release.defaults,
     )
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 import torch
-from gpu_setting import Setting, note_row, seconds, spread, timed
+from gpu_setting import Setting, note_row, read_bytes_per_s, seconds, spread, timed
 from gpu_training import profile_rows, profiled
 from infer_calls import PROMPT, gpt2, greedy, random_model, request, static_compiled
 from rows import result
@@ -156,9 +156,3 @@ def peer_seconds(peer, batch: int, setting: Setting, **more) -> float:
     mask = torch.ones_like(ids)
     work = lambda: peer.generate(ids, attention_mask=mask, **options)  # noqa: E731
     return seconds(work, setting.hw.device, rounds=2)
-
-
-def read_bytes_per_s(setting: Setting) -> float:
-    """Bytes a second that this device reads to sum a gibibyte."""
-    array = torch.ones(2**20 if setting.pretended else 2**28, device=setting.hw.device)
-    return array.nbytes / seconds(array.sum, setting.hw.device, rounds=5)
