@@ -313,7 +313,7 @@ def order_mark(config: DataConfig, groups: int, parts: Sequence[str] = ()) -> st
     order = [tokens or config.effective_batch, bool(tokens)]
     order += [config.sort_window, config.short_first, config.seed]
     if groups > 1:  # without them, positions from before groups existed stay valid
-        order.append(f"groups of {batching.GROUP_ROWS}")
+        order.append(f"groups of {batching.GROUP_ROWS} of a permutation")
     return digest(*order, *parts)[:8]
 
 
