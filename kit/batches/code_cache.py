@@ -86,9 +86,9 @@ class MappedFile:
         with explain_damage(self.path):
             metadata = read(self.path, tensors=False)[1]  # compares header and file size
             with open(self.path, "rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            begins = 8 + int.from_bytes(self.map[:8], "little")
-            header = json.loads(self.map[8:begins])
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            begins = 8 + int.from_bytes(content[:8], "little")
+            header = json.loads(content[8:begins])
             header.pop("__metadata__", None)
             self.arrays = {}
             for name, entry in header.items():
@@ -96,10 +96,9 @@ class MappedFile:
                     raise KitError(f"numbers of type {entry['dtype']}")
                 dtype = DTYPES[entry["dtype"]]
                 start = begins + entry["data_offsets"][0]
-                self.arrays[name] = np.ndarray(entry["shape"], dtype, self.map, start)
+                self.arrays[name] = np.ndarray(entry["shape"], dtype, content, start)
             if verify and metadata.get("sha256") != arrays_digest(self.arrays):
                 raise KitError("its checksum does not match")
-        self.release()
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.arrays:
@@ -108,10 +107,6 @@ class MappedFile:
 
     def __reduce__(self):
         return MappedFile, (self.path, self.verify)
-
-    def release(self) -> None:
-        """Give the pages read so far back to the system, which may keep them cached."""
-        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:
@@ -144,7 +139,6 @@ class Shards:
         file, starts = self.opened(self.paths[columns["shards"][i]])
         place = int(columns["places"][i])
         row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
-        file.release()  # the system may map megabytes around a row
         check = {"codes": "code_checks", "references": "reference_checks"}[what]
         if zlib.crc32(row.tobytes()) != columns[check][i]:
             raise damaged(file.path, "a row does not match its checksum")

@@ -228,7 +228,6 @@ class CodeStream(IterableDataset):
         first_group = self.position["epoch"] * self.groups + self.position["group"]
         for epoch, group in (divmod(n, self.groups) for n in itertools.count(first_group)):
             batches = self.plan(epoch, group)
-            self.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)  # the next batch is of the next group
@@ -239,15 +238,9 @@ class CodeStream(IterableDataset):
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position), epoch)
                     self._next = position
-                    self.release()
                     yield batch
                 count += 1
             first = 0
-
-    def release(self) -> None:
-        """Give pages of the caches that were read back to the system."""
-        for cache in self.caches:
-            cache.columns.release()
 
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""

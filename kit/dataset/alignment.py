@@ -33,12 +33,12 @@ from kit.audio.clip import import_torchaudio, load_wave, resampled, to_mono
 from kit.audio.container import MAX_S, open_audio
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.errors import DatasetError
-from kit.base.files import cached_result, digest, read_result, save_result
+from kit.base.files import cached_result, digest
 from kit.dataset.manifest import Utterance
 from kit.settings import AlignConfig
 from kit.text.normalize import letters, normalize
 
-PART_BATCHES = 16  # batches whose results share a file until all are done
+PART_BATCHES = 4  # batches whose results share a file until all are done
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,12 +94,9 @@ def alignment_score(recognizer: SpeechRecognizer, output: RecognizerOutput, text
 
 
 def align_clips(
-    rows: list[Utterance],
-    recognizer: SpeechRecognizer,
-    config: AlignConfig,
-    advance: Callable[[int], None] = lambda clips: None,
+    rows: list[Utterance], recognizer: SpeechRecognizer, config: AlignConfig
 ) -> list[Alignment]:
-    """Align each of `rows`, in their order; `advance(n)` reports n more.
+    """Align each of `rows`, in their order.
 
     A damaged recording scores -inf, with the reason. Raises DatasetError for one that is gone.
     """
@@ -119,7 +116,6 @@ def align_clips(
         outputs = recognizer.recognize(list(waves.values()), sample_rate)
         for i, output in zip(waves, outputs, strict=True):
             alignments[i] = alignment_score(recognizer, output, rows[i].text)
-        advance(len(batch))
     return alignments
 
 
@@ -140,33 +136,25 @@ def align_clips_cached(
     key = digest(clips, recognizer.fingerprint(), config)
     folder = Path(path).with_suffix(".parts")
 
+    def align_part(part: list[int]) -> list[dict]:
+        alignments = align_clips([rows[i] for i in part], recognizer, config)
+        return [dataclasses.asdict(alignment) for alignment in alignments]
+
     def align_in_parts() -> list[dict]:
         order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)
         size = PART_BATCHES * config.batch
-        parts = {}
+        by_row = {}
         for start in range(0, len(order), size):
-            parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
-        missing = [part for part in parts if read_result(part, key) is None]
-        done = len(rows) - sum(len(parts[part]) for part in missing)
-        if done:
-            progress(done, len(rows))
-
-        def advance(clips: int) -> None:
-            nonlocal done
-            done += clips
-            progress(done, len(rows))
-
-        for part in missing:
-            own = [rows[i] for i in parts[part]]
-            alignments = align_clips(own, recognizer, config, advance)
-            save_result(part, key, [dataclasses.asdict(each) for each in alignments])
-        values = [each for part in parts for each in read_result(part, key)]
-        by_row = dict(zip(order, values, strict=True))
+            part = order[start : start + size]
+            part_file = folder / f"{start // size:06d}.json"
+            values = cached_result(part_file, key, partial(align_part, part))
+            by_row |= zip(part, values, strict=True)
+            progress(len(by_row), len(rows))
         return [by_row[i] for i in range(len(rows))]
 
     values = cached_result(path, key, align_in_parts)
     shutil.rmtree(folder, ignore_errors=True)
-    return [Alignment(**each) for each in values]
+    return [Alignment(**value) for value in values]
 
 
 # --- long recordings ------------------------------------------------------------------------------
