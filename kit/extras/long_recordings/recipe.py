@@ -23,11 +23,13 @@ from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
-from kit.dataset import segmentation, transcripts
+from kit.dataset import segmentation
 from kit.dataset.alignment import Pause, WindowReader, quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
+from kit.dataset.tables import read_texts
+from kit.extras.long_recordings import transcripts
 from kit.extras.whisper.recognizer import (
     WhisperRecognizer,
     new_whisper,
@@ -102,7 +104,7 @@ class LongRecordings:
             recognizer=self.recognizer, cuts=self.cuts, language=self.language
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
-        clips = list(transcripts.read_texts(self.into).items())
+        clips = list(read_texts(self.into).items())
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
@@ -232,7 +234,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
     if not paths:
         raise DatasetError(f"{data} holds no recordings: expected .wav, .flac, .mp3 or others.")
     make_folder(out / "wavs")
-    transcripts.read_texts(out)  # a damaged table is reported now, not after an hour
+    read_texts(out)  # a damaged table is reported now, not after an hour
     transcripts.read_transcripts(out)
     total_s = sum(map(segmentation.seconds_of, paths))
     tick = Ticker("seconds of recordings")
@@ -267,7 +269,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
 
 
 def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio]) -> Result:
-    kept = len(transcripts.read_texts(out))
+    kept = len(read_texts(out))
     spoken_s = sum(row["end_s"] - row["start_s"] for rows in clips.values() for row in rows)
     reasons = {loss.file: loss.reason for loss in losses}
     lost_s = sum(loss.end_s - loss.start_s for loss in losses)
@@ -410,7 +412,7 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
 def proofread(out: str | Path) -> ProofreadPanel:
     """Return the panel with the clips in `out` not yet proofread, the least certain first."""
     out = Path(out).expanduser()
-    texts = transcripts.read_texts(out)
+    texts = read_texts(out)
     if not texts:
         raise DatasetError(f"{out} has no clips in metadata.csv: transcribe recordings into it.")
     written = transcripts.read_transcripts(out)
