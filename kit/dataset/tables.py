@@ -17,7 +17,7 @@ from pathlib import Path
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
 from kit.base.files import special_file_kind
-from kit.base.formatting import non_utf8_problem, shorten
+from kit.base.formatting import shorten
 from kit.dataset.columns import (
     Columns,
     Form,
@@ -276,16 +276,13 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
 def read_texts(folder: Path) -> dict[str, str]:
     """Return {id: text} of metadata.csv in a folder that the kit made. Raises DatasetError."""
     path = Path(folder) / "metadata.csv"
-    rows: dict[str, str] = {}
-    for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
-        name, bar, text = line.strip().partition("|")
-        if not line.strip():
-            continue
-        if not (name and bar) or non_utf8_problem(line):
-            problem = non_utf8_problem(line) or f"got {shorten(line.strip(), 60)}"
+    texts: dict[str, str] = {}
+    for number, cells, (reason, _) in _plain_rows(path, "|") if path.is_file() else ():
+        if reason or len(cells) < 2 or not cells[0]:
+            problem = reason or f"got {shorten('|'.join(cells), 60)}"
             raise DatasetError(f"{path}, line {number}: expected `id|text` in UTF-8, {problem}.")
-        rows[name] = text
-    return rows
+        texts[cells[0]] = "|".join(cells[1:])
+    return texts
 
 
 def _split_line(line: str, separator: str, quoted: bool | None = None) -> list[str]:
