@@ -88,7 +88,7 @@ class CodeStream(IterableDataset):
         self.load_state_dict(position or {})
 
     @property
-    def members(self) -> Sequence[int]:
+    def members(self) -> np.ndarray:
         """The utterances of the split, in the order of the manifest."""
         return self.cache.rows_in_split(self.split)
 
@@ -171,11 +171,11 @@ class CodeStream(IterableDataset):
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
         """The batches of a group of `epoch` as lists of utterances."""
-        rows = self.members[:]
+        rows = self.members
         if self.groups > 1:
             key = f"{self.config.seed} {epoch} groups"
-            rows = self.members[batching.drawn(len(rows), group, self.groups, key)]
-        rows = rows.astype(np.int64).tolist()
+            rows = rows[batching.drawn(len(rows), group, self.groups, key)]
+        rows = rows.tolist()
         by_row = self.lengths_in(rows, self.cuts(rows, epoch))
         lengths = [by_row[i] for i in rows]
         batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
@@ -287,7 +287,7 @@ class CodeStream(IterableDataset):
         return texts, codes, cond, batching.padded(longest, self.config)
 
 
-def corpus_mark(cache: CodeCache, members: Sequence[int], split: str, groups: int) -> str:
+def corpus_mark(cache: CodeCache, members: np.ndarray, split: str, groups: int) -> str:
     """8 hex digits that change with the utterances: their ids, lengths and order."""
     if groups > 1:  # the index's own mark instead of all members
         marks = f"{split} {cache.corpus}".encode()
@@ -312,7 +312,7 @@ def order_mark(config: DataConfig, groups: int, parts: Sequence[str] = ()) -> st
 
 def validation_batches(stream: CodeStream) -> list:
     """Every utterance of `stream` once, sorted by length, each with a fixed reference."""
-    rows = stream.members[:].astype(np.int64)
+    rows = stream.members
     order = rows[np.argsort(stream.cache.lengths(rows), kind="stable")].tolist()
     return [
         stream.batch(part, f"{stream.config.seed} 0 {number}", stream.position)
