@@ -6,7 +6,6 @@ so a corpus may be larger than memory.
 """
 
 import contextlib
-import functools
 import json
 import math
 import mmap
@@ -26,7 +25,6 @@ from kit.base.tensor_file import arrays_digest, read, read_arrays
 from kit.batches.batching import EXTRA_TOKENS, padding_lengths
 
 SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
-OPEN_SHARDS = 128  # files mapped at a time
 CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when opened
 DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
 
@@ -102,36 +100,32 @@ class MappedFile:
         return self.arrays[name]
 
 
-def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:
-    """Map a shard; return it, and where the codes of each row begin and the last ones end."""
-    file = MappedFile(path, verify)
-    return file, np.concatenate([[0], file["code_counts"].cumsum()]).tolist()
-
-
 class Shards:
-    """The shards of an index, by number; the most recently used stay open.
+    """The shards of an index, by number.
 
     Raises DamagedFileError when one is missing, or damaged if they are small enough to verify at
     once. Of larger ones each row is verified when it is read.
     """
 
     def __init__(self, paths: list[Path], verify: bool):
-        self.paths = paths
         size_bytes = 0
         for path in paths:
             with explain_damage(path):
                 size_bytes += path.stat().st_size
         verify = verify and size_bytes <= CHECKED_AT_START_BYTES
-        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(open_shard, verify=verify))
-        if verify or len(paths) <= OPEN_SHARDS:
-            for path in paths:
-                self.opened(path)
+        self.files = [MappedFile(path, verify) for path in paths]
+        counts = [file["code_counts"] for file in self.files]
+        self.starts = [np.concatenate([[0], own.cumsum()]) for own in counts]  # of a row's codes
 
     def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
         """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
-        file, starts = self.opened(self.paths[columns["shards"][i]])
+        shard = columns["shards"][i]
         place = int(columns["places"][i])
-        row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
+        file = self.files[shard]
+        part = place
+        if what == "codes":
+            part = slice(*self.starts[shard][place : place + 2])
+        row = file[what][part].copy()
         check = {"codes": "code_checks", "references": "reference_checks"}[what]
         if zlib.crc32(row.tobytes()) != columns[check][i]:
             raise damaged(file.path, "a row does not match its checksum")
@@ -190,9 +184,8 @@ class CodeCache:
         self.references = Items(count, references)
         # The rows of each split, and those of each speaker in it, all in order.
         splits = columns["splits"].astype(np.int64)
-        self.members = {
-            name: np.flatnonzero(splits == n) for n, name in enumerate(self.split_names)
-        }
+        numbers = enumerate(self.split_names)
+        self.members = {name: np.flatnonzero(splits == number) for number, name in numbers}
         voice = splits * len(self.speaker_names) + columns["speakers"]
         order = np.argsort(voice, kind="stable")
         voices, starts = np.unique(voice[order], return_index=True)

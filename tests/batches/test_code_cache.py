@@ -76,11 +76,10 @@ def flipped(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("column", ["codes", "references"])
-def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column, monkeypatch):
+def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
     last_bytes = load_tensors(path)[column].tobytes()[-60:]
     flipped(path, path.read_bytes().index(last_bytes) + 57)
-    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 1)  # and the other shard is closed for it
     rows = getattr(CodeCache(large), column)
     assert rows[CLIPS + 5].tolist() == rows[5].tolist() and len(rows[CLIPS - 2])
     with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
@@ -116,7 +115,6 @@ def start_bytes(index: Path) -> int:
 def test_more_rows_take_a_few_numbers_each(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
     monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
-    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 8)
     found = []
     for rows in (20_000, 200_000):
         folder = tmp_path / str(rows)
