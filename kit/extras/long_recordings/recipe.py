@@ -23,13 +23,13 @@ from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
-from kit.dataset import segmentation
-from kit.dataset.alignment import Pause, WindowReader, quiet_frames
+from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
-from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.dataset.tables import read_texts
-from kit.extras.long_recordings import transcripts
+from kit.extras.long_recordings import segmentation, transcripts
+from kit.extras.long_recordings.alignment import Pause, WindowReader
+from kit.extras.long_recordings.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.extras.whisper.recognizer import (
     WhisperRecognizer,
     new_whisper,
@@ -76,7 +76,7 @@ class LongRecordings:
         self.language = run.require_figure("data", "language", "01_data_prep")
         model = build(GPTConfig, run.section("model"))
         limits = manifest_limits(model, self.codec.frame_rate, max_clip_seconds)
-        self.cuts = SegmentConfig(max_s=limits["max_clip_s"])
+        self.max_clip_s = limits["max_clip_s"]
         if folder:
             self.folder = Path(folder).expanduser()
             self.into = run.path("cut")
@@ -100,9 +100,7 @@ class LongRecordings:
 
     def cut(self) -> Result:
         """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
-        cutter = segmentation.Segmenter(
-            recognizer=self.recognizer, cuts=self.cuts, language=self.language
-        )
+        cutter = segmentation.new_segmenter(self.recognizer, self.language, self.max_clip_s)
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         clips = list(read_texts(self.into).items())
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)

@@ -19,9 +19,9 @@ from kit.base import files
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import non_utf8_problem
-from kit.dataset import alignment
-from kit.dataset.alignment import AlignedToken, Pause, Token, WindowReader
 from kit.dataset.manifest import Utterance, write_lines
+from kit.extras.long_recordings import alignment
+from kit.extras.long_recordings.alignment import AlignedToken, Pause, Token, WindowReader
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
@@ -359,6 +359,11 @@ class Segmenter:
         kept = ("start_s", "end_s", "reason")
         unused = [{key: vars(span)[key] for key in kept} for span in losses]
         return {"rows": rows, "losses": unused}
+
+
+def new_segmenter(recognizer: SpeechRecognizer, language: str, max_s: float) -> Segmenter:
+    """Return what cuts recordings into clips of at most `max_s` seconds."""
+    return Segmenter(recognizer=recognizer, cuts=SegmentConfig(max_s=max_s), language=language)
 
 
 def file_state(path: Path) -> tuple:
