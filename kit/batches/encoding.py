@@ -9,7 +9,6 @@ Codes made on a GPU may differ from the CPU's by rounding, and are not encoded a
 import contextlib
 import hashlib
 import math
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -300,30 +299,23 @@ def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
         save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
 
 
-def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
-    """Return {file: (seconds since it was used, bytes)}."""
-    files = {}
-    for path in folder.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # another process made room
-            stat = path.stat()
-            files[path] = (time.time() - stat.st_mtime, stat.st_size)
-    return files
-
-
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
     """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
 
     Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
     """
-    files = ages(folder, "codes-*.safetensors") | ages(folder, "index-*.safetensors")
+    files = {}
+    for path in [*folder.glob("codes-*.safetensors"), *folder.glob("index-*.safetensors")]:
+        with contextlib.suppress(FileNotFoundError):  # another process made room
+            files[path] = path.stat()
     cap_bytes = cap_gib * 2**30
-    total_bytes = needed_bytes + sum(size for _, size in files.values())
-    for path in sorted(files, key=lambda p: files[p][0], reverse=True):
+    total_bytes = needed_bytes + sum(stat.st_size for stat in files.values())
+    for path, stat in sorted(files.items(), key=lambda item: item[1].st_mtime):
         if total_bytes <= cap_bytes:
             return
         if path not in used:
             path.unlink(missing_ok=True)
-            total_bytes -= files[path][1]
+            total_bytes -= stat.st_size
     if total_bytes > cap_bytes:
         raise DamagedFileError(
             f"The code cache in {folder} needs {format_gib(total_bytes)} and more for this "

@@ -38,7 +38,6 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # and their names
 QUOTED = (";", ",")  # separators with which fields may be in double quotes
 SAMPLE_ROWS = 400  # rows that are looked at, at most
-HEAD_BYTES = 2**18  # of a table, in which they are
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 # First bytes of files that are no text yet, and what to do.
 NOT_A_TABLE = {
@@ -121,7 +120,7 @@ def open_table(path: Path, config: ManifestConfig) -> Table:
     form = parse_setting(config.columns)
     if form.json or path.suffix.lower() in JSON_SUFFIXES:
         return _open_json(path, form, config.columns)
-    lines = filter(str.strip, iter_lines(path, HEAD_BYTES))
+    lines = filter(str.strip, iter_lines(path))
     # Of a line with carriage returns alone inside, the first part is looked at.
     head = [line.rstrip("\r\n").split("\r")[0] for line in itertools.islice(lines, SAMPLE_ROWS)]
     if not head:
@@ -245,11 +244,10 @@ def _no_rows(path: Path) -> DatasetError:
 # --- from bytes to rows -------------------------------------------------------------------------
 
 
-def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
+def iter_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
 
-    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
-    is an empty line; what `max_bytes` cuts off is left out.
+    UTF-16 is known by its byte order mark, as Excel and Windows write it.
     """
     kind = special_file_kind(path)
     if kind:
@@ -259,18 +257,12 @@ def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
         for magic, problem in NOT_A_TABLE.items():
             if mark.startswith(magic):
                 raise DatasetError(f"{path} is {problem}.")
-        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16
         file.seek(0)
-        data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
-        cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes
-        encoding, errors = ("utf-16", "replace") if wide else ("utf-8", "surrogateescape")
+        is_utf16 = mark.startswith((b"\xff\xfe", b"\xfe\xff"))
+        encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8", "surrogateescape")
         # Only \n ends a line: others, such as U+2028, may be in a text.
-        line = "\n"
-        for line in io.TextIOWrapper(data, encoding, errors, newline="\n"):
-            if line.endswith("\n"):
-                yield line.removeprefix("\ufeff")
-        if not cut:
-            yield "\n" if line.endswith("\n") else f"{line}\n".removeprefix("\ufeff")
+        for line in io.TextIOWrapper(file, encoding, errors, newline="\n"):
+            yield line.removeprefix("\ufeff").removesuffix("\n") + "\n"
 
 
 def read_texts(folder: Path) -> dict[str, str]:
