@@ -102,14 +102,6 @@ def test_groups_share_all_out_evenly(count, groups):
     assert groups == 1 or sorted(other.tolist()) != sorted(found[0].tolist())
 
 
-def test_a_group_is_a_fair_draw():
-    # Of each hundredth of the corpus a group of a tenth has about a tenth.
-    found = np.bincount(drawn(100_000, 3, 10, "7 2 groups") // 1000, minlength=100)
-    assert found.sum() == 10_000
-    chi_square = ((found - 100) ** 2 / 90).sum()  # 99 degrees of freedom: mean 99, deviation 14
-    assert 50 < chi_square < 170
-
-
 def test_the_groups_of_a_run_never_change_with_the_kit():
     full = batching.GROUP_ROWS
     assert [*map(batching.group_count, (1, full, full + 1, 30_000_000))] == [1, 1, 2, 229]
