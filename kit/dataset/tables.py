@@ -30,7 +30,7 @@ from kit.dataset.columns import (
 )
 from kit.settings import ManifestConfig
 from kit.streams.formats import JsonLines
-from kit.streams.stream import BadRecord
+from kit.streams.stream import UTF_16, BadRecord, require_text
 from kit.text.normalize import letters
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".psv", ".list", ".lst", ".txt")
@@ -39,12 +39,6 @@ SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # an
 QUOTED = (";", ",")  # separators with which fields may be in double quotes
 SAMPLE_ROWS = 400  # rows that are looked at, at most
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
-# First bytes of files that are no text yet, and what to do.
-NOT_A_TABLE = {
-    b"PK\x03\x04": "a spreadsheet or an archive: export it as CSV UTF-8",
-    b"\x1f\x8b": "compressed: unpack it (gunzip)",
-    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull in its folder",
-}
 Cells = tuple[int, list[str], tuple[str, str]]  # first line of a row, its cells, (reason, fix)
 
 
@@ -253,12 +247,10 @@ def iter_lines(path: Path) -> Iterator[str]:
     if kind:
         raise DatasetError(f"{path} is {kind}, not a file: copy its content into a file.")
     with open(path, "rb") as file:
-        mark = file.read(32)
-        for magic, problem in NOT_A_TABLE.items():
-            if mark.startswith(magic):
-                raise DatasetError(f"{path} is {problem}.")
+        first_bytes = file.read(32)
+        require_text(path, first_bytes)
         file.seek(0)
-        is_utf16 = mark.startswith((b"\xff\xfe", b"\xfe\xff"))
+        is_utf16 = first_bytes.startswith(UTF_16)
         encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8", "surrogateescape")
         # Only \n ends a line: others, such as U+2028, may be in a text.
         for line in io.TextIOWrapper(file, encoding, errors, newline="\n"):

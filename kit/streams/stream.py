@@ -29,13 +29,13 @@ from kit.base.files import special_file_kind
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 # First bytes of files that people take for plain text, and what to do about them.
 NOT_TEXT = {
-    b"\xff\xfe": "UTF-16; save it as UTF-8",
-    b"\xfe\xff": "UTF-16; save it as UTF-8",
-    b"\x1f\x8b": "gzip; unpack it first",
-    b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
-    b"PAR1": "Parquet; export it as JSON lines",
+    b"\x1f\x8b": "gzip: unpack it first (gunzip)",
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet: unpack it, or export it as CSV in UTF-8",
+    b"PAR1": "Parquet: export it as JSON lines",
+    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull in its folder",
 }
 RESTART = "or start again from the beginning."
 FIXES = {
@@ -60,6 +60,13 @@ class BadRecord:
         return f"{self.file}, {line}byte {self.offset}: {self.reason}"
 
 
+def require_text(path: Path, first_bytes: bytes) -> None:
+    """Raise DatasetError, with the fix, for a file that is no text by its first bytes."""
+    for magic, kind in NOT_TEXT.items():
+        if first_bytes.startswith(magic):
+            raise DatasetError(f"{path} is not text but {kind}.")
+
+
 class ByteFile:
     """The first `size` bytes of a UTF-8 file, its size now; `begin` is where its text begins.
 
@@ -76,9 +83,9 @@ class ByteFile:
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
-        for magic, kind in NOT_TEXT.items():
-            if samples.startswith(magic):
-                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        require_text(self.path, samples)
+        if samples.startswith(UTF_16):
+            raise DatasetError(f"{self.path} is not UTF-8 text but UTF-16: save it as UTF-8.")
         self.begin = len(BOM) if samples.startswith(BOM) else 0
 
     @contextlib.contextmanager
