@@ -181,22 +181,9 @@ class CodeStream(IterableDataset):
         batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         return [[rows[i] for i in batch] for batch in batches]
 
-    @property
+    @functools.cached_property
     def batches_an_epoch(self) -> int:
-        """How many batches an epoch has; of several groups with a token budget, about how many."""
-        if self.groups == 1:
-            return len(self.plan(0))
-        if self.config.effective_tokens:
-            return len(self.plan(0)) * self.groups
-        size = self.config.effective_batch
-        window = self.config.sort_window
-        batches = 0
-        for group in range(self.groups):
-            first, end = batching.group_bounds(len(self.members), group, self.groups)
-            rows = end - first
-            windows, left = divmod(rows, window)
-            batches += windows * math.ceil(window / size) + math.ceil(left / size)
-        return batches
+        return sum(len(self.plan(0, group)) for group in range(self.groups))
 
     def representative_batches(self, count: int, steps: int) -> list:
         """`count` batches to time a training of `steps` steps with, evenly of all their sizes."""
