@@ -204,18 +204,13 @@ def code_cache() -> CodeCache:
     return CodeCache(code_index())
 
 
-class MemoryColumns(dict):
-    def release(self) -> None:
-        """There are no pages to give back."""
-
-
 def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
     """A cache without a file; a row is its id, speaker and split."""
     made = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
     clips = [Clip(place=i, codes=len(row), **made) for i, row in enumerate(codes)]
     names = [(row["id"], row["speaker"], row["split"]) for row in rows]
     cache = object.__new__(CodeCache)
-    columns = MemoryColumns(index_columns(names, texts, clips))
+    columns = index_columns(names, texts, clips)
     cache.take(columns, codes.__getitem__, references.__getitem__)
     return cache
 

@@ -18,7 +18,7 @@ import soundfile
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
-from kit.dataset.columns import Columns
+from kit.dataset.columns import ROLES, Columns
 from kit.dataset.data_report import Finding
 from kit.dataset.manifest import Utterance
 from kit.dataset.tables import Row
@@ -27,10 +27,8 @@ from kit.text.normalize import language_code, letters, normalize, text_changes
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
 KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
-MAX_PATH_CHARACTERS = 1000
 SHOWN = 3  # recordings in a message
 WHOLE_WITHIN_S = 0.1  # a row with times that differ by less from its recording's is no part
-RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 # What pandas and Excel write where a cell is empty, or its formula wrong.
 NO_VALUE = frozenset({"nan", "null", "none", "n/a", "#n/a", "<na>", "#name?", "#ref!", "#value!"})
 # What no text is spoken with: {reason: sign of it}.
@@ -80,7 +78,7 @@ class Recordings:
         DatasetError where a folder beside a guessed root has a recording of this name, too.
         """
         parts = _parts(name)
-        if not parts or len(name) > MAX_PATH_CHARACTERS or "\0" in name or ".." in parts:
+        if not parts or ".." in parts:
             return "", ""
         ways = [(root, parts) for root in self.roots]
         if is_absolute(name):
@@ -329,57 +327,48 @@ def check_row(
     row: Row, columns: Columns, recordings: Recordings, config: ManifestConfig, place: Place
 ) -> Utterance | Finding:
     """Return the utterance of a row if its text, names, language and recording are valid."""
-
-    def cell(role: str) -> str:
-        return str(columns.value(row.values, role)).strip()
-
-    path = cell("audio") or cell("id")
+    cells = {role: str(columns.value(row.values, role)).strip() for role in ROLES}
+    path = cells["audio"] or cells["id"]
     audio, own_id = ("", "") if row.problem else recordings.find(path)
-    name = cell("id") if cell("audio") and cell("id") else own_id or path
+    name = cells["id"] if cells["audio"] and cells["id"] else own_id or path
     name = _nfc(place.prefix + name)
-    written_text = cell("text")
-    text = normalize(written_text, config.language, config.respell)
-    speaker = speaker_folder(audio, place.folder) if config.speakers else cell("speaker")
+    text = normalize(cells["text"], config.language, config.respell)
+    speaker = speaker_folder(audio, place.folder) if config.speakers else cells["speaker"]
     speaker = clean_name("" if speaker.lower() in NO_VALUE else speaker)
-    kind = "row"
     reason, fix = row.problem, row.fix
     if not reason:
-        reason, fix = text_problem(written_text, phonemes=bool(config.columns))
+        reason, fix = text_problem(cells["text"], phonemes=bool(config.columns))
     if not reason and not letters(text):
         reason, fix = "the text is empty", "write what is said, or remove the line"
     if not reason:
-        reason, fix = language_problem(cell("language"), config)
+        reason, fix = language_problem(cells["language"], config)
+    kind = "row"
     if not reason and not audio:
         kind = "missing" if stays_inside(path) else "row"
         reason, fix = recordings.problem(path)
     if not reason:
-        reason, fix = part_problem(cell("start"), cell("end"), cell("duration"), audio)
-    if reason:
-        pass
-    elif not stays_inside(name):
+        reason, fix = part_problem(cells["start"], cells["end"], cells["duration"], audio)
+    if not reason and not stays_inside(name):
         reason = f"the id must be a name, not a path out of a folder: {name!r}"
-    elif speaker == RESERVED or any(letter < " " for letter in speaker):
-        reason = f"no speaker can be called {speaker!r}"
-        fix = "name the speaker in plain letters"
-    elif config.speakers and not speaker:
+    if not reason and config.speakers and not speaker:
         reason = f"folders are speakers, and this recording is in none: {path}"
         fix = "put it in a folder with the speaker's name, or leave SPEAKERS empty"
-    elif non_utf8_problem(audio):
+    if not reason and non_utf8_problem(audio):
         reason, _, fix = non_utf8_problem(audio).rpartition(": ")
     if reason:
         return Finding(
             file=place.file, line=row.line, id=as_utf8(name), kind=kind, reason=reason, cure=fix
         )
-    is_changed = text_changes(written_text, text, config.language)
+    is_changed = text_changes(cells["text"], text, config.language)
     return Utterance(
         id=as_utf8(name),
         audio=audio,
         text=text,
         speaker=speaker or "speaker",
-        split=canonical_split(cell("split")) or place.split or "train",
+        split=canonical_split(cells["split"]) or place.split or "train",
         line=row.line,
         file=place.file,
-        written=written_text if is_changed else "",
+        written=cells["text"] if is_changed else "",
     )
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
+from kit.base import extras
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
@@ -29,7 +30,6 @@ from kit.dataset.alignment import align_clips_cached
 from kit.dataset.checks import check_dataset, match
 from kit.dataset.layouts import EVALUATION, hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
-from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.model.sequence import collate
 from kit.notebook.plots import bars, histogram, mel_picture
 from kit.notebook.progress import Ticker
@@ -316,18 +316,20 @@ class Preparation:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
         run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
+        reason = ""
         if not self.matched.judged:
+            reason = "the recogniser is not good enough to find the words"
+        elif "pauses" not in extras.offered("SEGMENTERS"):
+            reason = "the extra long_recordings, which cuts them, is not in kit/extras"
+        if reason:
             self.cut = self.aligned
-            line = "Nothing is cut: the recogniser is not good enough to find the words."
+            line = f"Nothing is cut: {reason}."
             if too_long:
                 line += f" Rejected as too long: {len(too_long):,} of the recordings."
             return Result(line=line)
-        cutter = Segmenter(
-            recognizer=self.recognizer,
-            cuts=SegmentConfig(max_s=self.rules.max_clip_s),
-            language=self.rules.language,
-            respell=self.rules.respell,
-        )
+        new_segmenter = extras.load("SEGMENTERS", "pauses")
+        rules = self.rules
+        cutter = new_segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
         rows = read_dataset(self.folder, self.rules).rows if too_long else []
         rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):

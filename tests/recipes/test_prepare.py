@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 from shutil import make_archive
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -438,6 +439,14 @@ def test_what_is_too_long_is_cut_at_its_pauses_and_counts_as_lost_only_then(tmp_
     assert {row.id for row in cut} <= {row["id"] for row in CodeCache(prep.active_run.index()).rows}
     said = " ".join(row.text for row in cut)
     assert len(said) > 0.8 * len(" ".join(recordings[0][-16:]))
+
+
+def test_without_the_extra_that_cuts_them_too_long_recordings_are_rejected(monkeypatch):
+    monkeypatch.setattr("kit.base.extras.offered", lambda what: {})
+    report = SimpleNamespace(too_long=[SimpleNamespace(id="tale")])
+    prep = SimpleNamespace(active_run=None, aligned=report, matched=SimpleNamespace(judged=True))
+    line = str(Preparation.cut_long(prep))
+    assert "long_recordings" in line and "Rejected as too long: 1" in line and prep.cut is report
 
 
 @pytest.mark.long

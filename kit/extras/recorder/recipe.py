@@ -20,7 +20,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.synthetic import WORDS, Grammar, load_words
-from kit.dataset.transcripts import read_texts
+from kit.dataset.tables import read_texts
 from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
