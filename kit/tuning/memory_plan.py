@@ -22,7 +22,7 @@ from kit.model.lora import is_adapter
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Finetuning
 from kit.training.optim import eight_bit_adamw, eight_bit_bytes
-from kit.training.trainer import Trainable
+from kit.training.trainable import Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2

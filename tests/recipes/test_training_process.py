@@ -20,8 +20,8 @@ from kit.recipes.panel import gpus_offered
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.logs import read_log
+from kit.training.process import PROFILE, STOP, TrainingProcess
 from kit.training.ranks import ANOTHER_ENDED
-from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -21,7 +21,8 @@ from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
-from kit.training.trainer import Trainable, Trainer
+from kit.training.trainable import Trainable
+from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 FOUR = LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
