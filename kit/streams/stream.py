@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.base.config import require, require_least
+from kit.base.config import MAX, require, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import special_file_kind
 
@@ -140,7 +140,7 @@ class StreamConfig:
     def __post_init__(self):
         require(self.seed >= 0, self, "seed", "choose 0 or more.")
         require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
-        require_least(self, 1, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
+        require_within(self, 1, MAX, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
