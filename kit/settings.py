@@ -32,7 +32,6 @@ MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # names as in GPT-2's config: how torch computes it
 TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 
 
@@ -412,8 +411,9 @@ class TrainConfig(Section):
     save_steps: int = within(100, 1)  # steps between two checkpoints
     save_epochs: float = 0.0  # the same in passes over the data; 0: `save_steps`
     save_total_limit: int = within(2, 1)  # newest checkpoints; the best one is kept too
-    # "weights" is a quarter as large: a resumed optimizer then starts again.
-    checkpoint: str = one_of("full", CHECKPOINTS)
+    # "weights": only these and their average, in half precision, a quarter as large; a resumed
+    # optimizer then starts again.
+    checkpoint: str = one_of("full", ("full", "weights"))
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
     detect_anomaly: bool = False  # a NaN ends the run with the name of its operator; slow

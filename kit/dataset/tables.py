@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
-from kit.base.files import special_file_kind
+from kit.base.files import LFS_POINTER, special_file_kind
 from kit.dataset.columns import (
     Columns,
     Form,
@@ -43,7 +43,7 @@ CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 NOT_A_TABLE = {
     b"PK\x03\x04": "a spreadsheet or an archive: export it as CSV UTF-8",
     b"\x1f\x8b": "compressed: unpack it (gunzip)",
-    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull in its folder",
+    b"version https://git-lfs": LFS_POINTER,
 }
 Cells = tuple[int, list[str], tuple[str, str]]  # first line of a row, its cells, (reason, fix)
 

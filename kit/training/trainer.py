@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.formatting import describe_error, format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import adapted_layers
-from kit.settings import CHECKPOINTS, SpeedConfig, TrainConfig
+from kit.settings import SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, PHASES, Finetuning
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
@@ -260,11 +259,19 @@ class Trainer:
                 "micro_rows": self.micro_rows,
                 "memory_bytes": self.smallest_memory_bytes(),
             },
-            "shape": json.dumps(dataclasses.asdict(self.model.config)),
-            "optimizer_name": self.config.optimizer,
-            "conditioner": OWN_RATE if self.config.conditioner_lr else SHARED_RATE,
-            "finetuning": json.dumps(self.finetuning.identity()),
+            "checkpoint": "full",
+            "made_with": self.made_with(),
         }
+
+    def made_with(self) -> str:
+        """The settings that must be unchanged to resume, as JSON."""
+        rate = "the rate of the rest"
+        if self.config.conditioner_lr:
+            rate = "a learning rate of its own"
+        settings = dataclasses.asdict(self.model.config) | self.finetuning.identity()
+        settings["train.optimizer"] = self.config.optimizer
+        settings["train.conditioner_lr"] = rate
+        return json.dumps(settings)
 
     def require_complete(self, tree: dict) -> None:
         """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
@@ -272,14 +279,12 @@ class Trainer:
         Raises KitError when it is undamaged, but of another model.
         """
         try:
-            read_run(tree["run"])
-            if tree.get("checkpoint", "full") not in CHECKPOINTS:
-                raise DamagedFileError(f"its `checkpoint` is {shorten(tree['checkpoint'])}")
             self._require_same(tree)
-            names = {name: p.shape for name, p in self.trainable.parameters.items()}
-            require_tensors(tree["model"], names, "model")
+            read_run(tree["run"])
+            shapes = {name: p.shape for name, p in self.trainable.parameters.items()}
+            require_tensors(tree["model"], shapes, "model")
             if tree["ema"]:
-                require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema")
+                require_tensors(tree["ema"], shapes | {"updates": torch.Size([])}, "ema")
             for number, optimizer in enumerate(self.optimizers):
                 sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
                 for key, moments in tree["optimizer"].get(str(number), {}).items():
@@ -287,37 +292,26 @@ class Trainer:
                     shapes = {n: moment_shape(n, size) for n in moments if n != "step"}
                     require_tensors(moments, shapes, f"optimizer|{number}|{key}")
             require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random")
-            missing = self.scaler.state_dict().keys() - tree["scaler"]
-            if tree["scaler"] and missing:
-                raise DamagedFileError(f"its `scaler` has no {sorted(missing)}")
         except KitError:
             raise
-        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise DamagedFileError(f"its contents are wrong ({describe_error(error)})") from error
 
     def _require_same(self, tree: dict) -> None:
         """Raise KitError when `tree` is of a run with other settings, and name them."""
-        # A field that the checkpoint does not have is newer, and had its default value.
-        fields = dataclasses.fields(self.model.config)
-        before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
-        for name in ("conformers", "code_levels"):  # lists in JSON
-            before[name] = tuple(before[name])
-        now = dataclasses.asdict(self.model.config)
-        before["train.optimizer"] = tree["optimizer_name"]
-        now["train.optimizer"] = self.config.optimizer
-        conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
-        before[conditioner] = tree.get("conditioner", SHARED_RATE)
-        now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
-        # A checkpoint that does not name it had all of the model trained.
-        trained_before = {**json.loads(tree.get("finetuning", '{"method": "full"}'))}
-        trained_now = self.finetuning.identity()
-        names = trained_before | trained_now
-        if trained_before["method"] != trained_now["method"]:
-            names = ["method"]  # the others are settings of that method
-        before |= {name: trained_before[name] for name in names if name in trained_before}
-        now |= {name: trained_now[name] for name in names if name in trained_now}
-        pairs = [(n, before.get(n, "unknown"), now.get(n, "unknown")) for n in before | now]
-        changed = [shorten(f"{name} {old} -> {new}") for name, old, new in pairs if old != new]
+        if "made_with" not in tree:
+            raise KitError(
+                "The checkpoint was written by an earlier version of the kit: finish this run with "
+                "that version, or choose another KIT_RUN for a new run."
+            )
+        before = {**json.loads(tree["made_with"])}
+        now = json.loads(self.made_with())
+        # What only one of them has belongs to one method of fine-tuning, or is newer.
+        changed = [
+            shorten(f"{name} {before[name]} -> {now[name]}")
+            for name in now
+            if name in before and before[name] != now[name]
+        ]
         if changed:
             raise KitError(
                 f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "
@@ -348,10 +342,10 @@ class Trainer:
         self._restore_optimizers(tree)
         if tree["run"]["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = tree["run"].get("micro_rows", 0)
+        self.micro_rows = tree["run"]["micro_rows"]
         if self.micro_rows:
             now_bytes = self.smallest_memory_bytes()
-            before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
+            before_bytes = tree["run"]["memory_bytes"]
             if now_bytes > before_bytes:
                 self.notes.append(
                     f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
@@ -362,7 +356,7 @@ class Trainer:
 
     def _restore_optimizers(self, tree: dict) -> None:
         restarts = ""
-        if tree.get("checkpoint") == "weights":
+        if tree["checkpoint"] == "weights":
             restarts = "the checkpoint holds only weights, in half precision"
         for number, optimizer in enumerate(self.optimizers):
             moments = tree["optimizer"].get(str(number), {})
@@ -399,25 +393,14 @@ class Trainer:
         checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
 
 
-# The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
-OWN_RATE = "a learning rate of its own"
-SHARED_RATE = "the rate of the rest"
-
-
 def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:
     """Return step, position, adaptation and best of a checkpoint's `run`."""
-    counts = [run["step"], run["steps"], run.get("micro_rows", 0), run.get("memory_bytes", 0)]
-    if any(type(count) is not int for count in counts):
-        raise DamagedFileError(f"its `run` has the counts {shorten(counts)}")
+    counts = [run[name] for name in ("step", "steps", "micro_rows", "memory_bytes")]
     position = json.loads(run["position"])
-    if not isinstance(position, dict | None):
-        raise DamagedFileError(f"its `position` is {shorten(position)}")
-    try:
-        adaptation = build(Adaptation, json.loads(run.get("adaptation", "{}")))
-        best = build(Best, json.loads(run.get("best", "{}")))
-    except KitError as error:
-        raise DamagedFileError(f"its `adaptation` or `best` is wrong ({shorten(error)})") from error
-    return run["step"], position, adaptation, best
+    if any(type(count) is not int for count in counts) or not isinstance(position, dict | None):
+        raise DamagedFileError(f"its `run` has the counts {shorten(counts)} and {run['position']}")
+    adaptation = Adaptation(**json.loads(run["adaptation"]))
+    return run["step"], position, adaptation, Best(**json.loads(run["best"]))
 
 
 def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) -> None:

@@ -270,7 +270,7 @@ WRONG_TREES = {
     "no run": lambda t: t.pop("run"),
     "a step as text": lambda t: t["run"].update(step="three"),
     "another position": lambda t: t["run"].update(position="[1]"),
-    "a shape that is none": lambda t: t.update(shape="[]"),
+    "settings that are none": lambda t: t.update(made_with="[]"),
     "a moment of another shape": lambda t: t.update(optimizer={"0": {"0": {"x": torch.ones(1)}}}),
     "a random state of another kind": lambda t: t.update(random={"cpu": torch.zeros(3)}),
 }

@@ -222,7 +222,7 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
 
 
 REFUSALS = [
-    (lambda: build(FinetuneConfig, {"method": "qlora"}), "qlora.*full, lora or auto"),
+    (lambda: build(FinetuneConfig, {"method": "qlora"}), "qlora.*full, lora, auto"),
     (lambda: build(FinetuneConfig, {"methd": "lora"}), "method"),
     (lambda: Trainable(tiny_model(), BOTH), r"finetune\.tables=all"),
     (lambda: PHASES.require_steps(5), "5 steps"),
