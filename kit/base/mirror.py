@@ -87,7 +87,7 @@ class Mirror:
                 return copy_whole(self.kept / name, self.folder / name, about)
             except OSError as error:
                 if tried == FETCH_TRIES:
-                    message = f"could not fetch {self.kept / name}: {error.__cause__ or error}"
+                    message = f"could not fetch {self.kept / name}: {error.strerror}"
                     raise DiskError(error.errno, message) from error
                 time.sleep(1.0)
 
@@ -166,7 +166,7 @@ class Mirror:
         except InUse:
             return False
         except (OSError, KitError) as error:
-            trouble = str(error)
+            trouble = getattr(error, "strerror", None) or str(error)
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 trouble += " Also empty its bin."
         if trouble and not self.trouble:
