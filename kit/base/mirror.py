@@ -28,6 +28,7 @@ from pathlib import Path
 from kit.base.errors import DiskError, InUse, KitError
 from kit.base.files import atomic_path, disk_errors, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, SharedLock, held
+from kit.base.run import read_run_file
 
 WAIT_S = 60.0  # for a copy by another process
 SHARED_WAIT_S = STALE_S + 2 * BEAT_S  # for another machine: longer than one that is gone counts
@@ -93,7 +94,7 @@ class Mirror:
 
     def _join(self, memory: Memory) -> None:
         """Give both folders the same id; raise KitError if they hold different runs."""
-        here, there = read_line(self.folder / IDENTITY), read_line(self.kept / IDENTITY)
+        here, there = read_run_file(self.folder / IDENTITY), read_run_file(self.kept / IDENTITY)
         if here and here == there:
             return
         if self.one_run and stamps(self.kept) and (here or stamps(self.folder)):
@@ -115,7 +116,7 @@ class Mirror:
         """
         here = stamps(self.folder, self.apart)
         before = {name: stamp_here for name, (stamp_here, _) in self._memory().items()}
-        is_kept = here == before and read_line(self.kept / IDENTITY)
+        is_kept = here == before and read_run_file(self.kept / IDENTITY)
         if is_kept or not here:  # deleted, or still empty: keep what is kept
             return
         if self.lock is not None:
@@ -242,11 +243,3 @@ def copy_whole(source: Path, target: Path, about: Stamp) -> None:
         shutil.copyfile(source, part)
     with contextlib.suppress(OSError):  # a share that sets its own times
         os.utime(target, ns=(about[1], about[1]))
-
-
-def read_line(path: Path) -> str:
-    """Return the one line of a small file; "" if it is missing."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return ""
