@@ -9,7 +9,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from kit.base.errors import KitError, SettingError
@@ -167,9 +167,9 @@ def within(default, least: float, most: float = MAX):
     return dataclasses.field(default=default, metadata={"bounds": (least, most)})
 
 
-def one_of(default, names: Iterable[str]):
+def one_of(default, names: Collection[str]):
     """A field of a Section that must be one of `names`, or a list of some of them."""
-    return dataclasses.field(default=default, metadata={"names": tuple(names)})
+    return dataclasses.field(default=default, metadata={"names": names})
 
 
 class Section:
