@@ -88,7 +88,7 @@ class Mirror:
                 return copy_whole(self.kept / name, self.folder / name, about)
             except OSError as error:
                 if tried == FETCH_TRIES:
-                    message = f"could not fetch {self.kept / name}: {error.strerror}"
+                    message = f"could not fetch {self.kept / name}: {error.strerror or error}"
                     raise DiskError(error.errno, message) from error
                 time.sleep(1.0)
 
