@@ -250,8 +250,8 @@ def read_run_file(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     except (UnicodeDecodeError, OSError) as error:
         raise KitError(
-            f"{path} is damaged ({shorten(error)}): it must hold one line of text, the {path.name} "
-            "that this run was started with. Write that there, or delete the file."
+            f"{path} is damaged ({shorten(error)}): it must hold one line of text, the run's "
+            f"{path.name}. Write that there, or delete the file."
         ) from error
 
 

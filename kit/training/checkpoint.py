@@ -6,7 +6,6 @@ checksum finds damage; `load_newest` then falls back to an older one. Nothing is
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -112,36 +111,26 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(Path(folder).glob("step-*.safetensors"))
 
 
-def load(path: Path, require: Callable[[dict], None] = lambda tree: None) -> dict:
-    """Load the tree saved at `path`. Raises DamagedFileError when it is missing or damaged.
-
-    `require(tree)` raises DamagedFileError for a tree that the caller cannot resume from.
-    """
+def load(path: Path) -> dict:
+    """Load the tree saved at `path`. Raises DamagedFileError when it is missing or damaged."""
     checksum = Path(path).with_suffix(".sha256")
     try:
         if checksum.exists() and checksum.read_text(encoding="utf-8") != file_digest(path):
             raise ValueError("its checksum does not match")
         tensors, metadata = read(path)
-        tree = unflatten(tensors | json.loads(metadata["plain"]))
+        return unflatten(tensors | json.loads(metadata["plain"]))
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
-    try:
-        require(tree)
-    except DamagedFileError as error:
-        raise DamagedFileError(f"{path} is damaged: {error}.") from error
-    return tree
 
 
-def load_newest(
-    folder: Path, require: Callable[[dict], None] = lambda tree: None
-) -> tuple[dict | None, list[str]]:
+def load_newest(folder: Path) -> tuple[dict | None, list[str]]:
     """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones."""
     notes = []
     for path in reversed(checkpoints(folder)):
         try:
-            return load(path, require), notes
+            return load(path), notes
         except DamagedFileError as error:
             notes.append(f"{error} Resuming from the one before.")
     return None, notes

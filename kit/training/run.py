@@ -18,6 +18,7 @@ from kit.base.files import write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
 from kit.base.lock import held
+from kit.base.run import read_run_file
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
@@ -166,7 +167,7 @@ class TrainingRun:
         Raises KitError when there is none, or it was tried often enough.
         """
         trainer = self.trainer
-        tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
+        tree, notes = checkpoint.load_newest(self.checkpoints)
         if tree is None or not rollbacks_left:
             count = self.config.rollbacks - rollbacks_left if tree else 0
             raise KitError(
@@ -184,7 +185,7 @@ class TrainingRun:
 
     def _resume(self) -> list[str]:
         """Continue from the newest sound checkpoint, if there is one; returns notes."""
-        tree, notes = checkpoint.load_newest(self.checkpoints, self.trainer.require_complete)
+        tree, notes = checkpoint.load_newest(self.checkpoints)
         if tree is None and notes:  # starting again would overwrite what may still be saved
             raise KitError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
@@ -215,7 +216,7 @@ class TrainingRun:
     def load_newest(self) -> SpeechGPT:
         """Return the plain model of the newest checkpoint. Raises KitError if there is none."""
         trainer = self.build_trainer()
-        tree, _ = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
+        tree, _ = checkpoint.load_newest(self.checkpoints)
         if tree is None:
             raise KitError(f"There is no usable checkpoint in {self.checkpoints} yet.")
         trainer.restore(tree)
@@ -265,15 +266,7 @@ class TrainingRun:
 
 def finished_steps(folder: Path) -> int:
     """How many steps the run in `folder` was finished with; 0: it is not finished."""
-    path = folder / FINISHED
-    try:
-        return int(path.read_text(encoding="utf-8")) if path.exists() else 0
-    except (ValueError, OSError) as error:
-        raise KitError(
-            f"{path} is damaged ({shorten(error)}): it holds the number of steps this run was "
-            "finished with. Write that number there, or delete the file: training then resumes "
-            "from the last checkpoint."
-        ) from error
+    return int(read_run_file(folder / FINISHED) or 0)
 
 
 @torch.inference_mode()

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.base.errors import DamagedFileError, KitError
-from kit.base.formatting import describe_error, format_gib, shorten
+from kit.base.errors import KitError
+from kit.base.formatting import format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
@@ -24,7 +24,7 @@ from kit.model.lora import adapted_layers
 from kit.settings import SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, PHASES, Finetuning
-from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
+from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moments_of
 from kit.training.passes import PassGraphs
 from kit.training.ranks import ALONE, Ranks, seed_rank
 from kit.training.switches import apply, compilations, compile_layers
@@ -273,38 +273,14 @@ class Trainer:
         settings["train.conditioner_lr"] = rate
         return json.dumps(settings)
 
-    def require_complete(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
-
-        Raises KitError when it is undamaged, but of another model.
-        """
-        try:
-            self._require_same(tree)
-            read_run(tree["run"])
-            shapes = {name: p.shape for name, p in self.trainable.parameters.items()}
-            require_tensors(tree["model"], shapes, "model")
-            if tree["ema"]:
-                require_tensors(tree["ema"], shapes | {"updates": torch.Size([])}, "ema")
-            for number, optimizer in enumerate(self.optimizers):
-                sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-                for key, moments in tree["optimizer"].get(str(number), {}).items():
-                    size = sizes[int(key)]
-                    shapes = {n: moment_shape(n, size) for n in moments if n != "step"}
-                    require_tensors(moments, shapes, f"optimizer|{number}|{key}")
-            require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random")
-        except KitError:
-            raise
-        except (LookupError, ValueError, TypeError, AttributeError) as error:
-            raise DamagedFileError(f"its contents are wrong ({describe_error(error)})") from error
-
-    def _require_same(self, tree: dict) -> None:
+    def require_same(self, tree: dict) -> None:
         """Raise KitError when `tree` is of a run with other settings, and name them."""
         if "made_with" not in tree:
             raise KitError(
                 "The checkpoint was written by an earlier version of the kit: finish this run with "
                 "that version, or choose another KIT_RUN for a new run."
             )
-        before = {**json.loads(tree["made_with"])}
+        before = json.loads(tree["made_with"])
         now = json.loads(self.made_with())
         # What only one of them has belongs to one method of fine-tuning, or is newer.
         changed = [
@@ -319,8 +295,8 @@ class Trainer:
             )
 
     def restore(self, tree: dict) -> None:
-        """Resume from a checkpoint's tree. Raises as `require_complete` does."""
-        self.require_complete(tree)
+        """Resume from a checkpoint's tree. Raises KitError as `require_same` does."""
+        self.require_same(tree)
         self.drop_ahead()
         with torch.no_grad():
             for name, parameter in self.trainable.parameters.items():
@@ -331,7 +307,11 @@ class Trainer:
             self.ema = self._average()
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
-        self.step, self.position, self.adaptation, self.best = read_run(tree["run"])
+        run = tree["run"]
+        self.step = run["step"]
+        self.position = json.loads(run["position"])
+        self.adaptation = Adaptation(**json.loads(run["adaptation"]))
+        self.best = Best(**json.loads(run["best"]))
         random = tree["random"]
         if not self.ranks.is_main:
             random = random.get("ranks", {}).get(str(self.ranks.rank))
@@ -340,12 +320,12 @@ class Trainer:
         else:
             checkpoint.restore_random_state(random)
         self._restore_optimizers(tree)
-        if tree["run"]["steps"] < self.config.max_steps:
+        if run["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = tree["run"]["micro_rows"]
+        self.micro_rows = run["micro_rows"]
         if self.micro_rows:
             now_bytes = self.smallest_memory_bytes()
-            before_bytes = tree["run"]["memory_bytes"]
+            before_bytes = run["memory_bytes"]
             if now_bytes > before_bytes:
                 self.notes.append(
                     f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
@@ -391,22 +371,3 @@ class Trainer:
         if self.config.checkpoint == "weights":
             tree = checkpoint.weights_alone(tree)
         checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
-
-
-def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:
-    """Return step, position, adaptation and best of a checkpoint's `run`."""
-    counts = [run[name] for name in ("step", "steps", "micro_rows", "memory_bytes")]
-    position = json.loads(run["position"])
-    if any(type(count) is not int for count in counts) or not isinstance(position, dict | None):
-        raise DamagedFileError(f"its `run` has the counts {shorten(counts)} and {run['position']}")
-    adaptation = Adaptation(**json.loads(run["adaptation"]))
-    return run["step"], position, adaptation, Best(**json.loads(run["best"]))
-
-
-def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) -> None:
-    """Raise DamagedFileError unless `tensors` has tensors of these names and shapes."""
-    for name, shape in shapes.items():
-        tensor = tensors.get(name)
-        if not isinstance(tensor, Tensor) or tensor.shape != shape:
-            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
-            raise DamagedFileError(f"its `{where}|{name}` is {actual}, not {tuple(shape)}")

@@ -190,19 +190,6 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
 
 
-def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
-    for step in (1, 2):
-        save(tree(step), tmp_path, step)
-
-    def require(found):
-        if found["run"]["step"] == 2:
-            raise DamagedFileError("its `model` is missing")
-
-    found, (note,) = load_newest(tmp_path, require)
-    assert found["run"]["step"] == 1
-    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
-
-
 def test_data_and_random_numbers_resume_where_they_were(tmp_path):
     """Without a step of its weights, a resumed run draws and reads what the whole one would."""
     still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)

@@ -376,7 +376,7 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
     list(itertools.islice(train(s, random_batches(GPT)), 5))
     s.save(tmp_path)
     again = state(adamw_8bit=True)
-    again.restore(checkpoint.load_newest(tmp_path, again.require_complete)[0])
+    again.restore(checkpoint.load_newest(tmp_path)[0])
     before, after = (optim.moments_of(x.optimizers[0]) for x in (s, again))
     assert before.keys() == after.keys() and not again.notes
     kinds = set()
