@@ -112,10 +112,12 @@ class ManifestConfig(Section):
     silence_peak: float = within(0.005, 0, 1)  # refuse below this peak
     most_peak: float = within(2.0, 1)  # refuse float audio whose peak is more, times full scale
     most_dc: float = within(0.1, 0, 1)  # refuse when the mean of all samples is farther from zero
-    least_snr_db: float | None = within(None, -200, 200)  # refuse a lower SNR; None: never
+    least_snr_db: float | None = within(None, -200, 200)  # refuse a noisier clip; None: none
     characters_per_s: tuple = (2, 40)  # outside this, text and audio do not match
-    pace_deviations: float = within(6.0, 1e-6, math.inf)  # robust, from the median; inf: off
-    odd_share: float = within(0.01, 0, 0.49)  # a rate or script with less of the dataset is odd
+    # Refuse a pace this many robust deviations from the median; inf: none.
+    pace_deviations: float = within(6.0, 1e-6, math.inf)
+    # A sample rate or script with less of the dataset than this is odd.
+    odd_share: float = within(0.01, 0, 0.49)
     most_repeats: int | None = within(None, 1)  # of a text by one speaker; None: any number
     edge_silence_s: float = within(1.0, 0, 3600)  # warn of more silence before or after speech
     # Training does not start when more of the hours was refused.
@@ -136,7 +138,7 @@ class TokenizerConfig(Section):
     fitted: bool = False  # fewer where the text cannot teach as many (`vocabulary_advice`)
     exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
     byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
-    character_coverage: float = within(1.0, 0.9, 1)  # share that gets pieces of its own
+    character_coverage: float = within(1.0, 0.9, 1)  # share that get a piece of their own
     input_sentence_size: int = 10_000_000  # lines drawn at random from a longer text; 0 takes all
     train_extremely_large_corpus: bool = False  # 64-bit counts: a unigram of over 2**31 characters
     seed: int = within(0, 0, 2**32 - 1)  # of that draw
@@ -174,7 +176,7 @@ class FitConfig(Section):
     least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
     minutes: float = 20.0  # no further cycle starts that would end after these
     good: float = 0.0  # held-out metric that is good enough
-    least_gain: float = within(0.02, 0, 0.99)  # relative, per cycle: below it training stops
+    least_gain: float = within(0.02, 0, 0.99)  # relative, a cycle: training stops below it
     look_every: int = within(100, 1)  # steps between evaluations on held-out clips
 
 
