@@ -101,7 +101,7 @@ def read_log(path: Path) -> list[dict]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = parse_row(line)
-        if row is None:
+        if row is None or "loss" not in row:
             lost += line is not lines[-1]
         else:
             add_row(rows, row)
@@ -116,7 +116,7 @@ def parse_row(line: bytes) -> dict | None:
         row = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int or "loss" not in row:
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
         return None
     numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
     plain = all(type(number) in (int, float) for number in numbers)

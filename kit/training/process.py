@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kit.base.errors import KitError
 from kit.base.files import make_folder, write_atomic
-from kit.base.lock import Holder, current_holder
+from kit.base.lock import current_holder
 from kit.training.logs import parse_row
 from kit.training.ranks import ANOTHER_ENDED
 
@@ -43,14 +43,9 @@ class TrainingProcess:
             self.read_bytes = self.log.read_bytes().rfind(b"\n") + 1
 
     @property
-    def holder(self) -> Holder | None:
-        """The process on this machine that is training the run, if any."""
-        return current_holder(self.folder / LOCK)
-
-    @property
     def running(self) -> bool:
-        if self.process is None:
-            return self.holder is not None
+        if self.process is None:  # another process of this machine may train the run
+            return current_holder(self.folder / LOCK) is not None
         return self.process.poll() is None
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
