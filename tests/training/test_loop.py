@@ -260,6 +260,7 @@ def test_an_update_whose_numbers_are_read_later_is_the_same(request):
     for name in ("step", "tokens", "lr", "note"):
         assert [getattr(e, name) for e in found] == [getattr(e, name) for e in wanted]
     assert "spike" in found[3].note and "skipped" in found[6].note and not found[2].note
+    assert 0.5 < plain.adaptation.tight < 0.6, "clipped harder, and less so from step to step"
     for name in ("loss", "grad_norm"):
         pairs = zip((getattr(e, name) for e in found), (getattr(e, name) for e in wanted))
         assert all(a == pytest.approx(b, rel=1e-5, nan_ok=True) for a, b in pairs)
@@ -474,19 +475,6 @@ def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(b
     assert losses(events) == baseline and s.micro_rows == 0 and not failures
     assert [bool(event.note) for event in events] == [number == 3 for number in range(12)]
     assert "out of memory" in events[3].note
-
-
-def test_a_spike_is_said_and_clipped_harder():
-    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
-
-    def shaken():
-        for number, batch in enumerate(random_batches(GPT)):
-            for p in s.model.code_head.parameters():
-                p.data *= 100.0 if number == 3 else 1.0
-            yield batch
-
-    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
-    assert s.adaptation.tight == 0.5
 
 
 def test_with_a_gate_the_validation_loss_ends_nothing():
