@@ -170,8 +170,8 @@ def poisoned():
 
 def test_anomaly_detection_leaves_the_losses_and_names_the_operator_of_a_nan(baseline):
     config = settings(detect_anomaly=True)
-    assert losses(run(state(config))) == baseline
-    assert not torch.is_anomaly_enabled()
+    first = itertools.islice(train(state(config), random_batches(GPT)), 4)
+    assert losses(first) == baseline[:4] and not torch.is_anomaly_enabled()
 
     with pytest.raises(KitError, match=r"Step 1: the operator aten\.\w+\.\w+ .*kit.*\.py:\d+: "):
         run(state(config), iter([poisoned()]))
@@ -396,15 +396,6 @@ def test_a_checkpoint_of_an_earlier_version_of_the_kit_says_so():
     del tree["made_with"]
     with pytest.raises(KitError, match="earlier version of the kit"):
         state().restore(tree)
-
-
-WRONG = {"schedule": "step", "max_steps": 0, "lr": 0.0, "checkpoint": "tiny", "ema_decay": 1.0}
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG.items())
-def test_settings_that_cannot_train_are_refused(field, value):
-    with pytest.raises(KitError, match=f"TrainConfig.{field}"):
-        TrainConfig(**{field: value})
 
 
 def same(a, b) -> bool:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import BASE, CPU, GPT, TRAIN, finetune_in, finetune_session, random_batches, tiny_model
 
-from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.lora import TABLES, adapted_layers, is_adapter, merged
@@ -222,8 +221,6 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
 
 
 REFUSALS = [
-    (lambda: build(FinetuneConfig, {"method": "qlora"}), "qlora.*full, lora, auto"),
-    (lambda: build(FinetuneConfig, {"methd": "lora"}), "method"),
     (lambda: Trainable(tiny_model(), BOTH), r"finetune\.tables=all"),
     (lambda: PHASES.require_steps(5), "5 steps"),
     (LORA.require_voice, "from scratch.*BASE_MODEL"),
