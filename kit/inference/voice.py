@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kit.audio.codec import AudioStream, Codec
 from kit.audio.spectrogram import Mel, reference_mel, reference_mels, require_reference
-from kit.base.config import require_least
+from kit.base.config import MAX, require_within
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
@@ -52,8 +52,8 @@ class Habits:
     respell: bool = True  # whether texts were respelt: see kit/text/normalize.py
 
     def __post_init__(self):
-        require_least(self, 0, "longest_text", "pace")
-        require_least(self, -1, "alignment_layer", "alignment_head")
+        require_within(self, 0, MAX, "longest_text", "pace")
+        require_within(self, -1, MAX, "alignment_layer", "alignment_head")
 
     def to_save(self) -> dict:
         """The fields for a file; one that older kits do not know only where it is no default."""

@@ -14,6 +14,7 @@ from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
 from kit.base.hardware import choose_precision, choose_preset, format_capability
+from kit.base.processes import run_in_process
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
 from kit.recipes.base_model import finetuning_settings, releases
@@ -24,7 +25,7 @@ from kit.training.config import Base, Finetuning
 from kit.tuning import cards
 from kit.tuning.estimate import resolve_steps
 from kit.tuning.memory_plan import Workload
-from kit.tuning.preflight import check_step, first_fitting, milder
+from kit.tuning.preflight import first_fitting, free_memory, milder, preflight
 
 HOURS = 3.0  # of speech, whose training time is calculated
 CLIP_S = 5.0
@@ -77,12 +78,13 @@ def check(
         line += f", adapters of rank {work.finetuning.lora.rank}"
     yield Result(line=line)
     try:
-        verdict, free_bytes = check_step(work, int(run.threads.value))
+        preload = (preflight.__module__, "torch._dynamo")
+        verdict = run_in_process(preflight, work, int(run.threads.value), preload=preload)
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
     if not verdict.fits:
         raise KitError(str(verdict), exit_code=3)
-    line = f"{verdict} Free: {format_gib(free_bytes)}."
+    line = f"{verdict} Free: {format_gib(free_memory(work.hw))}."
     if verdict.step_s is not None:  # two passes stand for all of them
         line += f" A step takes about {verdict.step_s * max(1, work.data.grad_accum / 2):.3g} s."
     yield Result(line=line)

@@ -37,7 +37,7 @@ from kit.recipes.training_listeners import (
 )
 from kit.recipes.training_plan import TrainingPlan, verdict_figures
 from kit.settings import EvaluateConfig
-from kit.training import logs
+from kit.training import logs, process
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
@@ -145,7 +145,7 @@ class Training(TrainingPlan):
         """
         run = self.active
         if self.panel_plan is None:  # started by hand: a request of an earlier run does not count
-            training_runs.clear_requests(run.folder)
+            process.clear_requests(run.folder)
         limit_memory(run.hw, run.section("memory")["max_memory_fraction"])
         self.judge()
         configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
@@ -165,15 +165,15 @@ class Training(TrainingPlan):
         lines = Lines()
         pace = Pace()
         latest = {}
-        with training_runs.stop_signals() as signals, monitor, profiler:
+        with process.stop_signals() as signals, monitor, profiler:
 
             def should_stop() -> bool:
-                return bool(signals) or training_runs.is_requested(run.folder, training_runs.STOP)
+                return bool(signals) or process.is_requested(run.folder, process.STOP)
 
             for event in self.job.events(should_stop):
                 if not latest:
                     print(f"Training with {self.job.trainer.applied.line}")
-                if training_runs.take_request(run.folder, training_runs.PROFILE):
+                if process.take_request(run.folder, process.PROFILE):
                     profiler.request()
                 profiler(event)
                 latest.update(newest([dataclasses.asdict(event)]))

@@ -20,7 +20,7 @@ from kit.recipes.training_data import TrainingData
 from kit.settings import EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
 from kit.training.config import Finetuning
 from kit.training.logs import read_log
-from kit.training.run import TrainingProcess
+from kit.training.process import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
 from kit.tuning import estimate
 from kit.tuning.cards import step_flop

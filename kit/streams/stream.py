@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.base.config import require, require_least
+from kit.base.config import MAX, require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import special_file_kind
+from kit.base.files import LFS_POINTER, special_file_kind
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
@@ -35,7 +35,7 @@ NOT_TEXT = {
     b"\x1f\x8b": "gzip: unpack it first (gunzip)",
     b"PK\x03\x04": "a ZIP archive or a spreadsheet: unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet: export it as JSON lines",
-    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull in its folder",
+    b"version https://git-lfs": LFS_POINTER,
 }
 RESTART = "or start again from the beginning."
 FIXES = {
@@ -144,7 +144,7 @@ class StreamConfig:
     def __post_init__(self):
         require(self.seed >= 0, self, "seed", "choose 0 or more.")
         require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
-        require_least(self, 1, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
+        require_within(self, 1, MAX, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from helpers import PATIENCE_S, until
 from kit.base.errors import DiskError, KitError
 from kit.notebook.train_panel import TrainPanel
 from kit.notebook.widgets import Field
-from kit.training.run import PROFILE, STOP
+from kit.training.process import PROFILE, STOP
 from kit.training.switches import Switch
 
 SWITCHES = [

@@ -15,13 +15,14 @@ from test_train import active, saved
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
+from kit.base.lock import current_holder
 from kit.recipes import training_plan
 from kit.recipes.panel import gpus_offered
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.logs import read_log
+from kit.training.process import LOCK, PROFILE, STOP, TrainingProcess
 from kit.training.ranks import ANOTHER_ENDED
-from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -93,7 +94,8 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
         before = steps_logged(folder)
         until(lambda: steps_logged(folder) > before + 2)
         training = Training(active(folder, **LONG))
-        assert training.process.running and training.process.holder.pid != kernel.pid
+        assert training.process.running
+        assert current_holder(training.process.folder / LOCK).pid != kernel.pid
         training.panel()
         view = training.shown.view
         until(lambda: not view.stop.disabled)

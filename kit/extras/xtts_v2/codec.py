@@ -21,7 +21,7 @@ from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
 from kit.audio.spectrogram import Mel, require_reference, triangles
 from kit.audio.vocoder import GriffinLim
-from kit.base.config import require, require_within
+from kit.base.config import require, require_within, within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch, require_finite
 from kit.extras.xtts_v2 import vocoder
@@ -68,7 +68,7 @@ class XTTSMelConfig(MelConfig):
     kind: str = "xtts"
     win_length: int = 1024  # samples of the window, centred in n_fft
     top_hz: int = 8000  # of the highest mel
-    mel_stats: tuple = ()  # each log-mel is divided by its own number of the release
+    mel_stats: tuple = within((), -1e4, 1e4)  # each log-mel is divided by its own number
 
     def __post_init__(self):
         super().__post_init__()
