@@ -328,8 +328,8 @@ class Voice:
         ids = self.ids(part.text)
         sent = 0  # codes
         fade_in = faded  # of the first chunk
-        seeds = [[candidate_seed(config, ids, 0)]]
-        for batch in decode_stream(decoder, [ids], cond, config, seeds):
+        rows = [(0, candidate_seed(config, ids, 0))]
+        for batch in decode_stream(decoder, [ids], cond, config, rows):
             if batch.steps < sent + STREAM_CODES:
                 continue
             row = batch.spoken()[0]

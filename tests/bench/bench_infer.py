@@ -24,8 +24,8 @@ from infer_voice import voice_rows
 from infer_xtts import COQUI, xtts_calls
 from rows import against, apart, native, result, run_parts, take_turns
 
-from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
+from kit.inference.linear_formats import weight_bytes
 
 PEER = "transformers GPT2LMHeadModel.generate, fp32"
 
@@ -93,7 +93,8 @@ def whole(size: str, name: str, calls: list[Call], other: list[Call], peer: str 
 
 def share(name: str, decoder: Decoder, calls: list[Call], speed: list[float]) -> dict:
     """Weight bytes read a step, per second, against the bandwidth measured in the same rounds."""
-    rates = [linear_bytes(decoder) / call.step_s for call in calls]
+    read_bytes = weight_bytes(decoder.layers) + weight_bytes(decoder.code_head)
+    rates = [read_bytes / call.step_s for call in calls]
     ratio = statistics.median(a / b for a, b in zip(rates, speed))
     gb, limit = (statistics.median(values) / 1e9 for values in (rates, speed))
     peer = "limit: this machine reading 1 GiB to sum it"

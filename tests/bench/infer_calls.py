@@ -60,7 +60,8 @@ def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True
     """The kit's own generator on a CPU, where it yields at every code."""
     texts, cond = request(decoder.config, batch)
     started_s, marks, said = time.perf_counter(), [], None
-    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [[0]] * batch):  # noqa: B007
+    rows = [(i, 0) for i in range(batch)]
+    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), rows):  # noqa: B007
         marks.append(time.perf_counter())
     return timed(started_s, marks, torch.stack([row.codes for row in said.spoken()]))
 
