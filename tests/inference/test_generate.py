@@ -419,12 +419,6 @@ def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, mon
         assert max(asked) <= max(fit, least)
 
 
-def test_a_graphs_states_are_not_written_over(model, monkeypatch):
-    texts, cond = requests(3)
-    decoder = graphed(model, monkeypatch, states=True)
-    require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
-
-
 def test_filters_and_repetition_penalty_are_transformers_own():
     tf = pytest.importorskip("transformers", reason="transformers is not installed")
     logits = random_logits()

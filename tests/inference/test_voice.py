@@ -232,17 +232,8 @@ def test_any_recording_becomes_a_speaker_of_a_voice(voice, tmp_path):
     (whole,) = more.speak(texts(1), "guest", SHORT)
     assert torch.equal(whole.wave, more.codec.decode(whole.codes[None])[0])
     assert load_export(export_voice(more, tmp_path)).speakers == more.speakers
-
-
-USELESS = [(torch.zeros(2 * RATE), "is silent"), (spoken(2000), "at least 0.33 s are needed")]
-USELESS += [(spoken(RATE).expand(2, -1), "give one waveform"), (spoken(RATE) / 0, "not finite")]
-
-
-@pytest.mark.parametrize(("wave", "fault"), USELESS, ids=[fault for _, fault in USELESS])
-def test_a_recording_that_is_no_reference_is_reported(voice, released, wave, fault):
-    for one in (released, voice):
-        with pytest.raises(SpeechError, match=fault):
-            one.with_speaker("guest", wave, RATE)
+    with pytest.raises(SpeechError, match="is silent"):
+        voice.with_speaker("guest", torch.zeros(48_000), 48_000)
 
 
 def test_each_text_may_have_its_own_speaker(voice):
@@ -250,14 +241,6 @@ def test_each_text_may_have_its_own_speaker(voice):
     for name, speech in zip(names, voice.speak(texts(1) * 3, names, SHORT), strict=True):
         assert torch.equal(speech.codes, voice.speak(texts(1), name, SHORT)[0].codes)
     assert voice.speakers == names
-
-
-def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
-    steps, real = [], Decoder.decode_one
-    count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
-    monkeypatch.setattr(Decoder, "decode_one", count)
-    long = dataclasses.replace(STREAMED, exact_codes=200)
-    assert len(next(voice.stream(texts(1)[0], "voice0", long))) and len(steps) < 150
 
 
 def test_ten_thousand_characters_are_spoken_whole(voice):
