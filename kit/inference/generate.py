@@ -235,10 +235,7 @@ def generate(
     again at half the temperature, at most `retries` times. `guidance_scale` needs a model trained
     with `text_dropout`. Raises SpeechError for texts that do not fit and for non-finite logits.
     """
-    if len(cond) != len(texts):
-        raise SpeechError(
-            f"Got {len(texts)} texts and {len(cond)} references: pass one reference for each text."
-        )
+    assert len(cond) == len(texts), (len(cond), len(texts))
     decoder = model if isinstance(model, Decoder) else Decoder(model)
     config = without_unsupported_cfg(config, decoder.config)
     results = best_of(decoder, texts, cond, config, text_mismatch)

@@ -269,14 +269,11 @@ def test_the_model_is_left_as_it_was(weights):
 
 @pytest.mark.parametrize("name", ["gpt.h.1.mlp.c_fc.weight", "code_position.weight"])
 @pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
-def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
+def test_damaged_weights_are_reported_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value
     with pytest.raises(SpeechError, match=rf"{name} is not finite.* earlier checkpoint"):
         Decoder(damaged, DecoderConfig(weights=weights))
-    cond = torch.full((1, GPT.n_mels, 12), value)
-    with pytest.raises(SpeechError, match="reference has NaN"):
-        Decoder(tiny_model(), DecoderConfig(weights=weights)).prompt([[1]], cond)
 
 
 def test_an_unknown_format_names_the_nearest():

@@ -56,8 +56,7 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
     assert raw.text == "ሠላም።" and torch.equal(raw.codes, spelt.codes)
 
 
-WRONG = [("texts", "ሰላም", r"\['ሰላም'\]"), ("batch", 0, "`batch` is 0")]
-WRONG += [("speakers", ["voice0"] * 2, "1 texts and 2 speakers")]
+WRONG = [("texts", "ሰላም", r"\['ሰላም'\]"), ("speakers", ["voice0"] * 2, "1 texts and 2 speakers")]
 WRONG += [("speakers", "alma", "'alma'.*voice0.*voice2"), ("texts", [""], "")]
 WRONG += [("texts", ["ሰላም", "!?…።"], ""), ("texts", ["hello"], "")]
 
