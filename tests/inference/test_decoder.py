@@ -318,18 +318,6 @@ def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, 
     assert len(decoder.compiled.ready) > 4
 
 
-def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
-    def refuse(*_args):
-        raise RuntimeError("CUDA error: not permitted\nmore")
-
-    decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
-    wanted = said(Decoder(model), texts, cond)
-    for _ in range(2):
-        assert said(decoder, texts, cond) == wanted
-    assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
-    assert decoder.can_drop_rows
-
-
 def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
     settings = []
