@@ -3,6 +3,7 @@
 import io
 import struct
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import soundfile
@@ -16,6 +17,11 @@ def encoded(wave: np.ndarray, rate: int = RATE, **how) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, wave, rate, **{"format": "WAV"} | how)
     return file.getvalue()
+
+
+def written(folder: Path, data: bytes, name: str = "a.wav") -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
 
 
 def voice(seconds: float = 1.0, seed: int = 0) -> np.ndarray:

@@ -232,14 +232,7 @@ class Voice:
         return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
-        if not self.codec.speaker_width:
-            return torch.zeros(0)
-        if speaker not in self.vectors:
-            raise SpeechError(
-                f"{speaker!r} has no speaker vector, which this codec needs: add the speaker again "
-                "with `with_speaker`, or run notebook 02_train."
-            )
-        return self.vectors[speaker]
+        return self.vectors[speaker] if self.codec.speaker_width else torch.zeros(0)
 
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
@@ -251,17 +244,13 @@ class Voice:
         """
         if isinstance(texts, str):
             raise SpeechError(f"`texts` must be a list: write [{texts[:40]!r}].")
-        if batch < 1:
-            raise SpeechError(f"`batch` is {batch}, but must be 1 or more.")
         speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
         if len(speakers) != len(texts):
             raise SpeechError(
                 f"Got {len(texts)} texts and {len(speakers)} speakers: pass one each, or one name."
             )
-        for speaker in dict.fromkeys(speakers):  # raises for one that cannot speak
+        for speaker in set(speakers):  # raises for one that is unknown
             self.reference(speaker)
-            if self.decodes_from_states:
-                self.vector(speaker)
         config = self.within(config)
         parts = [self.parts(text) for text in texts]
         all_parts = [part for text_parts in parts for part in text_parts]
@@ -336,8 +325,8 @@ class Voice:
         ids = self.ids(part.text)
         sent = 0  # codes
         fade_in = faded  # of the first chunk
-        seeds = [[candidate_seed(config, ids, 0)]]
-        for batch in decode_stream(decoder, [ids], cond, config, seeds):
+        rows = [(0, candidate_seed(config, ids, 0))]
+        for batch in decode_stream(decoder, [ids], cond, config, rows):
             if batch.steps < sent + STREAM_CODES:
                 continue
             row = batch.spoken()[0]

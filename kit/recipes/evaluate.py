@@ -29,7 +29,7 @@ from kit.inference.voice import Voice
 from kit.inference.voice_files import SOUND, load_voices
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
-from kit.notebook.plots import bars, curves, grouped_bars, mel_picture
+from kit.notebook.plots import bars, curves, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.base_model import package_speaker
@@ -379,7 +379,7 @@ class Evaluation:
             "recordings": [100 * floor.cer for floor in floors.values()],
         }
         title = "Character error rate by kind of sentence"
-        picture = grouped_bars(list(scores), groups, "%", title)
+        picture = bars(list(scores), groups, "%", title)
         line = f"CER by kind of sentence: {list_cer(scores)}"
         return self.record(line, figures, picture, scores_table(scores))
 
@@ -407,7 +407,7 @@ class Evaluation:
             "another's": [loss.other for loss in losses.values()],
         }
         title = "Does the model use the speaker reference?"
-        picture = grouped_bars(list(losses), groups, "nats per code", title)
+        picture = bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
         lines = [line + ", ".join(costs), *problems(speaker_checks(self.active_run))]
@@ -458,7 +458,7 @@ class Evaluation:
         words = sum(len(pair.words) for pair in pairs)
         errors = {kind.replace(" ", "_"): count for kind, count in counts.items()}
         groups = {"the voice": counts.values(), "codec": scoring.count_kinds(on_codec).values()}
-        picture = grouped_bars(list(counts), groups, "errors", f"Word errors among {words:,} words")
+        picture = bars(list(counts), groups, "errors", f"Word errors among {words:,} words")
         wrong_on_codec = {word.word: word.wrong for word in scoring.word_stats(on_codec)}
         grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
         for word in scoring.word_stats(pairs)[:WORST_WORDS]:

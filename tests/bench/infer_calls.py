@@ -60,7 +60,7 @@ def kit_call(decoder: Decoder, codes: int, kv_cache: bool = True) -> Call:
     """The kit's own generator on a CPU, where it yields at every code."""
     texts, cond = request(decoder.config, 1)
     started_s, marks, said = time.perf_counter(), [], None
-    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [[0]]):  # noqa: B007
+    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [(0, 0)]):  # noqa: B007
         marks.append(time.perf_counter())
     return timed(started_s, marks, torch.stack([row.codes for row in said.spoken()]))
 

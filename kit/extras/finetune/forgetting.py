@@ -19,7 +19,7 @@ from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import load_model
-from kit.notebook.plots import grouped_bars
+from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound, players_of
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import MODEL, load_base_tokenizer
@@ -135,7 +135,7 @@ class BaseLanguages:
             line=f"Forgotten, on average over {', '.join(measured)}: {mean:.3g} nats per code; "
             f"most in {worst}, {forgotten[worst]:.3g}. 0 means nothing; random guessing would cost "
             f"{math.log(self.model.config.code_vocab):.3g}.",
-            pictures=(grouped_bars(list(measured), groups, "nats per code", title),),
+            pictures=(bars(list(measured), groups, "nats per code", title),),
         )
 
 
