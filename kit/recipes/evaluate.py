@@ -24,15 +24,15 @@ from kit.base.run import Run
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference import evaluate as scoring
-from kit.inference.candidates import READER
 from kit.inference.voice import Voice
-from kit.inference.voice_files import SOUND, load_voices
+from kit.inference.voice_files import load_voices
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import bars, curves, grouped_bars, mel_picture
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result, players_of
 from kit.recipes.base_model import package_speaker
+from kit.recipes.exports import JUDGED_WITH
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.settings import EvaluateConfig, GenerateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
@@ -52,9 +52,6 @@ SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's r
 WORST_WORDS = 12  # in the table
 # Splits: words that training never saw, long sentences, and known words in any order.
 HARDER = ("unseen", "long", "free_order")
-# Beside the model's weights, what speaking and transcribing depend on; the last two are optional.
-OTHER_FILES = ("codec.safetensors", "tokenizer.model", "references.safetensors")
-OTHER_FILES += ("recognizer.safetensors", SOUND, READER)
 BATCH = 16  # examples at a time when measuring the loss of a speaker
 MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
 
@@ -134,7 +131,7 @@ class EvaluationData:
     @cached_property
     def digests(self) -> list[str]:
         """Digests of what results depend on beside the model's weights."""
-        return [self.language, *file_digests(self.run.folder / name for name in OTHER_FILES)]
+        return [self.language, *file_digests(self.run.folder / name for name in JUDGED_WITH)]
 
     @cached_property
     def by_weights(self) -> dict[str, SpokenTexts]:

@@ -21,18 +21,11 @@ from kit.inference.export import load_export, read_card
 from kit.inference.voice import Speech, Voice
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
-from kit.recipes.exports import current_export
+from kit.recipes.exports import chosen_weights, current_export
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.speak import (
-    BREAD,
-    SOUND_FILES,
-    STEPS,
-    Speaking,
-    chosen_weights,
-    speak,
-    speak_file,
-    written,
-)
+from kit.recipes.speak import BREAD, SOUND_FILES, Speaking, speak, written
+from kit.recipes.speak_file import speak_file
+from kit.recipes.speaking_costs import STEPS
 from kit.settings import GenerateConfig
 
 SMALL = {
@@ -281,7 +274,7 @@ def test_files_of_another_text_or_speaker_are_neither_kept_nor_overwritten(voice
 
 
 def test_interrupted_work_is_kept(voice, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
+    monkeypatch.setattr("kit.recipes.speak_file.BATCH", 1)
     speak_batch = Voice.speak
     calls = []
 
