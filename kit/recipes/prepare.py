@@ -71,22 +71,9 @@ MADE_BY = {
 class Preparation:
     """The steps from recordings to batches, one method each, in the order of `run`.
 
-    `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left
-    empty, both stay as the run was started; a new run takes the built-in corpus, in Amharic. Clips
-    longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
-    DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
-    run's settings).
-    `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
-    `speakers` "folder", folders are speakers.
-
-    The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
-    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
-    is a SentencePiece model to take as it is instead; in the place of an IndexTTS2's, too.
-    `base_model` is a folder with a base voice, an export or another run: its codec is used as it
-    is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
-
-    For a corpus that is too large for one machine, `shard` "3/16" checks and encodes the third of
-    sixteen parts, and `until` "fit_positions" makes what the shards need to encode.
+    What is left empty stays as the run was started; a new run takes the built-in corpus, in
+    Amharic. The codec of a `base_model` is used as it is, and its tokenizer is extended, or that of
+    an IndexTTS2 replaced by `tokenizer`. Raises DatasetError when too many hours are rejected.
     """
 
     def __init__(
@@ -131,14 +118,10 @@ class Preparation:
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
-        limits["language"] = self.source.language
-        if max_rejected_percent is not None:
-            limits["max_rejected_percent"] = max_rejected_percent
-        if columns:
-            limits["columns"] = columns
-        if speakers:
-            limits["speakers"] = speakers
-        self.rules = build(ManifestConfig, run.section("manifest"), **limits)
+        limits |= {"language": self.source.language, "columns": columns, "speakers": speakers}
+        limits["max_rejected_percent"] = max_rejected_percent
+        given = {name: value for name, value in limits.items() if value not in ("", None)}
+        self.rules = build(ManifestConfig, run.section("manifest"), **given)
         self.data_report_path = run.path("ledger.jsonl")
 
     def __getattr__(self, name: str):
@@ -385,16 +368,9 @@ class Preparation:
         made_from = run.path("recognizer.safetensors"), run.index()
         key = digest(*map(file_digest, made_from))
         if run.figure("data", "words_key") != key or not path.is_file():
+            tools = (self.tokenizer, self.recognizer, self.codec.frame_rate)
             with on_device(run.hw.device, self.recognizer):
-                rows = find_words(
-                    self.rows,
-                    self.cache,
-                    self.tokenizer,
-                    self.recognizer,
-                    self.codec.frame_rate,
-                    path,
-                    Ticker("words found"),
-                )
+                rows = find_words(self.rows, self.cache, *tools, path, Ticker("words found"))
             run.record(data={"rows_with_words": rows, "words_key": key})
         rows = run.figure("data", "rows_with_words")
         return Result(
