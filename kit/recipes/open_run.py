@@ -14,16 +14,17 @@ from kit.base import config, hardware
 from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, shorten_preset
 from kit.base.errors import DiskError, KitError, SettingError, show_plain_notes
-from kit.base.files import (
-    MAX_NAME_BYTES,
-    remove_litter,
-    shorten_name,
-    write_atomic,
-)
+from kit.base.files import MAX_NAME_BYTES, remove_litter, shorten_name, write_atomic
 from kit.base.formatting import flat, nearest
 from kit.base.run import Run, find_run, read_run_file
 from kit.notebook.result import Result
-from kit.recipes.run_copy import RunCopy, find_mirror, open_run_copy, unpack_clips
+from kit.recipes.run_copy import (
+    RunCopy,
+    code_files,
+    find_mirror,
+    open_run_copy,
+    unpack_clips,
+)
 from kit.settings import SECTIONS, GenerateConfig
 from kit.text.normalize import language_code
 from kit.training.ranks import ALONE, Ranks
@@ -90,7 +91,7 @@ class ActiveRun(Run):
 def activate(run: Run, copy: RunCopy | None = None) -> ActiveRun:
     """Return `run`, its `copy`, and what suits this machine; sets torch's threads."""
     if copy:
-        copy.fetch_codes(run)
+        copy.codes.fetch(code_files(run))
     hardware.set_cuda_defaults()
     hw = hardware.detect()
     threads, precision = hardware.use_threads(hw), hardware.choose_precision(hw)

@@ -189,7 +189,6 @@ class TrainingPlan:
                 fits=True,
                 micro_batch=work.data.micro_batch,
                 planned_bytes=work.planned_bytes,
-                measured_bytes=None,
                 limit_bytes=int(work.max_memory_fraction * work.hw.memory_bytes),
                 tried=False,
                 change="",
@@ -249,6 +248,7 @@ class TrainingPlan:
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
         speed = speed or self.speed
+        cache = self.data.cache
         return run_parts.workload(
             self.active,
             model=self.model,
@@ -256,7 +256,8 @@ class TrainingPlan:
             finetuning=self.finetuning,
             speed=speed,
             data=self.data.padded(self.will_pad(speed)),
-            **self.data.longest_row,
+            text_ids=cache.longest("texts"),
+            codes=cache.longest("codes"),
         )
 
     @once
