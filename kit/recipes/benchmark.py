@@ -84,7 +84,6 @@ class Benchmark:
         self.micro_batch = self.task.data.micro_batch
 
     def run(self) -> Iterator[Result]:
-        """Run every step, in order; `python -m kit benchmark`."""
         steps = (self.about, self.measure, self.choose, self.find_micro_batch, self.speed)
         for step in (*steps, self.memory, self.table, self.write, self.summary):
             yield step()

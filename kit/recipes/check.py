@@ -59,10 +59,9 @@ def check(
     gpu: str = "",  # plan for this one instead: a T4, or "16 GiB, 7.5" (none)
     table: Path | None = None,  # write these plans for all known GPUs (none)
 ) -> Iterator[Result]:
-    """Take real steps at the longest lengths. Raises KitError, with what to change.
+    """Take real steps at the longest lengths; on another GPU, which `run` is on, plan them.
 
-    With `gpu`, which `run` is on, nothing runs: memory is planned, and time calculated. `table`
-    is a file to write these plans for every known GPU to.
+    Raises KitError, with what to change, where they do not fit.
     """
     if table is not None:
         yield write_table(run, table)

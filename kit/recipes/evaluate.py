@@ -42,11 +42,7 @@ WORST_WORDS = 12  # in the table
 
 
 class Evaluation:
-    """The evaluation of a run; `run()` is all of it.
-
-    `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
-    not run yet, and for missing or damaged files.
-    """
+    """The evaluation of a run; `run()` is all of it. Raises as `EvaluationData` does."""
 
     def __init__(
         self,
@@ -85,7 +81,6 @@ class Evaluation:
         """Play held-out sentence `number`, from 0: recording, codec, and the voice.
 
         The voice speaks once with the last weights, then with the better weights and `best_of`.
-        Raises KitError for a number that no sentence has.
         """
         data = self.data
         count = len(data.held_out)
@@ -195,10 +190,7 @@ class Evaluation:
         return dataclasses.replace(result, failed=bool(problems(checks)))
 
     def spoken_by_package(self) -> Result:
-        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice.
-
-        Says what is missing where it cannot speak.
-        """
+        """The CER of an exported IndexTTS2: its package speaks, in the reference's voice."""
         try:
             speaker = package_speaker(self.active_run)
         except KitError as error:

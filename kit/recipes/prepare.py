@@ -152,7 +152,6 @@ class Preparation:
             yield step()
 
     def steps(self) -> list[Callable[[], Result]]:
-        """The steps, in order."""
         return [
             self.check,
             self.require_usable,

@@ -55,7 +55,7 @@ class Speaking:
     """The voice of a run, ready to speak; `run()` is all of the notebook.
 
     `sentence` and `story` are what it says; if empty, an example of its language and a few held-out
-    sentences. Raises KitError if an earlier notebook has not run yet or a file is damaged.
+    sentences.
     """
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
@@ -214,9 +214,8 @@ class Speaking:
     def compare(self, first: str = "", second: str = "") -> Result:
         """A few sentences by two voices, with the two players of each side by side.
 
-        Each is a number format of this voice, or the folder of another exported voice. Defaults:
-        fp32, and int8 where there is one. Raises SpeechError for a name that is neither, and for
-        sentences that the other voice cannot say.
+        Each is a number format of this voice (fp32, and int8 where there is one), or the folder of
+        another exported voice. Raises SpeechError for sentences that the other cannot say.
         """
         names = list(self.voices)
         second = second or ("int8" if "int8" in names else names[-1])
@@ -272,10 +271,7 @@ class Speaking:
         return Result(line=f"{folder}: {megabytes(folder)}; {same}", sounds=[sound])
 
     def download(self) -> Result:
-        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
-
-        Raises KitError if there is no trained voice.
-        """
+        """The exported voice as one zip file, with a link or, on Colab, a button to download it."""
         run = self.active_run
         folder = current_export(run)
         path = run.path("download", f"{run.name}.zip")
@@ -329,11 +325,7 @@ def speak(
     speaker: str = "",  # who says it (the first)
     reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
-    """Say `text` or the lines of `file`; without both, take all steps of 04_inference.
-
-    In the run's voice, or in the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
-    options that do not belong together.
-    """
+    """Say `text` or the lines of `file`; without both, take all steps of 04_inference."""
     if text is None and file is None:
         if voice or reference or speaker or dtype or out:
             raise KitError("Add a --text to say, or a --file of sentences.")
