@@ -190,19 +190,12 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
     assert resumed(Training(active(tmp_path, **longer), max_steps=8)) == [*range(1, 9)]
 
 
-def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypatch):
-    saved(tmp_path)
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    path = tmp_path / "settings.yaml"
+def test_a_setting_of_another_version_in_a_runs_file_is_named(runs):
+    path = saved(runs / "mine").folder / "settings.yaml"
     text = path.read_text()
     path.write_text(text.replace("  max_steps:", "  steps:"))
     with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*_steps`.*version"):
-        start(tmp_path.name)
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+        start("mine")
 
 
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
@@ -233,15 +226,13 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
 
 
 @pytest.mark.long
-def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
-    tmp_path, monkeypatch, watched
-):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    training = Training(saved(tmp_path))
+def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(runs, watched):
+    folder = runs / "mine"
+    training = Training(saved(folder))
     training.panel()
     view = training.shown.view
     fields = view.fields
-    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
+    assert not (folder / "train.jsonl").exists(), "it waits for Start"
     assert view.boxes["ema"].value and fields["micro_batch"].value == 8
     view.boxes["ema"].value = False
     fields["warmup_steps"].text.value = "2"
@@ -264,18 +255,17 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     kept = settings["train"] | settings["data"]
     assert {name: kept[name] for name in changed} == {n: float(v) for n, v in changed.items()}
     assert training.process.process.pid != os.getpid()
-    assert not (tmp_path / "model-ema.safetensors").exists()
+    assert not (folder / "model-ema.safetensors").exists()
 
     training.shown.retired.set()
-    again = Training(start(tmp_path.name))
+    again = Training(start("mine"))
     assert again.config == training.config
     field = {field.name: field for field in PanelSettings(again).fields()}["lr"]
     assert field.value == 1e-4 != field.preset
 
 
-def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    training = Training(saved(tmp_path))
+def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(runs):
+    training = Training(saved(runs / "mine"))
     settings = PanelSettings(training)
     values = settings.values()
     steps = 2 * training.data.epoch_steps
@@ -285,7 +275,7 @@ def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, m
     halved = {"effective_batch": 4, "micro_batch": 4}
     assert settings.workload_of(changed | halved).train.max_steps > steps
     settings.keep(work, changed)
-    again = Training(start(tmp_path.name))
+    again = Training(start("mine"))
     assert again.config.max_steps == steps
     fields = {field.name: (field.value, field.preset) for field in PanelSettings(again).fields()}
     assert fields["max_steps"] == (steps, values["max_steps"])
