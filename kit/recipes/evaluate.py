@@ -25,15 +25,7 @@ from kit.recipes.evaluation_data import EvaluationData, SpeakerLoss, loss_by_spe
 from kit.recipes.open_run import ActiveRun
 from kit.settings import EvaluateConfig, TrainConfig
 from kit.training.logs import held_out_losses, read_log
-from kit.tuning.checks import (
-    Check,
-    ending_checks,
-    gate_checks,
-    judged,
-    problems,
-    suggest_fix,
-    table,
-)
+from kit.tuning import checks
 
 SAMPLES = 3  # recordings saved to samples/
 PACKAGE_SENTENCES = 24  # that the package of an IndexTTS2 speaks, one after the other
@@ -166,7 +158,7 @@ class Evaluation:
         picture = grouped_bars(list(losses), groups, "nats per code", title)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
         line = "Speaker conditioning, nats per code with the own reference (another's): "
-        lines = [line + ", ".join(costs), *problems(speaker_checks(self.active_run))]
+        lines = [line + ", ".join(costs), *checks.problems(speaker_checks(self.active_run))]
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
@@ -185,9 +177,9 @@ class Evaluation:
         """Whether held-out sentences end by themselves, and how long they are: from codes alone."""
         data = self.data
         figures = scoring.score_codes(data.voices[data.best], data.held_out, data.read_once)
-        checks = ending_checks(figures, suggested_fix(self.active_run))
-        result = self.record("Codes of held-out sentences", figures, grid=table(checks))
-        return dataclasses.replace(result, failed=bool(problems(checks)))
+        judged = checks.ending_checks(figures, suggested_fix(self.active_run))
+        result = self.record("Codes of held-out sentences", figures, grid=checks.table(judged))
+        return dataclasses.replace(result, failed=bool(checks.problems(judged)))
 
     def spoken_by_package(self) -> Result:
         """The CER of an exported IndexTTS2: its package speaks, in the reference's voice."""
@@ -228,22 +220,22 @@ class Evaluation:
         scores = self.data.spoken["held_out"].scores
         _ = self.speaker_losses  # recorded: the checks read them
         floor_cer = self.data.floor("held_out").cer
-        checks = voice_checks(self.active_run, scores.figures(), floor_cer)
-        faults = problems(checks)
+        judged = voice_checks(self.active_run, scores.figures(), floor_cer)
+        faults = checks.problems(judged)
         line = "Not yet: " + "; ".join(faults) if faults else "The voice passes."
-        result = self.record(line, {"gate": faults or "passed"}, grid=table(checks))
+        result = self.record(line, {"gate": faults or "passed"}, grid=checks.table(judged))
         return dataclasses.replace(result, failed=bool(faults))
 
     def judges(self) -> Result:
         """The scores of independent models, if `make judges` has been run."""
-        judged = self.active_run.report().get("judges", {})
-        if not judged:
+        recorded = self.active_run.report().get("judges", {})
+        if not recorded:
             line = "Not yet judged by Whisper, DNSMOS and speaker similarity: run make judges RUN="
             return Result(line=line + shlex.quote(self.active_run.name))
-        scores = judged["heard"]
+        scores = recorded["heard"]
         line = "Whisper's CER: "
         line += ", ".join(f"{name} {score['cer']:.1%}" for name, score in scores.items())
-        if judged["weights"] != file_digest(self.active_run.folder / WEIGHTS["raw"]):
+        if recorded["weights"] != file_digest(self.active_run.folder / WEIGHTS["raw"]):
             line += "\nOf other weights than the last ones: run `make judges` again."
         return Result(line=line, grid=judges_table(scores))
 
@@ -300,18 +292,19 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
     return grid
 
 
-def voice_checks(run: Run, figures: dict, floor_cer: float) -> list[Check]:
+def voice_checks(run: Run, figures: dict, floor_cer: float) -> list[checks.Check]:
     """Check a voice's `figures` against the CER of the recordings and the run's settings."""
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
-    return gate_checks(figures, floor_cer, worst_cer, suggested_fix(run)) + speaker_checks(run)
+    gate = checks.gate_checks(figures, floor_cer, worst_cer, suggested_fix(run))
+    return gate + speaker_checks(run)
 
 
 def suggested_fix(run: Run) -> str:
     train = run.report().get("train", {})
-    return suggest_fix(train.get("loss"), train.get("val_loss"))
+    return checks.suggest_fix(train.get("loss"), train.get("val_loss"))
 
 
-def speaker_checks(run: Run) -> list[Check]:
+def speaker_checks(run: Run) -> list[checks.Check]:
     """Check the recorded losses by speaker; [] for a voice with one speaker."""
     recorded = run.report().get("eval", {}).get("whose_voice", {})
     if not recorded:
@@ -324,4 +317,4 @@ def speaker_checks(run: Run) -> list[Check]:
         f"(it was {train.conditioner_lr or train.lr:g})"
     )
     used = f"{len(recorded) - len(alike)} of {len(recorded)} speakers"
-    return [judged("speakers distinguished", used, "all of them", not alike, fix)]
+    return [checks.judged("speakers distinguished", used, "all of them", not alike, fix)]

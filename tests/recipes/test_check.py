@@ -61,8 +61,8 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
 
 
 @pytest.mark.long
-def test_the_committed_table_is_what_the_command_writes(preset, tmp_path):
-    write_table(preset, tmp_path / "planned.md")
+def test_the_committed_table_is_what_the_command_writes(tmp_path):
+    write_table(tmp_path / "planned.md")
     assert (tmp_path / "planned.md").read_text() == COMMITTED.read_text()
 
 
