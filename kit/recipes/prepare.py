@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from kit import settings
 from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
@@ -41,14 +42,6 @@ from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
 from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
-from kit.settings import (
-    AlignConfig,
-    DataConfig,
-    GPTConfig,
-    ManifestConfig,
-    RecognizerConfig,
-    TokenizerConfig,
-)
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
 
@@ -112,16 +105,16 @@ class Preparation:
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
-        self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
-        self.model = build(GPTConfig, run.section("model"))
+        self.pieces = build(settings.TokenizerConfig, pieces, phonemes=self.source.phonemes)
+        self.model = build(settings.GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.data_config = build(DataConfig, self.source.section(run, "data"))
+        self.data_config = build(settings.DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits |= {"language": self.source.language, "columns": columns, "speakers": speakers}
         limits["max_rejected_percent"] = max_rejected_percent
         given = {name: value for name, value in limits.items() if value not in ("", None)}
-        self.rules = build(ManifestConfig, run.section("manifest"), **given)
+        self.rules = build(settings.ManifestConfig, run.section("manifest"), **given)
         self.data_report_path = run.path("ledger.jsonl")
 
     def __getattr__(self, name: str):
@@ -258,7 +251,7 @@ class Preparation:
     def train_recognizer(self) -> Result:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
-        config = build(RecognizerConfig, self.source.section(run, "recognizer"))
+        config = build(settings.RecognizerConfig, self.source.section(run, "recognizer"))
         front_end = Mel(recognizer_mel(self.front_end.config))
         self.recognizer, origin = parts.train_or_load_recognizer(
             run, config, self.checked.kept, front_end, self.source.language
@@ -269,7 +262,7 @@ class Preparation:
     def align(self) -> Result:
         """Align each text with its recording; reject the clips whose text does not fit."""
         run = self.active_run
-        config = build(AlignConfig, run.section("align"))
+        config = build(settings.AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
         digests = self.checked.digests(rows)
         path = run.path("aligned.json")
