@@ -1,10 +1,10 @@
 """The records of runs: two side by side, and the checklist of one."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_runs import leave_log
 
 from kit.base.errors import KitError
 from kit.base.run import Run, find_run
@@ -26,22 +26,12 @@ def two(runs, monkeypatch) -> tuple[Run, Run]:
         run = find_run("tiny", name=name)
         run.begin()
         run = run.save_settings({"train": {"lr": lr}})
-        write_log(run, val_loss=4.0)
+        log = {"steps": 100, "val_loss": 4.0}
+        leave_log(run.folder, (log | {"step": n, "loss": 5 - n / 50} for n in range(1, 101)))
         run.record(train={"steps": 100, "steps_per_s": 10.0}, eval={"cer": cer})
         pair.append(run)
     pair[0].record(train={"peak_memory_bytes": 2**30})
     return tuple(pair)
-
-
-def write_log(run: Run, **fault) -> None:
-    """Leave the log of a training; its newer half has the values of `fault`."""
-    row = {"steps": 100, "lr": 1e-3, "grad_norm": 1.0, "tokens": 10, "memory_bytes": 2**20}
-    row |= {"step_s": 0.1, "unix_s": 0.0, "val_loss": None, "ema_val_loss": None}
-    lines = []
-    for step in range(1, 101):
-        newer = fault if step > 50 else {}
-        lines.append(json.dumps(row | {"step": step, "loss": 5 - step / 50} | newer) + "\n")
-    (run.folder / "train.jsonl").write_text("".join(lines))
 
 
 def test_figures_curves_and_only_what_differs_in_the_settings(two):

@@ -13,7 +13,7 @@ import safetensors.torch
 import soundfile
 import torch
 from helpers import code_index, manifest, real_voice
-from test_evaluation import trained_run
+from made_runs import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.extras.indextts2.base import INDEXTTS2
@@ -43,7 +43,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture(scope="module")
 def active_run(tmp_path_factory) -> ActiveRun:
     """A run as 01 to 03 leave it, its model untrained."""
-    run = trained_run(tmp_path_factory.mktemp("runs"), name="spoken", settings=SMALL)
+    run = trained_run(tmp_path_factory.mktemp("runs"), SMALL)
     run.record(eval={"weights": "ema"}, data={"codes": str(code_index())})
     return run
 

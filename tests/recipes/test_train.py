@@ -2,68 +2,31 @@
 
 import dataclasses
 import itertools
-import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import CPU, code_index, manifest, unchecked, world
+from helpers import CPU, manifest, unchecked
+from made_runs import active, leave_log, saved
 
-from kit.base.config import CONFIGS, load_preset, merge
+from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.formatting import clock
-from kit.base.hardware import Choice
 from kit.batches.code_cache import fixed_lengths
-from kit.dataset.manifest import write_manifest
 from kit.inference.voice_files import load_references
 from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes.open_run import ActiveRun
 from kit.recipes.panel import PanelSettings
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_listeners import load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
-
-SMALL = {
-    "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
-    "model": {"width": 32},
-    "train": {"max_steps": 6, "eval_steps": 3, "gate_every": 0, "save_steps": 2},
-}
-
-
-def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
-    """A run with what 01_data_prep leaves, on a CPU of its own description."""
-    run = ActiveRun(
-        name=folder.name,
-        preset_name="tiny",
-        preset=merge(merge(load_preset("tiny"), SMALL), sections),
-        folder=folder,
-        hw=hw,
-        threads=Choice(value="1", reason="one core is free"),
-        precision=Choice(value=precision, reason="a test"),
-    )
-    if not run.path("report.json").exists():
-        index = code_index()
-        shutil.copy(world() / "codec.safetensors", folder)
-        shutil.copy(world() / "tokenizer.model", folder)
-        write_manifest(manifest(), folder)
-        run.record(data={"codes": os.path.relpath(index, folder), "language": "am"})
-    return run
-
-
-def saved(folder: Path, **sections) -> ActiveRun:
-    """A run whose settings a process of its own finds, too."""
-    run = active(folder, **sections)
-    run.begin()
-    return run.save_settings(merge(SMALL, sections))
 
 
 def untried(training: Training) -> Training:
@@ -336,12 +299,8 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
     asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
-    row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
-    row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
-    rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
-    log = tmp_path / "train.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    leave_log(tmp_path, ({"step": i, "steps": 2000, "wall_s": 0.5} for i in range(1, 30)))
     found = untried(Training(run)).in_time()
     assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
     assert f"1,971 of them to go, about {clock(0.5 * (2000 - 29))}" in str(found)

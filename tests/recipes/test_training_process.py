@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers import unchecked, until
+from made_runs import active, saved
 from paths import python_path
-from test_train import active, saved
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
@@ -31,7 +31,7 @@ KERNEL = """
 import sys, time
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_train import saved
+from made_runs import saved
 from kit.notebook import train_panel
 from kit.recipes.train import Training
 train_panel.is_watched = lambda: True  # a person sees the panel
