@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import keep_threads, world
 
+world()  # is where the runs are now, before any test moves them
 threads = pytest.fixture(autouse=True)(keep_threads)
 # For what a module's own fixtures start.
 threads_of_module = pytest.fixture(scope="module", autouse=True)(keep_threads)
@@ -13,7 +14,6 @@ threads_of_module = pytest.fixture(scope="module", autouse=True)(keep_threads)
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Path:
     """The folder of the runs, which is empty."""
-    world()  # is elsewhere, and outlives this test
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     return tmp_path
 
