@@ -1,14 +1,19 @@
 """What every test of a recipe needs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import keep_threads, world
 
-world()  # is where the runs are now, before any test moves them
 threads = pytest.fixture(autouse=True)(keep_threads)
-# For what a module's own fixtures start.
-threads_of_module = pytest.fixture(scope="module", autouse=True)(keep_threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_module() -> Iterator[None]:
+    """For what a module's own fixtures start."""
+    world()  # is where the runs are now, before a test moves them
+    yield from keep_threads()
 
 
 @pytest.fixture
