@@ -1,11 +1,10 @@
 """`python -m kit speak --file`: a file of sentences, spoken into a folder with an index."""
 
 import csv
-import io
 from pathlib import Path
 
 from kit.base.errors import KitError, SpeechError
-from kit.base.files import encode_wav, make_folder, write_atomic
+from kit.base.files import atomic_path, encode_wav, make_folder, write_atomic
 from kit.base.formatting import clock
 from kit.inference.voice import Voice
 from kit.notebook.progress import Ticker
@@ -90,8 +89,7 @@ def read_index(path: Path) -> dict[str, dict]:
 
 
 def write_index(path: Path, rows: list[dict]) -> None:
-    file = io.StringIO(newline="")
-    table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_atomic(path, file.getvalue())
+    with atomic_path(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
