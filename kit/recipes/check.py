@@ -13,12 +13,12 @@ from kit.base.config import build, load_preset, merge, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
-from kit.base.hardware import choose_precision, choose_preset, format_capability
+from kit.base.hardware import choose_preset, format_capability
 from kit.base.processes import run_in_process
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
 from kit.recipes.base_model import finetuning_settings, releases
-from kit.recipes.open_run import ActiveRun
+from kit.recipes.open_run import ActiveRun, open_settings
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning
@@ -60,13 +60,12 @@ def check(
     gpu: str = "",  # plan for this one instead: a T4, or "16 GiB, 7.5" (none)
     table: Path | None = None,  # write these plans for all known GPUs (none)
 ) -> Iterator[Result]:
-    """Take real steps at the longest lengths. Raises KitError, with what to change.
+    """Take real steps at the longest lengths; on another GPU, which `run` is on, plan them.
 
-    With `gpu`, which `run` is on, nothing runs: memory is planned, and time calculated. `table`
-    is a file to write these plans for every known GPU to.
+    Raises KitError, with what to change, where they do not fit.
     """
     if table is not None:
-        yield write_table(run, table)
+        yield write_table(table)
         return
     if gpu:
         yield from check_elsewhere(run)
@@ -163,22 +162,12 @@ def planned_cells(what: str, work: Workload, frame_rate: float) -> tuple[str, ..
     return (what, "yes", format_gib(work.planned_bytes), *rows, ", ".join(savings), *times)
 
 
-def write_table(run: ActiveRun, path: Path) -> Result:
+def write_table(path: Path) -> Result:
     """Write what every known GPU can train, with the preset that it gets, to the page `path`."""
     lines = [PAGE]
     for name in cards.known_cards():
-        hw = cards.find_card(name)
-        preset = choose_preset(hw).value
-        on_card = dataclasses.replace(
-            run,
-            name="",
-            hw=hw,
-            precision=choose_precision(hw),
-            preset_name=preset,
-            preset=load_preset(preset),
-            settings={},
-            use="",
-        )
+        preset = choose_preset(cards.find_card(name)).value
+        on_card = open_settings("", preset, "", {}, gpu=name)
         head, *rows = planned_grid(on_card)
         lines += [f"## {name}", "", describe_card(on_card), ""]
         lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from kit import settings
 from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
@@ -41,14 +42,6 @@ from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
 from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
-from kit.settings import (
-    AlignConfig,
-    DataConfig,
-    GPTConfig,
-    ManifestConfig,
-    RecognizerConfig,
-    TokenizerConfig,
-)
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
 
@@ -71,24 +64,11 @@ MADE_BY = {
 class Preparation:
     """The steps from recordings to batches, one method each, in the order of `run`.
 
-    `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left
-    empty, both stay as the run was started; a new run takes the built-in corpus, in Amharic. Clips
-    longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
-    DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
-    run's settings).
-    `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
-    `speakers` "folder", folders are speakers. All recordings of `eval_data`, a folder, table,
-    archive or hf:// name of its own, are held out, and of `data` none are chosen for that; a
-    speaker may be new there.
-
-    The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
-    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
-    is a SentencePiece model to take as it is instead; in the place of an IndexTTS2's, too.
-    `base_model` is a folder with a base voice, an export or another run: its codec is used as it
-    is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
-
-    For a corpus that is too large for one machine, `shard` "3/16" checks and encodes the third of
-    sixteen parts, and `until` "fit_positions" makes what the shards need to encode.
+    What is left empty stays as the run was started; a new run takes the built-in corpus, in
+    Amharic. The codec of a `base_model` is used as it is, and its tokenizer is extended, or that of
+    an IndexTTS2 replaced by `tokenizer`. All recordings of `eval_data` are held out, and of `data`
+    none are chosen for that; a speaker may be new there. Raises DatasetError when too many hours
+    are rejected.
     """
 
     def __init__(
@@ -129,23 +109,18 @@ class Preparation:
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
-        self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
-        self.model = build(GPTConfig, run.section("model"))
+        self.pieces = build(settings.TokenizerConfig, pieces, phonemes=self.source.phonemes)
+        self.model = build(settings.GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.data_config = build(DataConfig, self.source.section(run, "data"))
+        self.data_config = build(settings.DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
-        limits["language"] = self.source.language
-        limits["respell"] = self.pieces.respell
-        if max_rejected_percent is not None:
-            limits["max_rejected_percent"] = max_rejected_percent
-        if columns:
-            limits["columns"] = columns
-        if speakers:
-            limits["speakers"] = speakers
+        limits |= {"language": self.source.language, "columns": columns, "speakers": speakers}
+        limits |= {"respell": self.pieces.respell, "max_rejected_percent": max_rejected_percent}
         if self.source.eval_data:
             limits["held_out_percent"] = 0.0
-        self.rules = build(ManifestConfig, run.section("manifest"), **limits)
+        given = {name: value for name, value in limits.items() if value not in ("", None)}
+        self.rules = build(settings.ManifestConfig, run.section("manifest"), **given)
         self.data_report_path = run.path("ledger.jsonl")
 
     def __getattr__(self, name: str):
@@ -176,7 +151,6 @@ class Preparation:
             yield step()
 
     def steps(self) -> list[Callable[[], Result]]:
-        """The steps, in order."""
         return [
             self.check,
             self.require_usable,
@@ -287,7 +261,7 @@ class Preparation:
     def train_recognizer(self) -> Result:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
-        config = build(RecognizerConfig, self.source.section(run, "recognizer"))
+        config = build(settings.RecognizerConfig, self.source.section(run, "recognizer"))
         front_end = Mel(recognizer_mel(self.front_end.config))
         self.recognizer, origin = parts.train_or_load_recognizer(
             run, config, self.checked.kept, front_end, self.source.language
@@ -298,7 +272,7 @@ class Preparation:
     def align(self) -> Result:
         """Align each text with its recording; reject the clips whose text does not fit."""
         run = self.active_run
-        config = build(AlignConfig, run.section("align"))
+        config = build(settings.AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
         digests = self.checked.digests(rows)
         path = run.path("aligned.json")
@@ -401,16 +375,9 @@ class Preparation:
         made_from = run.path("recognizer.safetensors"), run.index()
         key = digest(*map(file_digest, made_from))
         if run.figure("data", "words_key") != key or not path.is_file():
+            tools = (self.tokenizer, self.recognizer, self.codec.frame_rate)
             with on_device(run.hw.device, self.recognizer):
-                rows = find_words(
-                    self.rows,
-                    self.cache,
-                    self.tokenizer,
-                    self.recognizer,
-                    self.codec.frame_rate,
-                    path,
-                    Ticker("words found"),
-                )
+                rows = find_words(self.rows, self.cache, *tools, path, Ticker("words found"))
             run.record(data={"rows_with_words": rows, "words_key": key})
         rows = run.figure("data", "rows_with_words")
         return Result(

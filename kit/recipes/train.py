@@ -41,16 +41,7 @@ from kit.training import logs, process
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
-from kit.tuning.checks import (
-    Check,
-    diagnose,
-    guess_loss,
-    learning_checks,
-    problems,
-    step_shares,
-    table,
-    training_checks,
-)
+from kit.tuning import checks
 from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import limit_memory
@@ -129,7 +120,7 @@ class Training(TrainingPlan):
             return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
         failure = self.failure(rows)
         line = f"Trained to {where}.{self.steps_kept()} {failure}".strip()
-        return Result(line=line, grid=table(self.log_checks(rows)), failed=bool(failure))
+        return Result(line=line, grid=checks.table(self.log_checks(rows)), failed=bool(failure))
 
     def rows(self) -> list[dict]:
         """The log, one dict a step. Raises KitError before the first one."""
@@ -181,7 +172,7 @@ class Training(TrainingPlan):
                 step_notes = [f"step {event.step}: {event.note}"] if event.note else []
                 lines.show(latest, progress_texts(latest, pace), step_notes)
         self.record(monitor)
-        print(text_grid(table(self.log_checks(logs.read_log(self.process.log)))))
+        print(text_grid(checks.table(self.log_checks(logs.read_log(self.process.log)))))
         if signals:
             print(self.reached())
             self.summary()
@@ -303,7 +294,7 @@ class Training(TrainingPlan):
             "finished": self.finished,
             "alignment_head": head and head._asdict(),
             "finetune": finetuning,
-            "step_shares": step_shares(rows),
+            "step_shares": checks.step_shares(rows),
             "checks": [check._asdict() for check in self.log_checks(rows)],
         }
         self.active.record(train=figures | more)
@@ -315,17 +306,17 @@ class Training(TrainingPlan):
     def limits(self) -> dict[str, float]:
         """What `learning_checks` compares with."""
         clear_cer = build(EvaluateConfig, self.active.section("evaluate")).worst_cer
-        return {"guess_loss": guess_loss(self.model), "clear_cer": clear_cer}
+        return {"guess_loss": checks.guess_loss(self.model), "clear_cer": clear_cer}
 
-    def log_checks(self, rows: list[dict]) -> list[Check]:
+    def log_checks(self, rows: list[dict]) -> list[checks.Check]:
         """Whether a training with such a log goes well, and what its steps wait for."""
         on = [switch.name for switch in self.offered if switch.on]
-        waits = diagnose(rows, self.active.hw, on, self.data.config.workers)
-        return training_checks(rows, **self.limits) + waits
+        waits = checks.diagnose(rows, self.active.hw, on, self.data.config.workers)
+        return checks.training_checks(rows, **self.limits) + waits
 
     def failure(self, rows: list[dict]) -> str:
         """Why a training that has finished with such a log has failed; "": it has learnt."""
-        faults = problems(learning_checks(rows, **self.limits))
+        faults = checks.problems(checks.learning_checks(rows, **self.limits))
         return f"This training has failed: {'; '.join(faults)}." if faults else ""
 
     def sound(self) -> Result:

@@ -139,11 +139,6 @@ class TrainingData:
         return self.stream().batches_an_epoch
 
     @property
-    def longest_row(self) -> dict[str, int]:
-        """Text ids and codes of the longest rows, for a Workload."""
-        return {"text_ids": self.cache.longest("texts"), "codes": self.cache.longest("codes")}
-
-    @property
     def habits(self) -> Habits:
         return Habits(
             longest_text=longest_text(self.cache),

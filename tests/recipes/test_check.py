@@ -51,7 +51,7 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
     code, _, err = terminal.run("check", "--preset", "tiny", "--set", share)
     assert code == 3 and "It does not fit" in err and len(err.splitlines()) == 1
     code, _, err = terminal.run("check", "--set", "train.steeps=1")
-    assert (code == 2 and "train.steps" in err) or "steeps" in err
+    assert code == 2 and "steeps" in err
     code, out, _ = terminal.run("check", "--gpu", "16 GiB, 7.5")
     assert code == 0 and "XTTS-v2, all weights" in out and "a T4" in out
     for gpu, fact in (("T5", "16 GiB, 7.5"), ("16 GiB, 7.0", "Turing")):
@@ -61,8 +61,8 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
 
 
 @pytest.mark.long
-def test_the_committed_table_is_what_the_command_writes(preset, tmp_path):
-    write_table(preset, tmp_path / "planned.md")
+def test_the_committed_table_is_what_the_command_writes(tmp_path):
+    write_table(tmp_path / "planned.md")
     assert (tmp_path / "planned.md").read_text() == COMMITTED.read_text()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers import unchecked, until
+from made_runs import active, saved
 from paths import python_path
-from test_train import active, saved
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
@@ -32,7 +32,7 @@ KERNEL = """
 import sys, time
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_train import saved
+from made_runs import saved
 from kit.notebook import train_panel
 from kit.recipes.train import Training
 train_panel.is_watched = lambda: True  # a person sees the panel
@@ -78,8 +78,7 @@ def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
 
 
 @pytest.mark.long
-def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, watched):
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
@@ -114,11 +113,12 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
 
 
 @pytest.mark.long
-def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(tmp_path, monkeypatch):
+def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(
+    tmp_path, monkeypatch, watched
+):
     folder = tmp_path / "together"
     folder.mkdir()
     monkeypatch.setenv("KIT_RANKS", "2")
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
     training = Training(saved(folder, **LONG))
     training.checks = lambda: (training.fits,)
     training.panel()
