@@ -1,5 +1,6 @@
 """The records of runs: two side by side, and the checklist of one."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
