@@ -353,13 +353,13 @@ def profile(run: str) -> Result:
     Raises KitError where none does on this machine, and where it ends before.
     """
     folder = require_run(run)
-    process = training_runs.TrainingProcess(folder)
+    training = process.TrainingProcess(folder)
     status = folder / PROFILES / STATUS
     status.unlink(missing_ok=True)
     command = f"python -m kit train --run {shlex.quote(folder.name)}"
-    if process.running:
-        process.request(training_runs.PROFILE)
-    while process.running:
+    if training.running:
+        training.request(process.PROFILE)
+    while training.running:
         done = read_run_file(status)
         if done and not done.startswith("Profiling"):
             return Result(line=f"{done} The operators that took most are in {status.parent}.")

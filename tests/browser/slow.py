@@ -15,7 +15,7 @@ from kit.notebook.widgets import Field
 from kit.recipes.panel import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.panel import FIELDS as LABELLED
 from kit.settings import TrainConfig
-from kit.training import logs, run, switches
+from kit.training import logs, process, switches
 from kit.training.config import StepEvent
 
 STEPS_MORE = 40  # once it was stopped
@@ -74,7 +74,7 @@ class SlowTrainer:
             time.sleep(PAUSE_S)
             write(self._event(step, resumed))
             self.done, resumed = step, ""
-            if run.STOP in self.requests:
+            if process.STOP in self.requests:
                 return
 
     @property

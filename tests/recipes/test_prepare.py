@@ -12,13 +12,13 @@ import sentencepiece as spm
 import torch
 from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, tokenizer, unchecked
 
-from kit.__main__ import options_of
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.notebook.result import Result
+from kit.recipes.commands import options_of
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation

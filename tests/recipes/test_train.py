@@ -27,7 +27,7 @@ from kit.recipes.train import Training, profile
 from kit.recipes.training_listeners import PROFILES, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
-from kit.training.run import PROFILE, TrainingProcess, is_requested
+from kit.training.process import PROFILE, TrainingProcess, is_requested
 from kit.tuning.monitor import StepProfiler
 
 
